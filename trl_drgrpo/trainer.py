@@ -20,7 +20,7 @@ from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config, take_later_assignments, with_best_metric
-from trl_drgrpo.config.preflight import check_inputs
+from trl_drgrpo.config.preflight import check_inputs, named_splits
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.diagnostics.progress import progress_by_default
@@ -31,7 +31,7 @@ from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
 from trl_drgrpo.features.trackers import Trackers
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
-from trl_drgrpo.objective.fork_advantages import Forks, fork_step_advantages, fork_token_advantages
+from trl_drgrpo.objective.fork_advantages import fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
     StepBaseline,
     StepCredit,
@@ -46,7 +46,7 @@ from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
-from trl_drgrpo.single_gpu.model_checks import check_model
+from trl_drgrpo.single_gpu.model_checks import check_model, check_prompt_lengths, context_length
 from trl_drgrpo.upstream.batches import (
     CreditedBatch,
     RolloutBatch,
@@ -58,6 +58,7 @@ from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
 
+EvalData = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
 RewardSource = RewardFunction | str | PreTrainedModel  # a name is that of a reward model
 
 
@@ -138,12 +139,7 @@ class DrGRPOTrainer(HostTrainer):
         reward_funcs: RewardSource | Sequence[RewardSource] | None = None,
         args: GRPOConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset
-        | IterableDataset
-        | DatasetDict
-        | IterableDatasetDict
-        | dict[str, Dataset | IterableDataset]
-        | None = None,
+        eval_dataset: EvalData | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -163,22 +159,26 @@ class DrGRPOTrainer(HostTrainer):
         given, args = args, dr_grpo_config(args, model)
         self._given_args = (given or args, dict(vars(given or args)))
         self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
-        outcome_funcs, given_step_funcs = _as_list(reward_funcs), _as_list(step_reward_funcs)
-        check_inputs(
-            args,
-            outcome_funcs,
-            train_dataset,
-            eval_dataset=eval_dataset,
-            step_reward_funcs=[*given_step_funcs, *self.turns.step_reward_funcs],
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-        )
+        outcome_funcs, given_steps = _as_list(reward_funcs), _as_list(step_reward_funcs)
+        writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
+        steps = [*given_steps, *self.turns.step_reward_funcs]
+        check_inputs(args, outcome_funcs, train_dataset, eval_dataset=eval_dataset, step_reward_funcs=steps, **writers)
         init: Any = args.model_init_kwargs
         quantization_config = choose_quantization(model, peft_config, quantization_config, init)
         self.step_separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
         segmenter = step_segmenter or configured_segmenter(self.step_separator)
-        outcome_funcs = self._assemble_steps(args, outcome_funcs, given_step_funcs, segmenter)
+        self.step_scorer = None
+        if steps:
+            weights = args.step_reward_weights
+            if weights is not None and len(weights) == len(given_steps):
+                weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
+            self.step_scorer = StepScorer(steps, segmenter, weights, args.on_reward_error)
+        if steps and not (outcome_funcs or self.turns.has_outcome):
+            if args.process_role == "baseline":
+                remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
+                raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
+            outcome_funcs = [process_only]
+        self.turns.choose(segmenter if steps else None, args)
         if advantage_func is not None and not callable(advantage_func):
             got = type(advantage_func).__name__
             raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
@@ -188,31 +188,17 @@ class DrGRPOTrainer(HostTrainer):
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         self._build_features(segmenter)
-        super().__init__(
-            model=model,
-            reward_funcs=[
-                f if not callable(f) or isinstance(f, torch.nn.Module) else checked_reward(f, args.on_reward_error)
-                for f in outcome_funcs
-            ],
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=self.turns.factory,
-            **parent_kwargs,
-        )
-        for i in range(len(outcome_funcs), len(self.reward_funcs)):  # those that TRL added for environments
-            name = self.reward_func_names[i]
-            reward_func: Any = self.reward_funcs[i]
-            checked: Any = checked_reward(reward_func, name=name)  # what fails there costs a row, see `turns`
-            self.reward_funcs[i] = checked
+        rewards = [
+            checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, torch.nn.Module) else f
+            for f in outcome_funcs
+        ]
+        data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
+        rest = (quantization_config, peft_config, tools, rollout_func, self.turns.factory)
+        super().__init__(model, rewards, args, *data, *rest, **parent_kwargs)
+        for i in range(len(rewards), len(self.reward_funcs)):  # those that TRL added for environments
+            added: Any = self.reward_funcs[i]
+            # What fails there costs a row, see `turns`.
+            self.reward_funcs[i] = cast(Any, checked_reward(added, name=self.reward_func_names[i]))
         if self.use_vllm and not self.in_lockstep:
             sync_merged_layers(self.vllm_generation)
         if not self.in_lockstep:  # there, a process may hold a part of each gradient only
@@ -224,31 +210,12 @@ class DrGRPOTrainer(HostTrainer):
             self.step_scorer.on_trainer_built(self)
         if not self.in_lockstep:  # plans are of whole models
             self.add_callback(MemoryWatch())
+        if rollout_func is None:
+            context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
+            splits = named_splits(train_dataset, eval_dataset)
+            check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
         if args.max_completion_length is None and not self.use_vllm:
-            self._fill_the_context()
-
-    def _assemble_steps(
-        self,
-        args: DrGRPOConfig,
-        outcome_funcs: list[Any],
-        given_step_funcs: list[StepRewardFunction],
-        segmenter: StepSegmenter,
-    ) -> list[Any]:
-        """Assemble the step rewards. Returns the outcome rewards, which are not empty."""
-        step_reward_funcs = [*given_step_funcs, *self.turns.step_reward_funcs]
-        self.step_scorer = None
-        if step_reward_funcs:
-            weights = args.step_reward_weights
-            if weights is not None and len(weights) == len(given_step_funcs):
-                weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
-            self.step_scorer = StepScorer(step_reward_funcs, segmenter, weights, args.on_reward_error)
-            if not outcome_funcs and not self.turns.has_outcome:
-                if args.process_role == "baseline":
-                    remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
-                    raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
-                outcome_funcs = [process_only]
-        self.turns.choose(segmenter if self.step_scorer else None, args)
-        return outcome_funcs
+            self.fill_the_context()
 
     def _build_features(self, segmenter: StepSegmenter) -> None:
         self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
@@ -276,11 +243,7 @@ class DrGRPOTrainer(HostTrainer):
         self.check_owners()
         take_later_assignments(self.args, *self._given_args)
         self.args.check()
-        for name, (then, now) in self.changed_too_late().items():
-            remedy = "The trainer has copied it: set it before, or build a new trainer."
-            raise InputError(
-                name, f"{now!r}, assigned after the trainer was built", f"{then!r}, as when it was built", remedy
-            )
+        self.refuse_late_changes()
         try:
             with ExitStack() as running:
                 checkpoint = running.enter_context(self.resume.started(resume_from_checkpoint))
@@ -362,51 +325,43 @@ class DrGRPOTrainer(HostTrainer):
             `torch.Tensor`: One advantage per row of this rank `(b,)`, or of all ranks `(B,)`, or one per token of this
             rank's rows `(b, T)`; any dtype and device. They must be finite. Tokens that are not trained on get 0.
         """
-        if batch.forks is not None:
-            return self._forked_advantages(batch, batch.forks)
-        outcome = group_advantages(
-            batch.rewards, batch.num_generations, cast(AdvantageBaseline, self.args.advantage_baseline)
-        )
+        args, forks, rows = self.args, batch.forks, batch.own_rows
+        if forks is None:
+            baseline = cast(AdvantageBaseline, args.advantage_baseline)
+            outcome = group_advantages(batch.rewards, batch.num_generations, baseline)  # (B,)
+        else:  # siblings are compared: (b, T)
+            outcome = fork_token_advantages(batch.rewards, batch.num_generations, forks, batch.trained_mask, rows)
         outcome = outcome / self._reward_scale(batch)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
-        is_baseline = self.args.process_role == "baseline"
-        apart = is_baseline or self.args.step_baseline in ("to_go", "none")
+        is_baseline, unscorable = args.process_role == "baseline", batch.rewards.isnan()
+        outcome_weight, process_weight = args.outcome_weight, args.process_weight
+        apart = forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
         rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=apart)
-        if is_baseline:
-            scored = outcome.masked_fill(batch.rewards.isnan(), torch.nan)
+        rule = cast(StepCredit, args.step_credit)
+        if forks is not None:
+            credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, rule, unscorable)
+        elif is_baseline:
+            scored = outcome.masked_fill(unscorable, torch.nan)
             credits, metrics = self.value_baseline.subtract(
                 scored, rewards, ends, batch.num_generations, update=batch.training
             )
             self.log_batch({f"process/baseline_{name}": [value] for name, value in metrics.items()}, {})
-            process_weight, outcome_weight = self.args.outcome_weight, 0.0  # the outcome is in it
+            outcome_weight, process_weight = 0.0, outcome_weight  # the outcome is in it
         else:
             credits = step_advantages(
                 rewards,
                 batch.num_generations,
-                cast(StepCredit, self.args.step_credit),
-                cast(StepBaseline, self.args.step_baseline),
-                deepseekmath_std=self.args.deepseekmath_step_std,
+                rule,
+                cast(StepBaseline, args.step_baseline),
+                deepseekmath_std=args.deepseekmath_step_std,
                 state_keys=batch.state_keys,
-                unscorable=batch.rewards.isnan(),
+                unscorable=unscorable,
             )
-            process_weight, outcome_weight = self.args.process_weight, self.args.outcome_weight
-        process = broadcast_to_tokens(credits[batch.own_rows], ends[batch.own_rows], batch.trained_mask)  # (b, T)
-        own_outcome = outcome[batch.own_rows].to(process.device).unsqueeze(1)
-        return outcome_weight * own_outcome + process_weight * process
-
-    def _forked_advantages(self, batch: RolloutBatch, forks: Forks) -> torch.Tensor:
-        """Token advantages `(b, T)` of groups that fork: siblings are compared."""
-        rows, mask = batch.own_rows, batch.trained_mask
-        outcome = fork_token_advantages(batch.rewards, batch.num_generations, forks, mask, rows)
-        outcome = outcome / self._reward_scale(batch)
-        if batch.step_rewards is None or batch.step_ends is None:
-            return outcome
-        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=True)
-        out = batch.rewards.isnan()
-        credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, self.args.step_credit, out)
-        process = broadcast_to_tokens(credits[rows], ends[rows], mask)
-        return self.args.outcome_weight * outcome + self.args.process_weight * process
+        process = broadcast_to_tokens(credits[rows], ends[rows], batch.trained_mask)  # (b, T)
+        if outcome.dim() == 1:
+            outcome = outcome[rows].to(process.device).unsqueeze(1)
+        return outcome_weight * outcome + process_weight * process
 
     def _reward_scale(self, batch: RolloutBatch) -> float:
         """Divisor of the outcome advantages: of earlier batches, 1 in the first, since one that this batch had changed
@@ -499,13 +454,6 @@ class DrGRPOTrainer(HostTrainer):
         if self.args.scale_by_running_std and self.model.training:
             logs["drgrpo/reward_scale"] = self.reward_scale.std
         super().add_to_log(logs)
-
-    def _fill_the_context(self) -> None:
-        """Without `max_completion_length`: let transformers generate until the context is full (its default is 20)."""
-        if {"max_length", "max_new_tokens"} & set(self.args.generation_kwargs or {}):
-            return
-        context = self.model.config.get_text_config().max_position_embeddings
-        self.generation_config.max_length = self.generation_kwargs["max_length"] = context
 
 
 def _as_list(reward_funcs: Any) -> list[Any]:

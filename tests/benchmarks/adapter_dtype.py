@@ -5,20 +5,14 @@
 Prints the share of sampled elements of LoRA-A and LoRA-B that changed, per dtype and learning rate. CPU, a minute.
 """
 
-import os
-import sys
 import tempfile
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-import torch
+from bench import command_line, quietly, settings_of, without_prints
 from datasets import Dataset
 from runs import length_reward
 from tiny import tiny_tokenizer
 from tiny_bases import save_base
-from transformers.utils import logging
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
 
@@ -27,33 +21,28 @@ STEPS = 20
 
 def shares(base, tokenizer, folder, adapter_dtype, learning_rate):
     """Per group of parameters, the share that changed."""
-    args = DrGRPOConfig(
-        folder,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=12,
-        max_steps=STEPS,
-        learning_rate=learning_rate,
-        lr_scheduler_type="constant",
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        logging_steps=STEPS,
-        adapter_dtype=adapter_dtype,
-    )
+    fields = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "learning_rate": learning_rate,
+        "lr_scheduler_type": "constant",
+        "logging_steps": STEPS,
+        "adapter_dtype": adapter_dtype,
+        "bf16": True,
+    }
+    args = DrGRPOConfig(**settings_of(folder, STEPS, **fields))
     prompts = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(16)]})
     trainer = DrGRPOTrainer(
         base, length_reward, args, prompts, processing_class=tokenizer, peft_config=lora_preset("qlora")
     )
     trainer.movement_watch.steps = STEPS
-    trainer.train()
+    without_prints(trainer).train()
     return {movement.group: movement.share for movement in trainer.movement_watch.movements}
 
 
 def main():
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quietly(command_line(__doc__, pairs=0))
     tokenizer = tiny_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
         base = save_base(Path(folder) / "base", tokenizer, hidden_size=256, intermediate_size=512, head_dim=64)

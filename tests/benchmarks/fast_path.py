@@ -2,16 +2,14 @@
 
 Both trainers get the same completions and rewards from a table, so generation and rewards cost nothing and every
 difference is the loss: forward, backward, optimizer, and on our side planning. A first step on very short completions
-is not counted. Runs are interleaved in one process; the ratio of process CPU time is taken pair by pair and its median
-printed, since machines are noisy. The last column is by how much memory grows in a step, each in a process of its own:
-gradients, optimizer state, activations.
+is not counted. Process CPU time (wall time on a GPU). The last column is by how much memory grows in a step, each in a
+process of its own: gradients, optimizer state, activations.
 
 Run: `make bench`, or this file with `--cases heavy prompt-512`, `--pairs 3`, `--device cuda`. On one CPU core the
 whole table takes about 50 minutes. `--against alone`: ours with `share_prompts=False` takes the place of stock.
 """
 
 import argparse
-import gc
 import os
 import random
 import resource
@@ -19,30 +17,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import warnings
 from dataclasses import dataclass, replace
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-warnings.simplefilter("ignore")
+from functools import partial
 
 import psutil
 import torch
-import transformers
+from bench import KINDS, command_line, interleaved, now, quietly, ratio, settings_of, without_prints
 from datasets import Dataset
 from peft import LoraConfig
 from tiny import tiny_tokenizer
-from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-
-KINDS = {
-    "ours": (DrGRPOTrainer, DrGRPOConfig, {}),
-    "alone": (DrGRPOTrainer, DrGRPOConfig, {"share_prompts": False}),
-    "stock": (GRPOTrainer, GRPOConfig, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
-}
 GROUP = 8
 
 
@@ -58,12 +43,10 @@ class Case:
         prompts (`int`): Groups per optimizer step.
         lora (`bool`): Adapters of rank 16 on all linear layers instead of all weights.
         forks (`int`): Rows that go on from the middle of a completion, each by about half of one.
-        target (`float`, *optional*): The ratio that issue 4 asks for at least.
     """
 
     lengths: str
-    dead: float
-    target: float | None
+    dead: float = 0.0
     prompt: tuple[int, int] = (8, 16)
     completion: int = 128
     prompts: int = 10
@@ -72,14 +55,14 @@ class Case:
 
 
 CASES = {
-    **{f"mild-{int(d * 100)}": Case("mild", d, t) for d, t in ((0.0, 1.75), (0.3, 2.4), (0.6, 4.1))},
-    **{f"heavy-{int(d * 100)}": Case("heavy", d, t) for d, t in ((0.0, 2.05), (0.3, 2.9), (0.6, 4.7))},
-    **{f"lora-heavy-{int(d * 100)}": Case("heavy", d, t, lora=True) for d, t in ((0.0, 2.1), (0.3, 3.0), (0.6, 4.8))},
-    "prompt-512": Case("between", 0.0, 4.5, prompt=(512, 512), prompts=2),
-    "prompt-1024": Case("between", 0.0, 5.5, prompt=(1024, 1024), prompts=1),
-    "uniform": Case("uniform", 0.0, 0.98),
-    "forks-128": Case("between", 0.0, None, forks=2),
-    "forks-512": Case("between", 0.0, None, completion=512, prompts=2, forks=2),
+    **{f"mild-{dead}": Case("mild", dead / 100) for dead in (0, 30, 60)},
+    **{f"heavy-{dead}": Case("heavy", dead / 100) for dead in (0, 30, 60)},
+    **{f"lora-heavy-{dead}": Case("heavy", dead / 100, lora=True) for dead in (0, 30, 60)},
+    "prompt-512": Case("between", prompt=(512, 512), prompts=2),
+    "prompt-1024": Case("between", prompt=(1024, 1024), prompts=1),
+    "uniform": Case("uniform"),
+    "forks-128": Case("between", forks=2),
+    "forks-512": Case("between", completion=512, prompts=2, forks=2),
 }
 
 
@@ -101,12 +84,11 @@ def build_model(width, layers, vocabulary, device):
 class StepClock(TrainerCallback):
     """Notes when each optimizer step ended."""
 
-    def __init__(self, clock):
-        self.clock = clock
-        self.ends = []
+    def __init__(self, device):
+        self.device, self.ends = device, []
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.ends.append(self.clock())
+        self.ends.append(now(self.device))
 
 
 def rollouts(case, seed):
@@ -151,39 +133,27 @@ def build_trainer(kind, case, model, folder, steps, batch, device, bf16=None, **
         return [by_completion[tuple(ids)] for ids in completion_ids]
 
     rows = case.prompts * GROUP
-    config = config_class(
-        output_dir=folder,
-        **{**settings, **changed},
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=rows // batch,
-        num_generations=GROUP,
-        max_completion_length=case.completion,
-        max_steps=steps + 1,
-        gradient_checkpointing=False,
-        use_cpu=device == "cpu",
-        bf16=device != "cpu" if bf16 is None else bf16,
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-    )
+    fields = {
+        **settings,
+        **changed,
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": rows // batch,
+        "num_generations": GROUP,
+        "max_completion_length": case.completion,
+        "logging_steps": 1,
+        **({} if bf16 is None else {"bf16": bf16}),
+    }
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = trainer_class(
         model,
         reward,
-        config,
+        config_class(**settings_of(folder, steps + 1, device, **fields)),
         Dataset.from_dict({"prompt": [f"{i}+{i}=" for i in range(64)]}),
         processing_class=tokenizer,
         rollout_func=rollout,
         peft_config=lora if case.lora else None,
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def _synchronized():
-    torch.cuda.synchronize()
-    return time.perf_counter()
+    return without_prints(trainer)
 
 
 def step_seconds(kind, case, arguments):
@@ -191,7 +161,7 @@ def step_seconds(kind, case, arguments):
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(arguments.width, arguments.layers, arguments.vocabulary, arguments.device)
         trainer = build_trainer(kind, case, model, folder, arguments.steps, arguments.batch, arguments.device)
-        clock = StepClock(time.process_time if arguments.device == "cpu" else _synchronized)
+        clock = StepClock(arguments.device)
         trainer.add_callback(clock)
         trainer.train()
         seconds = (clock.ends[-1] - clock.ends[0]) / arguments.steps
@@ -223,49 +193,37 @@ def peak_of_a_process(kind, name, arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, pairs=3)
     parser.add_argument("--cases", nargs="*", default=list(CASES), help="names, or beginnings of names")
-    parser.add_argument("--pairs", type=int, default=3, help="interleaved pairs of runs per case")
     parser.add_argument("--steps", type=int, default=1, help="optimizer steps per run")
     parser.add_argument("--batch", type=int, default=8, help="per_device_train_batch_size")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=4096)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--against", choices=("stock", "alone"), default="stock", help="alone: share_prompts=False")
     parser.add_argument("--peak_of", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--no_memory", action="store_true", help="leave the memory column out")
-    arguments = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(arguments.threads)
+    arguments = quietly(parser)
     if arguments.peak_of:
         print(peak_megabytes(arguments.peak_of, CASES[arguments.cases[0]], arguments))
         return
     print(
-        f"| case | {arguments.against}, s | ours, s | ratio (min to max) | target | tokens run, of stock's | useful | "
+        f"| case | {arguments.against}, s | ours, s | ratio (min to max) | tokens run, of stock's | useful | "
         f"forwards | peak MB: {arguments.against}, ours |"
     )
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     chosen = [name for name in CASES if any(name.startswith(start) for start in arguments.cases)]
     for name in chosen:
         case = CASES[name]
-        others, ours, logged = [], [], {}
-        for _ in range(arguments.pairs):
-            others.append(step_seconds(arguments.against, case, arguments)[0])
-            seconds, logged = step_seconds("ours", case, arguments)
-            ours.append(seconds)
-            gc.collect()
-        ratios = [a / b for a, b in zip(others, ours, strict=True)]
-        peaks = (
-            []
-            if arguments.no_memory
-            else [peak_of_a_process(kind, name, arguments) for kind in (arguments.against, "ours")]
-        )
-        memory = ", ".join(f"{peak:.0f}" for peak in peaks)
+        runs = [partial(step_seconds, kind, case, arguments) for kind in (arguments.against, "ours")]
+        others, measured = interleaved(arguments.pairs, *runs)
+        others, ours, logged = [s for s, _ in others], [s for s, _ in measured], measured[-1][1]
+        kinds = () if arguments.no_memory else (arguments.against, "ours")
+        memory = ", ".join(f"{peak_of_a_process(kind, name, arguments):.0f}" for kind in kinds)
         print(
             f"| {name} | {statistics.median(others):.2f} | {statistics.median(ours):.2f} | "
-            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {case.target or '-'} | "
+            f"{ratio(others, ours)} | "
             f"{logged['drgrpo/upstream_token_frac']:.3f} | {logged['drgrpo/useful_token_frac']:.2f} | "
             f"{logged['drgrpo/micro_batches']:.0f} | {memory} |",
             flush=True,

@@ -1,6 +1,6 @@
 """Generating with transformers: its own loop against this package's, same prompts, same tokens.
 
-Process CPU time (wall time on a GPU), interleaved in one process, medians of ratios:
+Process CPU time (wall time on a GPU):
 
 - one new token: the cost of running the prompts (`G` completions each);
 - completions that end after a quarter of the longest on average (a random model with that many end tokens);
@@ -14,15 +14,12 @@ The last column: keys and values in the last step.
 Run: `make bench`, or this file with `--pairs 5`, `--device cuda`.
 """
 
-import argparse
-import os
 import statistics
-import time
-
-os.environ["HF_HUB_OFFLINE"] = "1"
+from contextlib import nullcontext
+from functools import partial
 
 import torch
-import transformers
+from bench import command_line, interleaved, now, quietly, ratio
 from fast_path import build_model
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -39,22 +36,14 @@ def groups_of(model, prompt, prompts):
     return torch.randint(1000, model.config.vocab_size, (prompts, prompt)).repeat_interleave(GROUP, dim=0)
 
 
-def seconds(model, prompt, prompts, shared, device, **settings):
+def seconds(model, prompt, prompts, device, shared, **settings):
     """Seconds of one generation, and its tokens."""
     ids = groups_of(model, prompt, prompts).to(device)
     config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, **settings)
-    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "generation_config": config}
-    clock = time.process_time if device == "cpu" else time.perf_counter
-    start = clock()
-    with torch.no_grad():
-        if shared:
-            with shared_prefill(model):
-                tokens = model.generate(**arguments)
-        else:
-            tokens = model.generate(**arguments)
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return clock() - start, tokens
+    start = now(device)
+    with torch.no_grad(), shared_prefill(model) if shared else nullcontext():
+        tokens = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return now(device) - start, tokens
 
 
 def cache_bytes(model, *args, **settings):
@@ -73,53 +62,41 @@ def cache_bytes(model, *args, **settings):
 
 def compare(label, model, pairs, *args, **settings):
     """One line of a table."""
-    stock, ours, same = [], [], True
-    for pair in range(pairs + 1):
-        a, theirs = seconds(model, *args[:2], False, args[2], **settings)
-        b, tokens = seconds(model, *args[:2], True, args[2], **settings)
-        same = same and torch.equal(theirs, tokens)
-        if pair:  # the first pair warms up
-            stock.append(a)
-            ours.append(b)
-    ratios = [a / b for a, b in zip(stock, ours, strict=True)]
-    spread = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-    tokens = "same tokens" if same else "OTHER TOKENS"
-    held = [cache_bytes(model, *args[:2], shared, args[2], **settings) / 1e6 for shared in (False, True)]
-    print(
-        f"| {label} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | {spread} | {tokens} | "
-        f"{held[0]:.0f} -> {held[1]:.0f} |",
-        flush=True,
+    runs = [partial(seconds, model, *args, shared, **settings) for shared in (False, True)]
+    theirs, ours = interleaved(pairs, *runs)
+    same = all(torch.equal(a, b) for (_, a), (_, b) in zip(theirs, ours, strict=True))
+    held = [cache_bytes(model, *args, shared, **settings) / 1e6 for shared in (False, True)]
+    print_line(
+        label,
+        [taken for taken, _ in theirs],
+        [taken for taken, _ in ours],
+        "same tokens" if same else "OTHER TOKENS",
+        f"{held[0]:.0f} -> {held[1]:.0f}",
     )
 
 
+def print_line(label, stock, ours, tokens="", held=""):
+    medians = f"{statistics.median(stock):.2f} | {statistics.median(ours):.2f}"
+    print(f"| {label} | {medians} | {ratio(stock, ours)} | {tokens} | {held} |", flush=True)
+
+
 def continuous_seconds(model, prompt, prompts, device, **settings):
-    """Seconds of one generation by continuous batching, and how many tokens it wrote."""
+    """Seconds of one generation by continuous batching, per 1000 tokens."""
     ids = groups_of(model, prompt, prompts).tolist()
     config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, **settings)
     room = ContinuousBatchingConfig(page_size=32, num_blocks=512, max_batch_tokens=512)
-    clock = time.process_time if device == "cpu" else time.perf_counter
-    start = clock()
+    start = now(device)
     with torch.no_grad(), forked_prefill(model):
         outputs = model.generate_batch(
             ids, generation_config=config, continuous_batching_config=room, progress_bar=False
         )
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return clock() - start, sum(len(output.generated_tokens) for output in outputs.values())
+    return 1000 * (now(device) - start) / sum(len(output.generated_tokens) for output in outputs.values())
 
 
-def compare_continuous(label, model, pairs, prompt, prompts, device, **settings):
-    """One line of a table: seconds per 1000 tokens."""
-    theirs, ours = [], []
-    for pair in range(pairs + 1):
-        a, written = continuous_seconds(model, prompt, prompts, device, **settings)
-        b, tokens = seconds(model, prompt, prompts, True, device, **settings)
-        if pair:  # the first pair warms up
-            theirs.append(1000 * a / written)
-            ours.append(1000 * b / (tokens[:, prompt:] != 0).sum().item())
-    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
-    spread = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-    print(f"| {label} | {statistics.median(theirs):.2f} | {statistics.median(ours):.2f} | {spread} | | |", flush=True)
+def own_seconds(model, prompt, *args, **settings):
+    """Seconds of one generation with shared prompts, per 1000 tokens."""
+    taken, tokens = seconds(model, prompt, *args, True, **settings)
+    return 1000 * taken / (tokens[:, prompt:] != 0).sum().item()
 
 
 def small_model(device, vocabulary=2048):
@@ -139,14 +116,10 @@ def small_model(device, vocabulary=2048):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs per line, after one that warms up")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = command_line(__doc__, pairs=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tables", nargs="*", default=TABLES, help="which lines")
-    arguments = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(arguments.threads)
+    arguments = quietly(parser)
     print(
         "| case | stock, s | ours, s | ratio (min to max) | | keys and values, MB |\n|---|---|---|---|---|---|",
         flush=True,
@@ -170,7 +143,9 @@ def main():
     for prompt in (64, 256) if "continuous" in arguments.tables else ():
         settings = {"max_new_tokens": 192, "eos_token_id": list(range(2048 // 256))}
         label = f"prompt {prompt}, against continuous batching, per 1000 tokens"
-        compare_continuous(label, model, arguments.pairs, prompt, 4, arguments.device, **settings)
+        run = (model, prompt, 4, arguments.device)
+        runs = [partial(measure, *run, **settings) for measure in (continuous_seconds, own_seconds)]
+        print_line(label, *interleaved(arguments.pairs, *runs))
 
 
 if __name__ == "__main__":

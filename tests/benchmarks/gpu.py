@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
+
+from trl_drgrpo.upstream.versions import installed_versions, provenance
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "recipes" / "results" / "gpu.json"
@@ -32,18 +32,6 @@ PARTS = {  # in the order of their weight, with seconds that each may take
     "nccl": 60,
 }
 PACKAGES = ("trl-drgrpo", "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "vllm")
-
-
-def installed(package):
-    try:
-        return version(package)
-    except Exception:  # not there
-        return None
-
-
-def commit():
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or None
 
 
 def run_part(name, seconds, small):
@@ -122,10 +110,8 @@ def main():
         return
     results = {
         "hardware": hardware(arguments.small),
-        "date": date.today().isoformat(),
-        "commit": commit(),
-        "command": "make gpu",
-        "versions": {package: installed(package) for package in PACKAGES if installed(package)},
+        **provenance("make gpu"),
+        "versions": installed_versions(PACKAGES),
         "parts": json.loads(output.read_text())["parts"] if output.exists() else {},
     }
     begun = time.monotonic()

@@ -8,16 +8,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from bench import now
 from fast_path import Case, build_model, build_trainer
-from model_runs import GROUP, Size, config_of, keys_of, limited_to, model_of, now, run
-from transformers import GenerationConfig, TrainerCallback
+from generation import seconds as generate
+from model_runs import GROUP, Size, config_of, keys_of, limited_to, model_of, run
+from transformers import TrainerCallback
 from transformers import logging as transformers_logging
 
-from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.packing import pack_rows
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
 from trl_drgrpo.single_gpu.memory import Planner
@@ -40,7 +40,7 @@ class Gradients(TrainerCallback):
 
 
 def _gradients(kind, dtype, device, **settings):
-    case = Case("heavy", 0.3, 0.0, prompt=(64, 96), completion=96, prompts=4)
+    case = Case("heavy", 0.3, prompt=(64, 96), completion=96, prompts=4)
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(256, 4, 1024, device)
         trainer = build_trainer(kind, case, model, folder, 1, 8, device, bf16=dtype == "bfloat16", **settings)
@@ -99,8 +99,9 @@ def generation(device, small, line):
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         model = model_of(shape, dtype=dtype, device=device).eval()
         for backend in ("transformers", "ours"):
-            _generate(model, backend, prompts, width, 4, device)  # warms up
-            seconds = _generate(model, backend, prompts, width, tokens, device)
+            arguments = (model, width, prompts, device, backend == "ours")
+            generate(*arguments, max_new_tokens=4)  # warms up
+            seconds, _ = generate(*arguments, max_new_tokens=tokens)
             speed = prompts * GROUP * tokens / seconds
             line({"shape": shape, "backend": backend, "prompt": width, "tokens_per_s": speed})
         del model
@@ -108,17 +109,6 @@ def generation(device, small, line):
             torch.cuda.empty_cache()
         if importlib.util.find_spec("vllm") is not None and device != "cpu":
             line({"shape": shape, "backend": "vLLM", "prompt": width, "tokens_per_s": _vllm(shape, prompts, width)})
-
-
-def _generate(model, backend, prompts, width, tokens, device):
-    torch.manual_seed(1)
-    ids = torch.randint(100, 1000, (prompts, width)).repeat_interleave(GROUP, dim=0).to(device)
-    config = GenerationConfig(do_sample=True, pad_token_id=0, max_new_tokens=tokens)
-    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "generation_config": config}
-    start = now(device)
-    with torch.no_grad(), shared_prefill(model) if backend == "ours" else nullcontext():
-        model.generate(**arguments)
-    return now(device) - start
 
 
 def _vllm(shape, prompts, width, tokens=128):

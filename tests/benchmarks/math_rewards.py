@@ -12,12 +12,12 @@ Run: `python tests/benchmarks/math_rewards.py --data DIR`, a folder with `math50
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import random
 import re
-import resource
 import statistics
 import time
 from collections import Counter
@@ -26,6 +26,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import psutil
 from trl.rewards import accuracy_reward
 
 from trl_drgrpo.rewards.functions.mathematics import MathReward
@@ -224,22 +225,10 @@ def samples(rows, rng, hostile_share):
 
 def cpu_seconds():
     """CPU seconds of this process and of its descendants, those that ended included."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-    parents, times = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        pid = int(stat.parent.name)
-        parents[pid], times[pid] = int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    for pid in times:
-        ancestor = parents[pid]
-        while ancestor in parents and ancestor != os.getpid():
-            ancestor = parents[ancestor]
-        total += times[pid] if ancestor == os.getpid() else 0
+    own, total = psutil.Process(), 0.0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            total += sum(process.cpu_times()[:4])
     return total
 
 

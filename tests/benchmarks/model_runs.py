@@ -5,20 +5,16 @@ limit, and in three of ten groups all rewards are equal.
 """
 
 import gc
-import os
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-
 import torch
+from bench import now, settings_of, without_prints
 from datasets import Dataset
 from peft import LoraConfig
 from tiny import tiny_tokenizer
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PrinterCallback, Qwen2Config, TrainerCallback
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -115,18 +111,9 @@ def trainer_of(arm, model, method, size, folder, steps, device, **settings):
     """A trainer of one arm."""
     keys = keys_of(method, size, device)
     known = ("per_device", "gradient", "num_gen", "max_comp")
-    common = {
-        **{key: value for key, value in keys.items() if key.startswith(known)},
-        "output_dir": folder,
-        "max_steps": steps,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "logging_steps": 1,
-        "use_cpu": device == "cpu",
-        "bf16": device != "cpu",
-        **settings,
-    }
+    geometry = {key: value for key, value in keys.items() if key.startswith(known)}
+    checkpointing = {"gradient_checkpointing": True}  # TRL's default, and the planner's
+    common = settings_of(folder, steps, device, logging_steps=1, **checkpointing, **geometry, **settings)
     options = ARMS[arm]
     args = DrGRPOConfig(**common) if options is None else GRPOConfig(**common, **options)
     lora = LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.0) if method != "full" else None
@@ -138,14 +125,7 @@ def trainer_of(arm, model, method, size, folder, steps, device, **settings):
         processing_class=tiny_tokenizer(),
         peft_config=lora,
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def now(device):
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    return without_prints(trainer)
 
 
 class Phases(TrainerCallback):

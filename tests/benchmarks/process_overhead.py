@@ -14,26 +14,18 @@ compares such a run with stock TRL.
 Run: `python tests/benchmarks/process_overhead.py --output recipes/results/process_overhead.json` (two minutes).
 """
 
-import argparse
 import json
-import os
 import random
 import statistics
 import tempfile
 import time
-import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-warnings.simplefilter("ignore")
-
 import torch
-import transformers
-from datasets.utils import disable_progress_bars
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from bench import command_line, interleaved, quietly, without_prints
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_drgrpo import DrGRPOTrainer, step_advantages
 from trl_drgrpo.demo.build import MODEL_DIR
@@ -99,8 +91,7 @@ def run(steps, process_weight):
         if process:
             segmenter = trainer.step_scorer.segmenter
             trainer.step_scorer.segmenter = TimedSegmenter(segmenter.rule, segmenter.name)
-        trainer.remove_callback(PrinterCallback)
-        clock.around("train", trainer.train)()
+        clock.around("train", without_prints(trainer).train)()
     return clock.seconds
 
 
@@ -117,19 +108,13 @@ def credit_ms(rows=1024, steps=50):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs of runs")
+    parser = command_line(__doc__, pairs=5)
     parser.add_argument("--steps", type=int, default=20, help="training steps per run")
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    disable_progress_bars()
-    torch.set_num_threads(1)
-    run(2, 1.0)  # warms up
-    pairs = [(run(options.steps, None), run(options.steps, 0.0)) for _ in range(options.pairs)]
+    options = quietly(parser)
+    plain, with_steps = interleaved(options.pairs, partial(run, options.steps, None), partial(run, options.steps, 0.0))
     inside = run(options.steps, 1.0)
-    ratios = [with_steps["train"] / without["train"] for without, with_steps in pairs]
+    ratios = [with_them["train"] / without["train"] for with_them, without in zip(with_steps, plain, strict=True)]
     numbers = {
         "settings": {"pairs": options.pairs, "steps": options.steps},
         "versions": installed_versions(),
@@ -142,7 +127,7 @@ def main():
         },
         "to_go": {"rows": 1024, "steps": 50, "ms": credit_ms()},
         "without_step_rewards": {
-            "advantages_frac": statistics.median(without["credit"] / without["train"] for without, _ in pairs),
+            "advantages_frac": statistics.median(without["credit"] / without["train"] for without in plain),
         },
         "pairs": {"ratio_median": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)},
     }
@@ -150,10 +135,10 @@ def main():
         part: {name: round(value, 5) if isinstance(value, float) else value for name, value in values.items()}
         for part, values in numbers.items()
     }
-    print(json.dumps(numbers, indent=1))
+    text = json.dumps(numbers, indent=1)
+    print(text)
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        options.output.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,25 +10,22 @@ Run: `python tests/benchmarks/sampling_correction.py` (about a minute).
 
 import argparse
 import math
-import os
 import statistics
 import tempfile
 from types import SimpleNamespace
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-
 import torch
+from bench import settings_of
 from datasets import Dataset
 from tiny import tiny_model, tiny_tokenizer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.config.validation import SAMPLING_CORRECTIONS
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 from trl_drgrpo.upstream.private_state import swapped
 
 LENGTHS = (128, 512, 1024, 2048)
 SIGMAS = (0.02, 0.05)
+SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 BOUND = 3.0  # TRL's default of vllm_importance_sampling_clip_max
 
 
@@ -46,19 +43,12 @@ class Mismatched(DrGRPOTrainer):
         self.lengths, self.sigma = lengths, sigma
         self.noise = torch.Generator()
         tokenizer = tiny_tokenizer()
+        geometry = {"per_device_train_batch_size": rows, "num_generations": len(lengths), "run_log": False}
+        geometry["max_completion_length"] = 64  # rows are made here, and as long as they are
         super().__init__(
             model=tiny_model(tokenizer),
             reward_funcs=alternating,
-            args=DrGRPOConfig(
-                output_dir,
-                use_cpu=True,
-                bf16=False,
-                report_to="none",
-                run_log=False,
-                per_device_train_batch_size=rows,
-                num_generations=len(lengths),
-                max_completion_length=64,  # rows are made here, and as long as they are
-            ),
+            args=DrGRPOConfig(**settings_of(output_dir, -1, **geometry)),
             train_dataset=Dataset.from_dict({"prompt": ["1+1="] * rows}),
             processing_class=tokenizer,
             rollout_func=self.rolled_out,

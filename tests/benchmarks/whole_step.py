@@ -2,31 +2,20 @@
 
 Generation, rewards, loss and optimizer, of 4 prompts with 8 completions of up to 192 tokens each; the rewards of one
 group in four are equal. The model is the Qwen3 of `generation.py`, with random values and 259 tokens, one of which
-ends a completion. Both trainers sample from the same seed.
-Process CPU time, interleaved in one process, medians over pairs.
+ends a completion. Both trainers sample from the same seed. Process CPU time, medians over pairs.
 
 Run: this file with `--prompts 64 256 512`, `--pairs 3`.
 """
 
-import argparse
-import gc
-import os
 import statistics
 import tempfile
-import time
+from functools import partial
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-import torch
-import transformers
+from bench import KINDS, command_line, interleaved, now, quietly, ratio, settings_of, without_prints
 from datasets import Dataset
-from fast_path import KINDS
 from generation import GROUP, small_model
 from tiny import tiny_tokenizer
-from transformers import PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
-
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from transformers import TrainerCallback
 
 PROMPTS, DEAD = 4, 1
 
@@ -35,14 +24,15 @@ class StepClock(TrainerCallback):
     """Notes how long the only step took."""
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.begin = time.process_time()
+        self.begin = now("cpu")
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.seconds = time.process_time() - self.begin
+        self.seconds = now("cpu") - self.begin
 
 
-def step(ours, prompt, completion):
+def step(kind, prompt, completion=192):
     """Seconds of an optimizer step, and its completions."""
+    trainer_class, config_class, settings = KINDS[kind]
     seen = []
 
     def reward(prompts, completion_ids, **kwargs):
@@ -52,57 +42,40 @@ def step(ours, prompt, completion):
             float(groups[text] >= DEAD and sum(ids) % 2) for text, ids in zip(prompts, completion_ids, strict=True)
         ]
 
+    texts = [(f"{number}: " + "abcdefgh " * prompt)[:prompt] for number in range(PROMPTS)]
     with tempfile.TemporaryDirectory() as folder:
-        config = (DrGRPOConfig if ours else GRPOConfig)(
-            output_dir=folder,
-            **({} if ours else KINDS["stock"][2]),
-            per_device_train_batch_size=GROUP,
-            gradient_accumulation_steps=PROMPTS,
-            num_generations=GROUP,
-            max_completion_length=completion,
-            max_steps=1,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            bf16=False,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        texts = [(f"{number}: " + "abcdefgh " * prompt)[:prompt] for number in range(PROMPTS)]
-        trainer = (DrGRPOTrainer if ours else GRPOTrainer)(
+        fields = {
+            **settings,
+            "per_device_train_batch_size": GROUP,
+            "gradient_accumulation_steps": PROMPTS,
+            "num_generations": GROUP,
+            "max_completion_length": completion,
+        }
+        trainer = trainer_class(
             small_model("cpu", vocabulary=259),
             reward,
-            config,
+            config_class(**settings_of(folder, 1, **fields)),
             Dataset.from_dict({"prompt": texts}),
             processing_class=tiny_tokenizer(),
         )
-        trainer.remove_callback(PrinterCallback)
         clock = StepClock()
         trainer.add_callback(clock)
-        trainer.train()
-    gc.collect()
+        without_prints(trainer).train()
     return clock.seconds, seen
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, pairs=3)
     parser.add_argument("--prompts", nargs="*", type=int, default=[64, 256, 512], help="tokens of a prompt")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(arguments.threads)
-    for ours in (False, True):  # warms up
-        step(ours, 16, 8)
+    arguments = quietly(parser)
     print("| case | stock, s | ours, s | ratio (min to max) | |\n|---|---|---|---|---|", flush=True)
     for prompt in arguments.prompts:
-        pairs = [(step(False, prompt, 192), step(True, prompt, 192)) for _ in range(arguments.pairs)]
-        stock, ours = ([pair[which][0] for pair in pairs] for which in (0, 1))
-        ratios = [a / b for a, b in zip(stock, ours, strict=True)]
-        same = "same completions" if all(a[1] == b[1] for a, b in pairs) else "OTHER COMPLETIONS"
+        stock, ours = interleaved(arguments.pairs, partial(step, "stock", prompt), partial(step, "ours", prompt))
+        same = [seen for _, seen in stock] == [seen for _, seen in ours]
+        theirs, own = ([seconds for seconds, _ in results] for results in (stock, ours))
         print(
-            f"| prompts of {prompt} | {statistics.median(stock):.2f} | {statistics.median(ours):.2f} | "
-            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) | {same} |",
+            f"| prompts of {prompt} | {statistics.median(theirs):.2f} | {statistics.median(own):.2f} | "
+            f"{ratio(theirs, own)} | {'same completions' if same else 'OTHER COMPLETIONS'} |",
             flush=True,
         )
 

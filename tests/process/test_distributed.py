@@ -90,6 +90,13 @@ def test_two_processes_fork_like_one(tmp_path):
 
 
 @pytest.mark.slow
+def test_only_the_first_of_two_processes_speaks_with_vllm(tmp_path):
+    one, two = one_and_two(tmp_path, "vllm")
+    assert two["routes"] == one["routes"]
+    assert two["prompts"] == one["prompts"]
+
+
+@pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     (done,) = run((tmp_path / "two.pt", 2, "resume"), launcher=torchrun)

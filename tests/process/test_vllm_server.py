@@ -5,10 +5,6 @@ regrouped rows stays exact under sampling correction. What it cannot: anything a
 """
 
 import copy
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -299,28 +295,3 @@ def test_without_correction_old_log_probs_wait_for_the_plan():
     settings = {"vllm_importance_sampling_correction": False, "steps_per_generation": 4}
     ours, _ = gradients("exact", **settings)
     assert difference(ours, gradients("upstream", **settings)[0]) <= EXACT
-
-
-# Ranks
-
-
-@pytest.mark.slow
-def test_only_the_first_rank_speaks_with_the_server(tmp_path):
-    script = Path(__file__).parents[2] / "tests" / "support" / "vllm_distributed_run.py"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-    def run(processes):
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes == 2 else []
-        output = tmp_path / f"{processes}.pt"
-        command = [sys.executable, *launcher, str(script), str(output), str(processes)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return torch.load(output, weights_only=False)
-
-    one, two = run(1), run(2)
-    assert two["routes"] == one["routes"]
-    assert two["prompts"] == one["prompts"]
-    moved = max(float((one["weights"][name] - one["start"][name]).abs().max()) for name in one["start"])
-    apart = max(float((one["weights"][name] - two["weights"][name]).abs().max()) for name in one["start"])
-    assert moved > 1e-3
-    assert apart < 1e-12

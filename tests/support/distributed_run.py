@@ -11,15 +11,17 @@ import os
 import socket
 import sys
 import traceback
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
+import vllm_stub
 from accelerate import DistributedType, PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from runs import step_reward
 from tiny import in_double_precision, tiny_model, tiny_tokenizer
 from trl.chat_template_utils import qwen3_chat_template
+from vllm_server import Server
 from walk import Scripted, Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -39,8 +41,16 @@ FSDP = {
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
 }
+SAVED = {"save_strategy": "steps", "save_steps": 1}
 # `half`: weights in bfloat16 under adapters in float32, as in the recipes.
 RESUMES = {"resume": 2, "shards": 2, "lora": 1, "half": 1}  # `steps_per_generation` of runs that are resumed
+MODES = {
+    **{mode: {"steps_per_generation": steps, **SAVED} for mode, steps in RESUMES.items()},
+    "sampling": {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 3},
+    "baseline": {"process_role": "baseline"},
+    "turns": {"max_completion_length": 512, "loss_normalizer": 12},
+    "forks": {"forks": 2, "num_generations": 4},  # three groups of two parents: the second one's lie on two ranks
+}
 BETA = {"reference": 0.1}
 LOGGING = {"logging_strategy": "steps", "logging_steps": 1}
 
@@ -99,21 +109,15 @@ def mode_of(name):
     return (sharding, mode) if sharding in ("fsdp", "zero2", "zero3") else ("", name)
 
 
-def build(output, processes, mode):
-    """A trainer with fresh weights; see [`mode_of`]."""
+def build(output, processes, mode, **address):
+    """A trainer with fresh weights; see [`mode_of`]. `address`: of a server that generates."""
     sharding, mode = mode_of(mode)
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer).to(torch.bfloat16) if mode == "half" else in_double_precision(tiny_model(tokenizer))
     if mode == "reference":
         model.save_pretrained(f"{output}.base")
         model.config._name_or_path = f"{output}.base"
-    per_step: dict = {}
-    if mode in RESUMES:
-        per_step = {"steps_per_generation": RESUMES[mode], "save_strategy": "steps", "save_steps": 1}
-    if mode == "sampling":
-        per_step = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 3}
-    if mode == "baseline":
-        per_step = {"process_role": "baseline"}
+    per_step = dict(MODES.get(mode, {}))
     if sharding:
         per_step |= {"optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0, "beta": BETA.get(mode, 0.0)}
     if sharding == "fsdp" and processes > 1:
@@ -121,10 +125,6 @@ def build(output, processes, mode):
     elif sharding.startswith("zero") and processes > 1:
         os.environ.update(DEEPSPEED, ACCELERATE_DEEPSPEED_ZERO_STAGE=sharding[-1])
         per_step |= {"use_cpu": False}  # or accelerate would leave DeepSpeed out
-    if mode == "turns":
-        per_step = {"max_completion_length": 512, "loss_normalizer": 12}
-    if mode == "forks":  # three groups of two parents: the second one's lie on two ranks
-        per_step = {"forks": 2, "num_generations": 4}
     accumulation = 3 if mode.startswith("uneven") else 1  # three micro-batches, of which few are needed
     data = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(9)]})
     generation: dict = {"rollout_func": fixed_rollouts}
@@ -133,7 +133,7 @@ def build(output, processes, mode):
         model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
         data = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Walk {i}."}]} for i in range(9)])
         generation = {"environment_factory": Walk}
-    if mode == "forks":
+    if mode in ("forks", "generate", "vllm"):
         generation = {}
     trainer = {"turns": Scripted, "forks": Forking}.get(mode, DrGRPOTrainer)(
         model=model,
@@ -150,10 +150,11 @@ def build(output, processes, mode):
             step_separator=None if mode == "turns" else ["tokens:2"],
             correct_threshold=1.0,
             record_groups=2,
+            **address,
         ),
         train_dataset=data,
         processing_class=tokenizer,
-        **({} if mode == "generate" else generation),
+        **generation,
         peft_config=LoraConfig(r=4, target_modules="all-linear") if mode in ("lora", "half") else None,
         step_reward_funcs=step_reward if mode in ("process", "baseline", "forks") else None,
     )
@@ -216,8 +217,26 @@ def refusals(trainer, checkpoint):
     return said
 
 
+@contextmanager
+def serving(mode):
+    """A server in the first rank, and what a configuration is told of it; nothing in other modes than `vllm`."""
+    if mode != "vllm":
+        yield None, {}
+        return
+    first = PartialState(cpu=True).is_main_process
+    engine = vllm_stub.Engine(in_double_precision(tiny_model(tiny_tokenizer(), seed=7)), distortion=0.6)
+    with vllm_stub.installed(), Server(engine) if first else nullcontext() as server:
+        # The others are told nothing but that there is a server: an address where nobody listens would fail them.
+        yield server, server.settings if server else {"use_vllm": True, "vllm_mode": "server"}
+
+
 def main(output, processes, mode):
-    trainer = build(output, processes, mode)
+    with serving(mode) as (server, address):
+        trained(output, processes, mode, server, address)
+
+
+def trained(output, processes, mode, server, address):
+    trainer = build(output, processes, mode, **address)
     start = whole_weights(trainer.model)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
@@ -237,6 +256,8 @@ def main(output, processes, mode):
         result["run_ids"] = resumed.gathered([trainer.run_id, resumed.run_id])
     if mode == "resume":
         result["refused"] = resumed.gathered(refusals(build(output, processes, mode), f"{output}.run/checkpoint-1"))
+    if server is not None:
+        result |= {"routes": server.routes, "prompts": [body["prompt"] for body in server.completions]}
     if trainer.accelerator.is_main_process:
         torch.save(result, output)
 

@@ -43,34 +43,33 @@ class _Handler(Handler):
         for verb, pattern, handle in ROUTES:
             match = re.fullmatch(pattern, path)
             if verb == method and match:
-                return handle(self, body, **match.groupdict())
+                groups = match.groupdict()
+                return self.refused(method, handle, **groups) or handle(self, body, **groups)
         return self.send(404, {"error": f"no route for {method} {path}"})
+
+    def refused(self, method, handle, repo=None, **others):
+        """Whether the client may not, which it has been told; to read a public repository it needs no token."""
+        known = self.hub.repos.get(repo)
+        reads_public = known is not None and not known["private"] and method in ("GET", "HEAD")
+        has_token = self.headers.get("Authorization") == f"Bearer {self.hub.token}"
+        if not has_token and not reads_public and handle not in OPEN:
+            self.send(401, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+            return True
+        if repo is not None and known is None:
+            self.send(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+            return True
+        return False
 
     def send(self, status, content=b"", **headers):
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.say(status, {name.replace("_", "-"): value for name, value in headers.items()}, data)
 
-    def allowed(self, repo=None):
-        """Whether the client may; if not, it has been told."""
-        if self.headers.get("Authorization") == f"Bearer {self.hub.token}":
-            return True
-        if repo is not None and repo in self.hub.repos and not self.hub.repos[repo]["private"]:
-            return True
-        if repo is None:
-            self.send(401, {"error": "Invalid username or password."})
-        else:
-            self.send(401, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
-        return False
-
     # Routes
 
     def whoami(self, body):
-        if self.allowed():
-            self.send(200, {"type": "user", "name": "tester", "orgs": [], "auth": {"accessToken": {"role": "write"}}})
+        self.send(200, {"type": "user", "name": "tester", "orgs": [], "auth": {"accessToken": {"role": "write"}}})
 
     def create(self, body):
-        if not self.allowed():
-            return
         asked = json.loads(body)
         name = f"{asked.get('organization') or 'tester'}/{asked['name']}"
         if name in self.hub.repos:
@@ -87,17 +86,14 @@ class _Handler(Handler):
         self.send(400 if errors else 200, {"errors": errors, "warnings": []})
 
     def preupload(self, body, repo):
-        if self.allowed():
-            modes = [
-                {"path": path, "uploadMode": "lfs" if path.endswith(LFS) else "regular"}
-                | {"shouldIgnore": False, "oid": None}
-                for path in (file["path"] for file in json.loads(body)["files"])
-            ]
-            self.send(200, {"files": modes})
+        modes = [
+            {"path": path, "uploadMode": "lfs" if path.endswith(LFS) else "regular"}
+            | {"shouldIgnore": False, "oid": None}
+            for path in (file["path"] for file in json.loads(body)["files"])
+        ]
+        self.send(200, {"files": modes})
 
     def lfs_batch(self, body, repo):
-        if not self.allowed():
-            return
         objects = []
         for wanted in json.loads(body)["objects"]:
             entry = {"oid": wanted["oid"], "size": wanted["size"]}
@@ -113,8 +109,6 @@ class _Handler(Handler):
         return self.send(200)
 
     def commit(self, body, repo):
-        if not self.allowed():
-            return
         files, message = dict(self.hub.files(repo)), ""
         for line in body.splitlines():
             entry = json.loads(line)
@@ -132,16 +126,12 @@ class _Handler(Handler):
         self.send(200, {"commitUrl": f"{self.hub.url}/{repo}/commit/{new['sha']}", "commitOid": new["sha"]})
 
     def info(self, body, repo, rev=None):
-        if not self.known(repo):
-            return
         newest = self.hub.repos[repo]["commits"][-1]
         siblings = [{"rfilename": path} for path in newest["files"]]
         private = self.hub.repos[repo]["private"]
         self.send(200, {"id": repo, "modelId": repo, "sha": newest["sha"], "private": private, "siblings": siblings})
 
     def tree(self, body, repo, rev, folder):
-        if not self.known(repo):
-            return
         below = (folder or "").strip("/") + "/" if folder else ""
         found = {path: data for path, data in self.hub.files(repo).items() if path.startswith(below)}
         if below and not found:
@@ -153,20 +143,12 @@ class _Handler(Handler):
         return self.send(200, entries)
 
     def resolve(self, body, repo, rev, file):
-        if not self.known(repo):
-            return
         newest = self.hub.repos[repo]["commits"][-1]
         if file not in newest["files"]:
             return self.send(404, {"error": "not there"}, X_Error_Code="EntryNotFound", X_Repo_Commit=newest["sha"])
         data = newest["files"][file]
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": newest["sha"]}
         return self.send(200, data, **headers)
-
-    def known(self, repo):
-        if repo in self.hub.repos:
-            return self.allowed(repo)
-        self.send(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
-        return False
 
 
 def commit(message, files):
@@ -175,6 +157,7 @@ def commit(message, files):
     return {"sha": digest.hexdigest(), "message": message, "files": files}
 
 
+OPEN = (_Handler.validate, _Handler.lfs_put)  # no token is sent there
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
 ROUTES = [
     ("GET", "/api/whoami-v2", _Handler.whoami),

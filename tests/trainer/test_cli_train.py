@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,18 @@ def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(recipe, monkeypa
     assert json.loads(Path("out/_drgrpo/run.json").read_text())["ended"]["how"] == "failed: Terminated"
     assert main([*argv, *command.split()[-2:]]) == 0
     assert yaml.safe_load(capfd.readouterr().out)["steps"] == 4
+
+
+def test_a_run_that_is_asked_to_end_before_its_first_step_leaves_nothing(recipe, monkeypatch, caplog):
+    monkeypatch.setattr("trl_drgrpo.cli.job.prepare", lambda given: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main(recipe())
+    assert (ended.value.code, signal.getsignal(signal.SIGTERM)) == (143, before)
+    assert [each.getMessage() for each in caplog.records if "SIGTERM" in each.getMessage()] == [
+        "SIGTERM: nothing is saved beyond what out already holds."
+    ]
+    assert not Path("out").exists()
 
 
 def test_a_folder_to_which_another_process_writes(recipe, capsys):

@@ -10,7 +10,7 @@ from datasets import Dataset
 from runs import assert_same_weights, short_run, train, weights
 from tiny import tiny_model
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.rewards.sample import prompt_key
@@ -177,24 +177,6 @@ def test_off_it_changes_nothing(tmp_path, data, tokenizer):
     off = run(fields, data, tokenizer)
     assert_same_weights(weights(off), weights(run({**fields, "output_dir": str(tmp_path / "b")}, data, tokenizer)))
     assert not any(name.startswith("sampling/") for name in off.state.log_history[0])
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"dynamic_sampling": "always"}, "dynamic_sampling: got 'always'; expected True, False or 'dapo'"),
-        ({"max_sampling_rounds": 0}, "max_sampling_rounds: got 0"),
-        ({"beta": 0.1}, r"dynamic_sampling: got True with beta=0.1; expected False"),
-        ({"process_role": "baseline"}, "dynamic_sampling: got True with process_role='baseline'"),
-        ({"num_generations": 8}, "dynamic_sampling: got True with one prompt per generation batch"),
-        ({"curriculum_q_min": 0.0}, "curriculum_q_min: got 0.0"),
-        ({"prior_pass_rates": "x.jsonl"}, "prior_pass_rates: got 'x.jsonl' with curriculum=False; expected None"),
-        ({"curriculum": "yes"}, "curriculum: got 'yes'; expected True or False"),
-    ],
-)
-def test_contradictions_are_refused(fields, message, settings):
-    with pytest.raises(InputError, match=f"^{message}"):
-        DrGRPOConfig(**{**settings, **fields})
 
 
 def test_too_few_prompts_for_the_rounds(settings, data, tokenizer):

@@ -1,9 +1,8 @@
 """TRL's correction for an engine whose probabilities are another's: what it weighs a row, by mode."""
 
 import pytest
-from sampling_correction import BOUND, Mismatched, modeled
+from sampling_correction import BOUND, SAMPLING_CORRECTIONS, Mismatched, modeled
 
-from trl_drgrpo.config.validation import SAMPLING_CORRECTIONS
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
 LENGTHS, SIGMA = (4, 16, 64, 256), 0.14  # T sigma^2 as with 512 to 2048 tokens at sigma = .05 for the last two

@@ -191,29 +191,6 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
         check(False, **forked)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"step_credit": "later"}, "step_credit: got 'later'"),
-        ({"step_baseline": "mean"}, "step_baseline: got 'mean'"),
-        ({"step_credit": "min_increments", "step_baseline": "same_index"}, "step_baseline: got 'same_index' with"),
-        ({"process_role": "value"}, "process_role: got 'value'; expected one of reward, baseline"),
-        (
-            {"process_role": "baseline", "step_baseline": "none"},
-            "step_baseline: got 'none' with process_role='baseline'; expected 'to_go'",
-        ),
-        ({"process_role": "baseline", "process_weight": 0.5}, "process_weight: got 0.5 with process_role"),
-        ({"deepseekmath_step_std": True}, "deepseekmath_step_std: got True with"),
-        ({"step_separator": []}, "step_separator: got an empty list"),
-        ({"step_separator": [""]}, "step_separator: got an empty separator"),
-        ({"step_separator": "re:("}, r"step_separator: got the regex"),
-    ],
-)
-def test_choices_that_contradict(fields, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        DrGRPOConfig(**fields)
-
-
 def test_one_ratio_per_row_is_refused_with_credit_per_step(settings, prompts, tokenizer):
     with pytest.raises(InputError, match="^importance_sampling_level: got 'sequence' with step_reward_funcs"):
         process({**settings, "importance_sampling_level": "sequence"}, prompts, tokenizer)

@@ -12,6 +12,7 @@ from runs import STOCK, assert_same_weights, build, train, weights
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
+from walk import Walk, with_tools
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -353,3 +354,41 @@ def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(
     trainer.args.temperature = trainer.temperature = 0.9
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("field", ["train_dataset", "eval_dataset['a']", None])
+def test_a_prompt_behind_which_nothing_fits_ends_the_run_before_it_starts(field, settings, prompts, tokenizer, reward):
+    """`None`: it just fits, or positions have no end."""
+    rows = [*prompts["prompt"][:5], "1+2=" * 400, "1+2=" * 300, *prompts["prompt"][:9]]
+    most, longer = len(tokenizer(rows[5])["input_ids"]), Dataset.from_dict({"prompt": rows})
+    train, evaluation = (longer, prompts) if field == "train_dataset" else (prompts, longer)
+    model = tiny_model(tokenizer)
+    model.config.max_position_embeddings = most + (11 if field else 12)
+
+    def build(model):
+        config = DrGRPOConfig(**settings)
+        return DrGRPOTrainer(model, reward, config, train, {"a": evaluation}, processing_class=tokenizer)
+
+    if field is None:
+        build(model)
+        model.config.max_position_embeddings, model.config.alibi = most, True
+        build(model)
+        return
+    with pytest.raises(InputError) as error:
+        build(model)
+    assert str(error.value) == (
+        f"max_completion_length: got 12 after a prompt of {most} tokens, row 5 (from 0) of {field}; expected at most "
+        f"{most + 11} tokens together, the model's context. Lower it, or drop such prompts."
+    )
+
+
+def test_the_description_of_tools_is_a_part_of_the_prompt(settings, prompts, reward):
+    model, tokenizer = with_tools()
+    data = prompts.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+    model.config.max_position_embeddings = 128
+    given = {"args": DrGRPOConfig(**settings), "train_dataset": data, "processing_class": tokenizer}
+    DrGRPOTrainer(model, reward, **given)
+    given["train_dataset"] = data.add_column("environment", ["walk"] * len(data))
+    for brings in ({"tools": [Walk().go]}, {"environment_factory": Walk}, {"environment_factory": {"walk": Walk}}):
+        with pytest.raises(InputError, match=r"^max_completion_length: got 12 after a prompt of \d{3} tokens, row "):
+            DrGRPOTrainer(model, reward, **given, **brings)

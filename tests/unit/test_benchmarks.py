@@ -30,17 +30,8 @@ def test_everything_for_a_gpu_runs_in_small_on_a_cpu(tmp_path):
 @pytest.mark.slow
 def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
     script, output = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
-    command = [
-        sys.executable,
-        str(script),
-        "--small",
-        "--output",
-        str(output),
-        "--minutes",
-        "0.01",
-        "--parts",
-        "costs",
-    ]
+    options = ["--small", "--output", str(output), "--minutes", "0.01", "--parts", "costs"]
+    command = [sys.executable, str(script), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert json.loads(output.read_text())["parts"]["costs"]["error"] == "no time was left"

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.config.validation import refuse_truncated_sampling
+from trl_drgrpo.config.rules import refuse_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR, Push, decision_scores, stop_push
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import CreditedBatch, TokenBatch, token_batch
@@ -407,7 +407,7 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
         got = f"{trainer.accelerator.num_processes} processes"
         raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
     remedy = "Leave it at its default: the score function is that of the whole distribution."
-    refuse_truncated_sampling(trainer.args, remedy)
+    refuse_distorted_sampling(trainer.args, remedy)
 
 
 def too_large(trainer: DrGRPOTrainer, batches: int) -> InputError | None:

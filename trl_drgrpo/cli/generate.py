@@ -142,7 +142,7 @@ def _rewards(args: argparse.Namespace, given: Given, columns: dict[str, Any]) ->
         return {}
     found = {reward_name(reward): reward for reward in map(resolve_reward, given.values.get("reward_funcs") or [])}
     for name, reward in found.items():
-        check_columns(reward, ["prompt", *columns], name)
+        check_columns(reward, ["prompt", *columns], name, "Give its value: `--columns {}=<value>`")
         check_ready(reward)
     return found
 

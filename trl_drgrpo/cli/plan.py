@@ -243,8 +243,8 @@ def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -
     prompt = tokens or max(1, min(DEFAULT_PROMPT, context - (completion or context // 2)))
     if prompt + (completion or 1) > context:
         field = "max_completion_length" if completion else "--max_prompt_length"
-        got = f"{completion} behind prompts of {prompt}" if completion else str(prompt)
-        expected = f"prompt and completion within the model's context of {context} tokens"
+        got = f"{completion} after a prompt of {prompt} tokens" if completion else str(prompt)
+        expected = f"at most {context} tokens together, the model's context"
         raise InputError(field, got, expected, "Lower the one or the other.")
     if completion is None and context - prompt < LENGTHS[0]:
         left = f"leaves at most {context - prompt} for a completion behind prompts of {prompt}"

@@ -262,7 +262,7 @@ def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
     from trl_drgrpo.rewards.columns import check_columns, check_ready
     from trl_drgrpo.rewards.signatures import required
 
-    check_columns(reward, list(rows[0]), name)
+    check_columns(reward, list(rows[0]), name, "Rename the column that holds it: `--columns <column>={}`")
     check_ready(reward)
     if "completion_ids" in required(reward) and rows[0].get("completion_ids") is None:
         raise InputError(

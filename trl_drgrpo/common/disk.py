@@ -8,15 +8,18 @@ import errno
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from trl_drgrpo.common.errors import DiskFullError, InputError, causes
+from trl_drgrpo.common.errors import DiskFullError, InputError, Terminated, causes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBE = 1 << 20  # bytes
@@ -101,12 +104,54 @@ def check_file(field: str, name: str, others: Iterable[str] = ()) -> None:
     check_writable(field, str(path.parent))
 
 
+class _Handler:
+    def __init__(self, handle: Callable[[], None]):
+        self.handle = handle
+
+    def __call__(self, number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+        self.handle()
+
+
+@contextmanager
+def on_sigterm(handle: Callable[[], None]) -> Iterator[None]:
+    """Inside the block SIGTERM calls `handle`, and not that of a block around it. A handler of the user's own stays,
+    only the main thread sets one, and a process that is forked inside has none."""
+    before = signal.getsignal(signal.SIGTERM)
+    is_ours = before is signal.SIG_DFL or isinstance(before, _Handler)
+    if not is_ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _children_have_none()
+    signal.signal(signal.SIGTERM, _Handler(handle))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@cache
+def _children_have_none() -> None:
+    def forget() -> None:
+        if isinstance(signal.getsignal(signal.SIGTERM), _Handler):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forget)
+
+
+def _end(target: Path) -> None:
+    logger.error("SIGTERM: nothing is saved beyond what %s already holds.", target)
+    raise Terminated
+
+
 @contextlib.contextmanager
 def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[None]:
     """Inside the block no other process that asks so too writes to a folder, or to a file.
 
     A lock of the operating system, which ends with its process; blocks of one thread may be nested. Leaves nothing
-    behind. Where the file system has no locks, the log says so, and the block runs without.
+    behind, also on SIGTERM, which it answers with [`Terminated`]. Where the file system has no locks, the log says so,
+    and the block runs without.
 
     Args:
         field (`str`): Input that names the target, for the message.
@@ -145,7 +190,8 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
         if lock.is_locked:
             with contextlib.suppress(OSError):
                 path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
-        yield
+        with on_sigterm(lambda: _end(target)):
+            yield
     finally:
         if lock.is_locked:
             with contextlib.suppress(OSError):

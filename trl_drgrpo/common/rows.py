@@ -1,20 +1,15 @@
 """Every row of a dataset, looked at before a model loads: prompts that TRL cannot read, and what columns hold.
 
-Arrow counts the nulls of a column and finds empty texts without making Python objects, so 100,000 rows cost
-milliseconds. Of a stream the first rows are read, and none of one that a generator makes: what feeds it may be gone
-when it is read again.
+100,000 rows take less than a second. Of a stream the first rows are read, and none of one that a generator makes:
+what feeds it may be gone when it is read again.
 """
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 STREAMED_ROWS = 1000
 _BATCH = 10_000
@@ -42,11 +37,12 @@ class ColumnValues:
 def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
     """Checks that every prompt of a split is a text that is not empty, or a list of messages. The message names the
     first row that does not fit; `where` adds words on where the rows are: `" of train.jsonl"`."""
-    found = _first_bad_prompt(dataset)
-    if found is None:
+    prompts = (prompt for batch in _batches(dataset, ["prompt"]) for prompt in batch["prompt"])
+    bad = [(row, problem) for row, prompt in enumerate(prompts) if (problem := prompt_problem(prompt))]
+    if not bad:
         return
-    row, problem, others = found
-    more = f" and in {others} more" if others else ""
+    row, problem = bad[0]
+    more = f" and in {len(bad) - 1} more" if len(bad) > 1 else ""
     raise InputError(
         field,
         f"{problem} as the prompt in row {row} (the first is 0){where}{more}",
@@ -95,126 +91,57 @@ def prompt_problem(prompt: Any) -> str:
     return ""
 
 
+def prompt_rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number, prompt and name of the environment of a split's rows that have a prompt; none of rows made on the
+    fly, or with images."""
+    columns = dataset.column_names or ["prompt", "environment"]
+    if "prompt" not in columns or {"image", "images"}.intersection(columns):
+        return
+    names = [name for name in ("prompt", "environment") if name in columns]
+    rows = (values for batch in _batches(dataset, names) for values in zip(*batch.values(), strict=True))
+    for number, values in enumerate(rows):
+        if values[0] is not None:
+            yield number, dict(zip(names, values, strict=True))
+
+
 def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
     """Contents of a split's columns, by name; empty for rows made on the fly."""
-    if not names or _is_made_on_reading(dataset) or (not _is_stream(dataset) and len(dataset) == 0):
+    kinds: dict[str, set[str]] = {name: set() for name in names}
+    nulls: dict[str, list[int]] = {name: [] for name in names}
+    rows = 0
+    for batch in _batches(dataset, names, raw=True) if names else ():
+        for name, values in batch.items():
+            kinds[name].update(map(_kind, values))
+            nulls[name] += [row for row, value in enumerate(values, rows) if _is_nothing(value)]
+        rows += len(batch[names[0]])
+    if not rows:
         return {}
-    if _is_stream(dataset):
-        rows = list(islice(dataset, STREAMED_ROWS))
-        return {name: _of_objects([row.get(name) for row in rows]) for name in names}
-    backing = dataset.data.select(list(names))
-    found = {name: _of_arrow(backing.column(name)) for name in names}
-    if not any(values.nulls for values in found.values()):
-        return {name: replace(values, rows=len(dataset)) for name, values in found.items()}
-    import pyarrow as pa
-
-    table = pa.concat_tables([table for _, table in _tables(dataset, list(names))])
-    return {name: _of_arrow(table.column(name)) for name in names}
+    found = {}
+    for name in names:
+        kind, *others = kinds[name] - {"null"} or {"null"}
+        found[name] = ColumnValues("other" if others else kind, rows, len(nulls[name]), next(iter(nulls[name]), None))
+    return found
 
 
-def _first_bad_prompt(dataset: Any) -> tuple[int, str, int] | None:
-    """Row, problem, and number of further such rows."""
-    if _is_made_on_reading(dataset):
-        return None
-    if _is_stream(dataset):
-        suspects = [(i, row.get("prompt")) for i, row in enumerate(islice(dataset, STREAMED_ROWS))]
-    elif all(_suspects(chunk) == [] for chunk in dataset.data.column("prompt").chunks):
-        return None  # nor in those rows that a selection or a shuffle leaves
-    else:
-        suspects = [found for start, table in _tables(dataset, ["prompt"]) for found in _looked_at(table, start)]
-    problems = [(row, problem) for row, prompt in suspects if (problem := prompt_problem(prompt))]
-    return (*problems[0], len(problems) - 1) if problems else None
+def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[dict[str, list[Any]]]:
+    """The columns in batches of rows, `raw`: as they are stored, images as bytes, say; none of rows from a generator,
+    or through a function of the user's: reading them may change what comes next."""
+    if not hasattr(dataset, "__len__"):
+        if dataset.info.builder_name != "generator":
+            rows = list(islice(dataset, STREAMED_ROWS))
+            yield {name: [row.get(name) for row in rows] for name in names}
+    elif dataset.format["type"] != "custom":
+        for batch in dataset.select_columns(list(names)).with_format("arrow" if raw else None).iter(_BATCH):
+            yield batch.to_pydict() if raw else batch
 
 
-def _looked_at(table: "pyarrow.Table", start: int) -> Iterator[tuple[int, Any]]:
-    """Row and prompt of those that need a second look."""
-    import datasets
-
-    column = table.column("prompt").combine_chunks()
-    positions = _suspects(column)
-    if positions is None:
-        features = datasets.Features.from_arrow_schema(table.schema)
-        yield from enumerate(datasets.Dataset(table, datasets.DatasetInfo(features=features))["prompt"], start)
-    else:
-        yield from ((start + i, column[i].as_py()) for i in positions)
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(each is None for each in value))
 
 
-def _is_stream(dataset: Any) -> bool:
-    return not hasattr(dataset, "__len__")
+_KINDS = {type(None): "null", str: "text", bool: "boolean", int: "number", float: "number"}
+_KINDS |= {list: "list", dict: "mapping"}
 
 
-def _is_made_on_reading(dataset: Any) -> bool:
-    """Rows from a generator, or through a function of the user's: reading them may change what comes next."""
-    if _is_stream(dataset):
-        return dataset.info.builder_name == "generator"
-    return dataset.format["type"] == "custom"
-
-
-def _tables(dataset: Any, names: list[str]) -> Iterator[tuple[int, "pyarrow.Table"]]:
-    plain = dataset.select_columns(names).with_format("arrow")
-    for number, table in enumerate(plain.iter(_BATCH)):
-        yield number * _BATCH, table
-
-
-def _suspects(column: "pyarrow.Array") -> list[int] | None:
-    """Positions of prompts that need a second look; `None` where the type says too little."""
-    import pyarrow as pa
-
-    pc: Any = importlib.import_module("pyarrow.compute")  # its functions are made at run time
-
-    kind: Any = column.type
-    invalid = pc.is_null(column)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        invalid = pc.or_kleene(invalid, pc.equal(pc.binary_length(column), 0))
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        fields = {each.name for each in kind.value_type} if pa.types.is_struct(kind.value_type) else set()
-        if not {"role", "content"} <= fields or not pa.types.is_string(kind.value_type.field("role").type):
-            return None
-        messages = column.flatten()
-        bad = pc.or_(pc.is_null(pc.struct_field(messages, "role")), pc.is_null(pc.struct_field(messages, "content")))
-        parents = set(pc.list_parent_indices(column).filter(bad).to_pylist())
-        invalid = pc.or_kleene(invalid, pc.equal(pc.list_value_length(column), 0))
-        return sorted(parents | {i for i, is_invalid in enumerate(invalid.to_pylist()) if is_invalid})
-    elif not pa.types.is_null(kind):
-        return None
-    return pc.indices_nonzero(pc.fill_null(invalid, True)).to_pylist()
-
-
-def _of_arrow(column: Any) -> ColumnValues:
-    pc: Any = importlib.import_module("pyarrow.compute")
-    kind = _kind_of_arrow(column.type)
-    if kind == "list":  # an empty one, or one of nulls alone, holds as little as a null
-        column = column.combine_chunks()
-        held = pc.list_parent_indices(column).filter(pc.is_valid(pc.list_flatten(column))).unique()
-        nulls = len(column) - len(held)
-        first = next(row for row, found in enumerate([*held.to_pylist(), -1]) if row != found) if nulls else None
-        return ColumnValues(kind, len(column), nulls, first)
-    first = pc.index(pc.is_null(column), True).as_py() if column.null_count else None
-    return ColumnValues(kind, len(column), column.null_count, first)
-
-
-def _kind_of_arrow(kind: Any) -> str:
-    from pyarrow import types
-
-    kinds = {
-        "null": types.is_null,
-        "text": lambda t: types.is_string(t) or types.is_large_string(t),
-        "boolean": types.is_boolean,
-        "number": lambda t: types.is_integer(t) or types.is_floating(t) or types.is_decimal(t),
-        "list": lambda t: types.is_list(t) or types.is_large_list(t) or types.is_fixed_size_list(t),
-        "mapping": types.is_struct,
-    }
-    return next((name for name, test in kinds.items() if test(kind)), "other")
-
-
-def _of_objects(values: list[Any]) -> ColumnValues:
-    kinds = {_kind_of_object(value) for value in values} - {"null"} or {"null"}
-    empty = [value is None or (isinstance(value, list) and all(each is None for each in value)) for value in values]
-    kind = kinds.pop() if len(kinds) == 1 else "other"
-    return ColumnValues(kind, len(values), sum(empty), empty.index(True) if any(empty) else None)
-
-
-def _kind_of_object(value: Any) -> str:
-    kinds = {type(None): "null", str: "text", bool: "boolean", int: "number", float: "number"}
-    kinds |= {list: "list", dict: "mapping"}
-    return kinds.get(type(value), "other")
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), "other")

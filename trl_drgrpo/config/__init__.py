@@ -1,4 +1,4 @@
-"""The configuration and its checks: `config.py`, `validation.py` (values), `preflight.py` (inputs of a trainer)."""
+"""The configuration and its checks: `config.py`, `rules.py` (values), `preflight.py` (inputs of a trainer)."""
 
 from typing import TYPE_CHECKING
 

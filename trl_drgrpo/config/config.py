@@ -13,7 +13,7 @@ Deltas from `GRPOConfig`:
 - on a machine without an accelerator it selects CPU and float32 by itself, where TRL raises.
 
 Each field is described once, in the docstring of the class, which is the help of its flag as well. What values may be
-is in `field_kinds.py` and `validation.py`, what the inputs of a trainer may be in `preflight.py`.
+is in `field_kinds.py` and `rules.py`, what the inputs of a trainer may be in `preflight.py`.
 """
 
 import copy
@@ -25,13 +25,14 @@ from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from functools import cache
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any, Literal, Self
 
 from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.field_kinds import read_mappings, refused, with_help
-from trl_drgrpo.config.validation import validate, validate_batch, validate_groups
+from trl_drgrpo.config.rules import OBJECTIVE, contradictions, validate, validate_batch
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
 
 require_supported_trl()
@@ -263,13 +264,15 @@ class DrGRPOConfig(GRPOConfig):
         takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())  # a subclass may
         if unknown := [name for name in fields if not (takes_any or name in known)]:
             got, expected = "an unknown name", f"a field of {cls.__name__}"
-            raise in_one([UnknownNameError(each, got, expected, remedy_for_name(each, known)) for each in unknown])
+            errors = [UnknownNameError(each, got, expected, remedy_for_name(each, known)) for each in unknown]
+            chosen = SimpleNamespace(**{name: fields.get(name, getattr(cls, name)) for name in OBJECTIVE})
+            _read_as_not_chosen(chosen)
+            raise in_one([*errors, *contradictions(chosen)])
         return super().__new__(cls)
 
     def __post_init__(self):
         self._spell_out()
         validate(self)
-        validate_groups(self)
         self._fall_back_to_cpu()
         try:
             super().__post_init__()
@@ -286,7 +289,6 @@ class DrGRPOConfig(GRPOConfig):
         """
         self._spell_out()
         validate(self)
-        validate_groups(self)
         validate_batch(self)
 
     @classmethod
@@ -344,21 +346,14 @@ class DrGRPOConfig(GRPOConfig):
         if self.warmup_ratio is not None:
             refuse_outside("warmup_ratio", self.warmup_ratio, RANGES["warmup_ratio"])
             self.warmup_steps, self.warmup_ratio = self.warmup_steps or self.warmup_ratio, None
-        spoken = {"false": "none", "0": "none", "true": "group", "1": "group"}  # as TRL reads it
-        self.scale_rewards = spoken.get(str(self.scale_rewards).lower(), self.scale_rewards)
-        for name in ("loss_type", "scale_rewards"):
-            if getattr(self, name) == _TRL_DEFAULTS[name]:
-                own = getattr(DrGRPOConfig, name)
-                logger.warning("%s=%r is TRL's default and read as not chosen: %r.", name, _TRL_DEFAULTS[name], own)
-                setattr(self, name, own)
+        _read_as_not_chosen(self)
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":
             self.advantage_baseline = "leave_one_out"
-        if isinstance(self.dynamic_sampling, str) and self.dynamic_sampling.lower() in ("true", "false"):
-            self.dynamic_sampling = self.dynamic_sampling.lower() == "true"
-        if isinstance(self.run_warnings, str) and self.run_warnings.lower() in ("true", "false"):
-            self.run_warnings = self.run_warnings.lower() == "true"
+        for name in ("dynamic_sampling", "run_warnings"):
+            if (said := str(getattr(self, name)).lower()) in ("true", "false"):
+                setattr(self, name, said == "true")
 
     def _fall_back_to_cpu(self) -> None:
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""
@@ -371,6 +366,17 @@ class DrGRPOConfig(GRPOConfig):
             self.tf32 = None
         elif self.use_cpu and self.bf16 is None:
             self.bf16 = False
+
+
+def _read_as_not_chosen(config: Any) -> None:
+    """What the objective needs, where a field of it says what TRL's default is; `scale_rewards` as TRL reads it."""
+    spoken = {"false": "none", "0": "none", "true": "group", "1": "group"}
+    config.scale_rewards = spoken.get(str(config.scale_rewards).lower(), config.scale_rewards)
+    for name in ("loss_type", "scale_rewards"):
+        if getattr(config, name) == _TRL_DEFAULTS[name]:
+            own = getattr(DrGRPOConfig, name)
+            logger.warning("%s=%r is TRL's default and read as not chosen: %r.", name, _TRL_DEFAULTS[name], own)
+            setattr(config, name, own)
 
 
 # `inspect.signature(DrGRPOConfig)` is that of its fields.

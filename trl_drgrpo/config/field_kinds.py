@@ -6,6 +6,7 @@ annotations; the keys are those that the installed library takes, so no list her
 """
 
 import dataclasses
+import enum
 import functools
 import inspect
 import json
@@ -13,7 +14,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ _ALSO: dict[str, tuple[type, ...]] = {
     "debug": (list, type(None)),
 }
 _FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # mappings that may be written as the path of a JSON file
-_JUDGED = ("dynamic_sampling", "run_warnings", "reward_weights", "step_reward_weights")  # by checks of their own
+_JUDGED = ("dynamic_sampling", "run_warnings", "reward_weights", "step_reward_weights")  # by rules of their own
 
 # Keys that TRL sets itself: a second value is an error in the middle of the run, or another shape of batch.
 _TAKEN: dict[str, tuple[str, ...]] = {
@@ -42,7 +43,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
         *("return_tensors", "continue_final_message"),
     ),
     "gradient_accumulation_kwargs": ("num_steps",),
-    "generation_kwargs": ("num_return_sequences", "return_dict_in_generate"),
+    "generation_kwargs": ("num_return_sequences", "return_dict_in_generate", "n", "logprobs"),
 }
 
 
@@ -92,16 +93,54 @@ def check_kinds(config: Any) -> None:
         _check_kind(name, value, members, _ALSO.get(name, ()))
 
 
+def check_choices(config: Any) -> None:
+    """Refuses a text that is none of those that its field takes: of the annotation, TRL's metadata, or the table
+    below. Numbers and booleans are judged elsewhere."""
+    hints, choices = _hints(type(config)), _choices()
+    for field in dataclasses.fields(config):
+        allowed = _listed(hints[field.name]) or choices.get(field.name) or field.metadata.get("choices")
+        value = getattr(config, field.name)
+        if allowed and value not in allowed and value is not None and not isinstance(value, bool):
+            remedy = did_you_mean(value, allowed, "Pick one of them.", cutoff=0.6, form="{!r}")
+            raise InputError(field.name, shortened(value), f"one of {', '.join(allowed)}", remedy)
+
+
+def _listed(hint: Any) -> tuple[str, ...]:
+    """The texts that an annotation lists: those of a literal, or the values of an enumeration."""
+    for member in _members(hint):
+        if typing.get_origin(member) is typing.Literal:
+            return typing.get_args(member)
+        if isinstance(member, type) and issubclass(member, enum.Enum):
+            return tuple(str(each.value) for each in member)
+    return ()
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The texts of fields whose annotation lists none."""
+    from accelerate.utils import DynamoBackend
+    from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
+    from transformers.training_args import trainer_log_levels
+
+    return {
+        "importance_sampling_level": ("token", "sequence"),
+        **dict.fromkeys(("log_level", "log_level_replica"), tuple(trainer_log_levels)),
+        "vllm_mode": ("server", "colocate"),
+        "cache_implementation": (*ALL_CACHE_IMPLEMENTATIONS, "paged"),
+        "include_num_input_tokens_seen": ("all", "non_padding", "no"),
+        "torch_compile_backend": tuple(backend.value.lower() for backend in DynamoBackend),
+        "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    }
+
+
 def check_keys(config: Any) -> None:
     """Refuses a key of a mapping that nobody would read, and a value that its reader would refuse in the run.
 
     Raises:
         `InputError`: Names the field, the key, and the nearest one that is known.
     """
-    for name, known_keys in _KEYS.items():
-        given = getattr(config, name)
-        if isinstance(given, Mapping) and given:
-            _check_mapping(name, given, known_keys(config))
+    for name, known in _keys(config).items():
+        if isinstance(given := getattr(config, name), Mapping):
+            _check_mapping(name, given, known)
     nested = getattr(config.accelerator_config, "gradient_accumulation_kwargs", None)
     if isinstance(config.accelerator_config, Mapping):
         nested = config.accelerator_config.get("gradient_accumulation_kwargs")
@@ -109,9 +148,9 @@ def check_keys(config: Any) -> None:
         from accelerate.utils import GradientAccumulationPlugin
 
         _check_mapping("gradient_accumulation_kwargs", nested, _hints(GradientAccumulationPlugin))
-    with refused_values("generation_kwargs", config.generation_kwargs):
-        _sampling(config)
-    with refused_values("lr_scheduler_type, lr_scheduler_kwargs", config.lr_scheduler_kwargs):
+    with _refused_values("generation_kwargs", config.generation_kwargs):
+        _check_sampling(config)
+    with _refused_values("lr_scheduler_type, lr_scheduler_kwargs", config.lr_scheduler_kwargs):
         _schedule(config)
     _check_optimizer(config)
 
@@ -139,7 +178,7 @@ def _check_kind(field: str, value: Any, members: tuple[Any, ...], also: tuple[An
 
 
 @contextmanager
-def refused_values(field: str, value: Any) -> Iterator[None]:
+def _refused_values(field: str, value: Any) -> Iterator[None]:
     """Makes one `InputError` of what a library says about the values of a field."""
     try:
         yield
@@ -199,29 +238,34 @@ def _fits(kind: Any, value: Any) -> bool:
 # Who reads the mappings ----------------------------------------------------------------------------------------------
 
 
-def _accelerator_keys(config: Any) -> Mapping[str, Any]:
+def _keys(config: Any) -> dict[str, Mapping[str, Any] | None]:
+    """Keys that each mapping may have, with their kinds; `None`: any."""
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+    from torch.utils.checkpoint import checkpoint
+    from transformers import ContinuousBatchingConfig, SchedulerType
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
     from transformers.trainer_pt_utils import AcceleratorConfig
 
-    return _hints(AcceleratorConfig)
-
-
-def _batching_keys(config: Any) -> Mapping[str, Any]:
-    from transformers import ContinuousBatchingConfig
-
-    return _hints(ContinuousBatchingConfig)
-
-
-def _checkpointing_keys(config: Any) -> Mapping[str, Any]:
-    from torch.utils.checkpoint import checkpoint
-
+    kind = SchedulerType(config.lr_scheduler_type)
+    schedule: Any = ReduceLROnPlateau if kind == "reduce_lr_on_plateau" else TYPE_TO_SCHEDULER_FUNCTION[kind]
+    set_by_trainer = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
     named = [p.name for p in inspect.signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return {**dict.fromkeys(named, Any), "use_reentrant": bool | None, "preserve_rng_state": bool}
+    return {
+        "accelerator_config": _hints(AcceleratorConfig),
+        "chat_template_kwargs": None,  # a template may read any
+        "generation_kwargs": None if config.use_vllm else _sampling_keys(),  # vLLM refuses others itself
+        "gradient_checkpointing_kwargs": {
+            **dict.fromkeys(named, Any),
+            "use_reentrant": bool | None,
+            "preserve_rng_state": bool,
+        },
+        "lr_scheduler_kwargs": {p: Any for p in inspect.signature(schedule).parameters if p not in set_by_trainer},
+        "transformers_continuous_batching_config": _hints(ContinuousBatchingConfig),
+    }
 
 
-def _sampling_keys(config: Any) -> Mapping[str, Any] | None:
+def _sampling_keys() -> Mapping[str, Any]:
     """The fields of `GenerationConfig`, of the kinds that its documentation gives: it looks at few of them itself."""
-    if config.use_vllm:  # its own parameters, and it refuses others itself
-        return None
     from transformers import GenerationConfig
 
     kinds = {"bool": bool, "int": int, "float": float, "str": str, "list[int]": list[int]}
@@ -231,33 +275,22 @@ def _sampling_keys(config: Any) -> Mapping[str, Any] | None:
     return known | {key: kinds[kind] | None for key, kind in documented if kind in kinds}
 
 
-def _schedule_keys(config: Any) -> Mapping[str, Any]:
-    from torch.optim.lr_scheduler import ReduceLROnPlateau
-    from transformers import SchedulerType
-    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+def _check_sampling(config: Any) -> None:
+    """Keys that `GenerationConfig` refuses, and such under which nothing is sampled: greedy search, beams."""
+    given = config.generation_kwargs
+    if config.use_vllm or not given:
+        return
+    from transformers import GenerationConfig
+    from transformers.generation import GenerationMode
 
-    kind = SchedulerType(config.lr_scheduler_type)
-    schedule: Any = ReduceLROnPlateau if kind == "reduce_lr_on_plateau" else TYPE_TO_SCHEDULER_FUNCTION[kind]
-    parameters = inspect.signature(schedule).parameters
-    set_by_trainer = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
-    return {name: Any for name in parameters if name not in set_by_trainer}
+    def samples(options: Mapping[str, Any]) -> bool:
+        mode = GenerationConfig(**{"do_sample": True, **options}).get_generation_mode()
+        return mode in (GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
 
-
-_KEYS: dict[str, Callable[[Any], Mapping[str, Any] | None]] = {
-    "accelerator_config": _accelerator_keys,
-    "chat_template_kwargs": lambda config: None,  # a template may read any
-    "generation_kwargs": _sampling_keys,
-    "gradient_checkpointing_kwargs": _checkpointing_keys,
-    "lr_scheduler_kwargs": _schedule_keys,
-    "transformers_continuous_batching_config": _batching_keys,
-}
-
-
-def _sampling(config: Any) -> None:
-    if config.generation_kwargs and not config.use_vllm:
-        from transformers import GenerationConfig
-
-        GenerationConfig(**{"do_sample": True, **config.generation_kwargs})
+    if not samples(given):
+        key = next((key for key, value in given.items() if not samples({key: value})), next(iter(given)))
+        remedy = "A group needs different completions, each drawn from the policy: remove it."
+        raise InputError(f"generation_kwargs: {key}", shortened(given[key]), "sampling", remedy)
 
 
 def _schedule(config: Any) -> None:

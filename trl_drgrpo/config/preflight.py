@@ -18,6 +18,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.config import DrGRPOConfig, check_best_metric
 from trl_drgrpo.config.field_kinds import optimizer_of
+from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
@@ -56,129 +57,133 @@ def check_inputs(
         `InputError`: No reward, weights that do not fit, a data set without `prompt` or too small for one generation
             batch, a reward function that asks for a column the data does not have, or for a program that is not there.
     """
-    if not reward_funcs and not step_reward_funcs and environment_factory is None:
-        # The sentence before the comma is TRL's, for those who search for it.
-        remedy = (
-            "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment defines a "
-            "`get_reward` method, or `step_reward_funcs`."
-        )
-        raise InputError("reward_funcs", "none", "at least one reward function", remedy)
+    steps = step_reward_funcs or []
+    others = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
+    fixed_columns = rollout_func is None and environment_factory is None  # else rewards may ask for anything
     for index, reward_func in enumerate(reward_funcs):
         try:
             check_form(reward_func, "")
         except InputError as error:
             got = f"{error.got} at position {index}"
             raise InputError("reward_funcs", got, error.expected, error.remedy) from None
-    weights = args.reward_weights
-    if weights is not None and len(weights) != len(reward_funcs):
-        expected = f"{len(reward_funcs)}, one per reward function"
-        raise InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
-    if args.max_completion_length is None and (tools or environment_factory is not None):
-        remedy = "TRL ends conversations with tools at this limit: set max_completion_length."
-        raise InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
-    if args.forks > 1:
-        given = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
-        _check_forks(args, step_reward_funcs or [], [name for name, value in given.items() if value])
+    refuse(_contradictions(args, reward_funcs, steps, others))
     _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
         read_pass_rates(Path(args.prior_pass_rates).expanduser())
     _check_trackers(args.report_to)
-    problem = optimizer_of(args, args.optim_args)
-    if isinstance(problem, ImportError) or (isinstance(problem, ValueError) and "a model" not in str(problem)):
-        raise InputError(
-            "optim",
-            str(getattr(args.optim, "value", args.optim)),
-            "an optimizer that is installed",
-            f"{problem!s:.300}.",
-        )
-    for func in step_reward_funcs or []:
-        _refuse_bare_rule(func)
-    for func in [*reward_funcs, *(step_reward_funcs or [])]:
+    _check_installed_optimizer(args)
+    for func in [*reward_funcs, *steps]:
         check_ready(func)
-    if args.correct_reward is not None and environment_factory is None:  # an environment may bring a reward of its own
-        CorrectnessRule(_reward_names(reward_funcs), args.correct_reward)
-    if environment_factory is None:
-        names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in step_reward_funcs or []]
+    if environment_factory is None:  # an environment may bring a reward of its own
+        names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in steps]
+        if args.correct_reward is not None:
+            CorrectnessRule(names, args.correct_reward)
         check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
-    _check_causality(args, step_reward_funcs or [])
-    learned = [reward_name(func) for func in step_reward_funcs or [] if declared(func, "is_learned")]
-    if learned and args.process_role == "reward":
-        logger.warning(
-            "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
-            "(recipes/guides/process_rewards.md). Set process_role='baseline' to subtract the scores instead.",
-            ", ".join(learned),
-        )
-    if step_reward_funcs and args.importance_sampling_level == "sequence":
-        remedy = "One ratio per row averages the step rewards over the row: set 'token'."
-        raise InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
-    if not step_reward_funcs and (unused := _changed_step_settings(args)):
-        logger.warning(
-            "%s: no effect without step_reward_funcs. Pass step_reward_funcs, or remove the setting.",
-            ", ".join(unused),
-        )
-    splits = {"train_dataset": train_dataset}
-    if isinstance(eval_dataset, dict):
-        splits |= {f"eval_dataset[{name!r}]": split for name, split in eval_dataset.items()}
-    else:
-        splits["eval_dataset"] = eval_dataset
-    for field, dataset in splits.items():
-        if dataset is None:
-            continue
-        _check_kind(field, dataset)
+    _warn(args, steps)
+    for field, dataset in named_splits(train_dataset, eval_dataset).items():
+        if not isinstance(dataset, (Dataset, IterableDataset)):
+            expected = "a datasets.Dataset or datasets.IterableDataset"
+            remedy = 'Pick a split (dataset["train"]), or build one with Dataset.from_list.'
+            raise InputError(field, type(dataset).__name__, expected, remedy)
         if field == "train_dataset":
             _check_size(args, dataset)
             _refuse_images(args, dataset)
-        if environment_factory is None:  # an environment may bring the prompt, and anything a reward asks for
+        if environment_factory is None:  # an environment may bring the prompt, too
             _check_prompts(field, dataset)
-        # A stream may not know its columns; custom generation may add fields.
-        if dataset.column_names is not None and rollout_func is None and environment_factory is None:
+        if dataset.column_names is not None and fixed_columns:  # a stream may not know them
             _check_columns(reward_funcs, dataset.column_names)
-            _check_columns(step_reward_funcs or [], [*dataset.column_names, "steps", "step_ends"])
-            _check_golds([*reward_funcs, *(step_reward_funcs or [])], field, dataset)
+            _check_columns(steps, [*dataset.column_names, "steps", "step_ends"])
+            _check_golds([*reward_funcs, *steps], field, dataset)
 
 
-def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[str]) -> None:
-    """Refuses forks beside other writers of completions, or without scores for steps of unfinished completions."""
-    if others:
-        remedy = f"Completions with {others[0]} cannot be branched: remove it, or set forks=1."
-        raise InputError("forks", f"{args.forks} with {others[0]}", "1", remedy)
-    if args.fork_at != "doubt":
-        return
-    remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
-    if not step_reward_funcs:
-        raise InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
-    for func in step_reward_funcs:
-        if hasattr(func, "on_rollouts"):
+def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dict[str, Any]) -> Rules:
+    """Settings that do not fit the functions, and what else writes completions."""
+    if not (rewards or steps or others["environment_factory"] is not None):
+        # The sentence before the comma is TRL's, for those who search for it.
+        remedy = (
+            "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment defines a "
+            "`get_reward` method, or `step_reward_funcs`."
+        )
+        yield InputError("reward_funcs", "none", "at least one reward function", remedy)
+    weights = args.reward_weights
+    if weights is not None and len(weights) != len(rewards):
+        expected = f"{len(rewards)}, one per reward function"
+        yield InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
+    if args.max_completion_length is None and (others["tools"] or others["environment_factory"] is not None):
+        remedy = "TRL ends conversations with tools at this limit: set max_completion_length."
+        yield InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    for other in [name for name, value in others.items() if value and args.forks > 1]:
+        remedy = f"Completions with {other} cannot be branched: remove it, or set forks=1."
+        yield InputError("forks", f"{args.forks} with {other}", "1", remedy)
+    cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
+    if cuts_by_doubt and not steps:
+        remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
+        yield InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
+    for func in steps:
+        if cuts_by_doubt and hasattr(func, "on_rollouts"):
             remedy = "It scores only finished batches: set fork_at='entropy' or 'drawn'."
-            raise InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
+            yield InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
+        if _is_rule_of_a_step(func):  # the commonest mix-up
+            name = reward_name(func)
+            remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
+            yield InputError(
+                "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
+            )
+    later = _names(steps, "is_causal", False)
+    for field, applies in {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}.items():
+        if later and applies:
+            got = f"{getattr(args, field)!r} with {later}, whose score of a step depends on later text"
+            remedy = "It would bias the gradient: use scores of the text up to a step (`StepJudge(reads='prefix')`)."
+            yield InputError(field, got, "scores that read no further than the end of their step", remedy)
+    if steps and args.importance_sampling_level == "sequence":
+        remedy = "One ratio per row averages the step rewards over the row: set 'token'."
+        yield InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
 
 
-def _check_causality(args: DrGRPOConfig, step_reward_funcs: list[Any]) -> None:
-    """What follows from scores of a step that read later text, for the use that is made of them."""
-    said = {reward_name(func): declared(func, "is_causal") for func in step_reward_funcs}
-    unknown = ", ".join(name for name, is_causal in said.items() if is_causal is None)
-    later = ", ".join(name for name, is_causal in said.items() if is_causal is not None and not is_causal)
-    is_baseline = args.process_role == "baseline"
-    cuts_by_it = args.forks > 1 and args.fork_at == "doubt"
-    if later and (is_baseline or cuts_by_it):
-        field, value = ("process_role", "baseline") if is_baseline else ("fork_at", "doubt")
-        got = f"{value!r} with {later}, whose score of a step depends on later text"
-        remedy = "It would bias the gradient: use scores of the text up to a step (`StepJudge(reads='prefix')`)."
-        raise InputError(field, got, "scores that read no further than the end of their step", remedy)
-    if later:
+def _names(funcs: list[Any], attribute: str, value: bool | None) -> str:
+    """Names of the functions that declare this of themselves."""
+    said = {reward_name(func): declared(func, attribute) for func in funcs}
+    return ", ".join(name for name, given in said.items() if (None if given is None else bool(given)) is value)
+
+
+def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
+    """What is allowed, and should be known."""
+    warn_of_distorted_sampling(args)
+    if later := _names(steps, "is_causal", False):
         logger.warning(
             "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
             "not credited with it, so the gradient is not that of the expected sum of the scores. Return it as one "
             "outcome reward (reward_funcs) instead.",
             later,
         )
-    if unknown and is_baseline:
+    unknown = _names(steps, "is_causal", None)
+    if unknown and args.process_role == "baseline":
         logger.warning(
             "process_role='baseline': the gradient is unbiased exactly if the score of a step reads no further than "
             "the end of that step. %s does not say; declare `is_causal = True` on it, or False.",
             unknown,
         )
+    learned = _names(steps, "is_learned", True)
+    if learned and args.process_role == "reward":
+        logger.warning(
+            "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
+            "(recipes/guides/process_rewards.md). Set process_role='baseline' to subtract the scores instead.",
+            learned,
+        )
+    if not steps and (unused := _changed_step_settings(args)):
+        logger.warning(
+            "%s: no effect without step_reward_funcs. Pass step_reward_funcs, or remove the setting.",
+            ", ".join(unused),
+        )
+
+
+def named_splits(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
+    """The datasets of a run, by field."""
+    several = eval_dataset if isinstance(eval_dataset, dict) else {}
+    splits = {"train_dataset": train_dataset, "eval_dataset": None if several else eval_dataset}
+    splits |= {f"eval_dataset[{name!r}]": split for name, split in several.items()}
+    return {field: dataset for field, dataset in splits.items() if dataset is not None}
 
 
 def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:
@@ -266,27 +271,20 @@ def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
     return [name for name, default in defaults.items() if getattr(args, name) != default]
 
 
-def _refuse_bare_rule(func: Any) -> None:
-    """A rule for one step where a function of whole batches is due: the commonest mix-up."""
-    if not callable(func):
-        return
+def _is_rule_of_a_step(func: Any) -> bool:
+    """Whether it is a rule for one step where a function of whole batches is due."""
     try:
         parameters = inspect.signature(func).parameters
-    except (TypeError, ValueError):  # a built-in without a signature
-        return
-    if "step" in parameters and "steps" not in parameters:
-        name = reward_name(func)
-        remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
-        raise InputError(
-            "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
-        )
+    except (TypeError, ValueError):  # a built-in without a signature, or nothing to call
+        return False
+    return "step" in parameters and "steps" not in parameters
 
 
-def _check_kind(field: str, dataset: Any) -> None:
-    if not isinstance(dataset, (Dataset, IterableDataset)):
-        expected = "a datasets.Dataset or datasets.IterableDataset"
-        remedy = 'Pick a split (dataset["train"]), or build one with Dataset.from_list.'
-        raise InputError(field, type(dataset).__name__, expected, remedy)
+def _check_installed_optimizer(args: DrGRPOConfig) -> None:
+    problem = optimizer_of(args, args.optim_args)
+    if isinstance(problem, ImportError) or (isinstance(problem, ValueError) and "a model" not in str(problem)):
+        name = str(getattr(args.optim, "value", args.optim))
+        raise InputError("optim", name, "an optimizer that is installed", f"{problem!s:.300}.")
 
 
 def _check_size(args: DrGRPOConfig, dataset: Any) -> None:

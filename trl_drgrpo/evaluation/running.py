@@ -123,16 +123,10 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
         decoding ([`Decoding`]): Length limits of completions.
     """
     from trl_drgrpo.single_gpu.memory.skeleton import context_length
+    from trl_drgrpo.single_gpu.model_checks import refuse_too_long
 
-    context = context_length(model.config)
     row = max(range(len(lengths)), key=lengths.__getitem__)
-    most = decoding.max_completion_length
-    if context is not None and lengths[row] + most > context:
-        got = f"{most} after a prompt of {lengths[row]} tokens, row {row} (from 0)"
-        remedy = "Lower it, or drop such prompts."
-        raise InputError(
-            "max_completion_length", got, f"at most {context} tokens together, the model's context", remedy
-        )
+    refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(model.config))
 
 
 def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:

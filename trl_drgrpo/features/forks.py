@@ -17,7 +17,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
@@ -28,9 +28,6 @@ from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
 
 logger = logging.getLogger(__name__)
-
-ForkAt = Literal["drawn", "entropy", "doubt"]
-FORK_AT: tuple[str, ...] = get_args(ForkAt)
 
 
 def boundaries(step_ends: Sequence[int], length: int) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.rows import ColumnValues
-from trl_drgrpo.rewards.signatures import adapter_hint, is_required, parameters, required
+from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, is_required, parameters, required
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
@@ -26,10 +26,13 @@ ALWAYS_PASSED = ("prompts", "completions", "completion_ids", *PER_CALL)
 # Dataset columns that TRL leaves out of the keywords: their batched form is passed instead.
 NEVER_PASSED = {"prompt": "prompts", "completion": "completions", "completion_ids": "completion_ids"}
 
+# What to do about a column that is missing, where the data are those of a run.
+RENAME = "Rename the column that holds it to {0!r} (`rename_columns: [<column>={0}]` in a recipe)"
+
 _ACCURACY_REWARDS = "trl.rewards.accuracy_rewards"
 
 
-def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str) -> None:
+def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str, supply: str = RENAME) -> None:
     """
     Checks, before a model loads, that TRL can call a reward function with the columns of the dataset.
 
@@ -45,6 +48,8 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
             Column names of the dataset, `prompt` included.
         name (`str`):
             What to call the reward in the message.
+        supply (`str`, *optional*):
+            How the user gives a missing column its name, `{0}`. Defaults to what recipes have for it.
 
     Raises:
         [`InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
@@ -65,26 +70,43 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
         return
     names = list(columns)
     check_own_columns(reward_func, names)
-    if clash := [column for column in names if column in ("prompts", "completions")]:
-        raise InputError(
-            f"reward {name}",
-            f"a dataset column called {clash[0]!r}",
-            "no column with the name of a keyword that TRL passes itself",
-            f"Rename or remove the column {clash[0]!r}: the call would give this argument twice.",
-        )
-    passed_columns = [column for column in names if column not in NEVER_PASSED]
-    available = {*ALWAYS_PASSED, *passed_columns}
+    if problem := _misfit(reward_func, named, names, supply):
+        raise InputError(f"reward {name}", *problem)
+
+
+def _misfit(
+    reward_func: Any, named: Sequence[inspect.Parameter], columns: list[str], supply: str
+) -> tuple[str, str, str] | None:
+    """What does not fit, what would, and what to do; `None` where TRL can make the call."""
+    for clash in (column for column in columns if column in ("prompts", "completions")):
+        expected = "no column with the name of a keyword that TRL passes itself"
+        remedy = f"Rename or remove the column {clash!r}: the call would give this argument twice."
+        return f"a dataset column called {clash!r}", expected, remedy
+    passed_columns = [column for column in columns if column not in NEVER_PASSED]
+    passed, hint = [*ALWAYS_PASSED, *passed_columns], adapter_hint(reward_func)
     for parameter in named:
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty:
-            raise InputError(
-                f"reward {name}",
-                f"the positional-only parameter {parameter.name!r}",
-                "parameters that can be passed by keyword",
-                "TRL passes everything by keyword: remove the `/` from the signature.",
-            )
-        if is_required(parameter) and parameter.name not in available:
-            raise _missing_column(name, parameter.name, names, passed_columns, adapter_hint(reward_func))
-    _check_accepts([*ALWAYS_PASSED, *passed_columns], named, name, adapter_hint(reward_func))
+        missing = parameter.name
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            remedy = "TRL passes everything by keyword: remove the `/` from the signature."
+            return f"the positional-only parameter {missing!r}", "parameters that can be passed by keyword", remedy
+        if not is_required(parameter) or missing in passed:
+            continue
+        remedy = supply.format(missing)
+        if missing in NEVER_PASSED:
+            remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
+        elif near := get_close_matches(missing, passed_columns, n=1, cutoff=0.5):
+            remedy = f"Did you mean the column {near[0]!r}? {remedy}"
+        options = parameters(type(reward_func)) or ()
+        naming = [option.name for option in options if str(getattr(reward_func, option.name, None)) == missing]
+        other = f"set {naming[0]} to its name" if naming else "give the parameter a default"
+        got = f"a dataset with the columns {', '.join(columns) or '(none)'}"
+        return got, f"a column {missing!r}, which the function requires", hint or f"{remedy}, or {other}."
+    taken = {parameter.name for parameter in named if parameter.kind is not parameter.POSITIONAL_ONLY}
+    refused = [keyword for keyword in passed if keyword not in taken]
+    if not refused or any(parameter.kind is parameter.VAR_KEYWORD for parameter in named):
+        return None
+    got = f"a function without **kwargs that does not name {', '.join(refused)}"
+    return got, "a function that accepts every keyword TRL passes", hint or "Add **kwargs to its parameters."
 
 
 def check_form(reward_func: Any, name: str) -> None:
@@ -150,12 +172,16 @@ def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
     return _ask(reward_func, "check_row", **columns)
 
 
-def pass_on_checks(wrapper: Any, reward_func: Any) -> None:
-    """Gives a wrapper the checks of the reward inside it, where it has any, and its lowest reward."""
-    wrapper.lowest_reward = getattr(reward_func, "lowest_reward", None)
+def pass_on_checks(wrapper: Any, *reward_funcs: Any) -> None:
+    """Gives a wrapper the checks that the rewards inside it have: all of them are asked."""
     for name in ("check", "check_columns", "check_values", "check_row"):
-        if (own_check := _own(reward_func, name)) is not None:
-            setattr(wrapper, name, own_check)
+        if any(_own(reward_func, name) is not None for reward_func in reward_funcs):
+            setattr(wrapper, name, functools.partial(_ask_all, reward_funcs, name))
+
+
+def _ask_all(reward_funcs: Sequence[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+    said = [_ask(reward_func, name, *args, **kwargs) for reward_func in reward_funcs]
+    return next((each for each in said if each is not None), None)
 
 
 def _has_math_verify(name: str) -> None:
@@ -174,8 +200,7 @@ _TRLS_CHECKS: dict[str, Callable] = {"check": _has_math_verify, "check_values": 
 
 def _own(reward_func: Any, name: str) -> Callable | None:
     """The method of that name of a reward, behind partials; a model's methods are its own affair."""
-    while isinstance(reward_func, functools.partial):
-        reward_func = reward_func.func
+    reward_func = behind_partials(reward_func)
     if _is_model(reward_func):
         return None
     if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS and name in _TRLS_CHECKS:
@@ -184,7 +209,7 @@ def _own(reward_func: Any, name: str) -> Callable | None:
     return found if callable(found) else None
 
 
-def _ask(reward_func: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+def _ask(reward_func: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """What a reward's method of that name says; `None` where it has none, or where it is one of the user's that
     happens to have the name and takes other arguments."""
     own_check = _own(reward_func, name)
@@ -203,31 +228,3 @@ def _is_model(reward_func: Any) -> bool:
     torch = sys.modules.get("torch")
     is_module = torch is not None and isinstance(reward_func, torch.nn.Module)
     return isinstance(reward_func, str) or not callable(reward_func) or is_module
-
-
-def _missing_column(name: str, missing: str, columns: list[str], passed_columns: list[str], hint: str) -> InputError:
-    remedy = f"Rename the column that holds it to {missing!r} (`rename_columns: [<column>={missing}]` in a recipe)"
-    if missing in NEVER_PASSED:
-        remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
-    elif near := get_close_matches(missing, passed_columns, n=1, cutoff=0.5):
-        remedy = f"Did you mean the column {near[0]!r}? {remedy}"
-    return InputError(
-        f"reward {name}",
-        f"a dataset with the columns {', '.join(columns) or '(none)'}",
-        f"a column {missing!r}, which the function requires",
-        hint or f"{remedy}, or give the parameter a default.",
-    )
-
-
-def _check_accepts(keywords: list[str], taken: Sequence[inspect.Parameter], name: str, hint: str) -> None:
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken):
-        return
-    named = {p.name for p in taken if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
-    refused = [keyword for keyword in keywords if keyword not in named]
-    if refused:
-        raise InputError(
-            f"reward {name}",
-            f"a function without **kwargs that does not name {', '.join(refused)}",
-            "a function that accepts every keyword TRL passes",
-            hint or "Add **kwargs to its parameters.",
-        )

@@ -28,59 +28,50 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number, refuse_outside, whole
-from trl_drgrpo.common.rows import ColumnValues
-from trl_drgrpo.rewards.columns import PER_CALL, check_own_columns, check_ready, check_values
-from trl_drgrpo.rewards.contract import check_name, innermost, log_mean, reward_name, validate_rewards
+from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
+from trl_drgrpo.rewards.contract import Rewards, check_name, innermost, log_mean, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.signatures import required, select, signature_of
 
 logger = logging.getLogger(__name__)
 
-Rewards = list[float | None]
 
-
+@dataclass
 class Part:
-    """A reward function as part of another.
+    """A reward function that another one calls, with its name and whether it is asynchronous."""
 
-    Args:
-        reward_func (`Callable`, `str` or `Mapping`): The function, or what `resolve_reward` takes.
-        field (`str`): Name of the setting in error messages.
+    reward_func: Callable
 
-    Raises:
-        [`InputError`]: Something that is no reward function; a model cannot be a part.
-    """
+    def __post_init__(self):
+        self.name = reward_name(self.reward_func)
+        self.is_async = inspect.iscoroutinefunction(innermost(self.reward_func))
 
-    def __init__(self, reward_func: Any, field: str):
-        if isinstance(reward_func, (str, Mapping)):
-            reward_func = resolve_reward(reward_func, field)
-        if not callable(reward_func) or inspect.isclass(reward_func) or hasattr(reward_func, "state_dict"):
-            got = repr(reward_func) if not callable(reward_func) else f"the class or model {reward_name(reward_func)}"
-            remedy = "List a reward model in reward_funcs itself instead."
-            raise InputError(field, got, "a reward function, an instance of one, or its name", remedy)
-        self.reward_func = reward_func
-        self.name = reward_name(reward_func)
-        self.is_async = inspect.iscoroutinefunction(innermost(reward_func))
-
-    def call(self, kwargs: dict[str, Any]) -> Any:
-        """Calls the function with the keywords that it takes; returns its rewards, or a coroutine of them."""
-        return self.reward_func(**select(self.reward_func, kwargs))
+    def called(self, kwargs: dict[str, Any]) -> "PartCall":
+        """The call with those of TRL's keywords that the function takes."""
+        return PartCall(self, (), select(self.reward_func, kwargs), len(kwargs["completions"]))
 
 
 @dataclass
 class PartCall:
-    """One call of a part: with which keywords, and how many rewards are due."""
+    """One call of a part, and how many rewards are due; `None`: the rule reads the result itself."""
 
     part: Part
+    args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    count: int | None = None
 
-    def validated(self, output: Any) -> Rewards:
+    def run(self) -> Any:
+        """What the function returns: its result, or a coroutine of it."""
+        return self.part.reward_func(*self.args, **self.kwargs)
+
+    def read(self, output: Any) -> Any:
         """The rewards, or a `RewardError` that names the part."""
-        return validate_rewards(output, len(self.kwargs["completions"]), self.part.name)
+        return output if self.count is None else validate_rewards(output, self.count, self.part.name)
 
 
 # Yields rounds of calls, is sent the rewards of each, returns its own rewards.
-Steps = Generator[list[PartCall], list[Rewards], Rewards]
+Steps = Generator[list[PartCall], list[Any], Any]
 
 
 class Composed:
@@ -91,36 +82,27 @@ class Composed:
         parts (`Sequence[Part]`): Every reward that the rule may call.
         rule (`Callable[[Composed, dict], Steps]`): The rounds of one call, given this reward and the keywords that TRL
             passes.
+        columns (`Sequence[str]`, *optional*): Columns that a call needs. Defaults to those that the parts require.
     """
 
-    def __init__(self, name: str, parts: Sequence[Part], rule: Callable[["Composed", dict[str, Any]], Steps]):
+    def __init__(
+        self, name: str, parts: Sequence[Part], rule: Callable[..., Steps], columns: Sequence[str] | None = None
+    ):
         self.__name__, self.parts, self.rule = name, list(parts), rule
         self.logged: set[str] = set()  # columns that a part gave to `log_extra`
-        self.__signature__ = signature_of([column for part in parts for column in required(part.reward_func)])
+        functions = [part.reward_func for part in parts]
+        needed = [column for function in functions for column in required(function)] if columns is None else columns
+        self.__signature__ = signature_of(needed)
+        pass_on_checks(self, *functions)
 
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         steps = self.rule(self, {"completions": completions, **kwargs})
         try:
             calls = next(steps)
             while True:
-                calls = steps.send([call.validated(call.part.call(call.kwargs)) for call in calls])
+                calls = steps.send([call.read(call.run()) for call in calls])
         except StopIteration as done:
             return done.value
-
-    def check(self) -> None:
-        """Every part's own check."""
-        for part in self.parts:
-            check_ready(part.reward_func)
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """The parts' own checks of the columns."""
-        for part in self.parts:
-            check_own_columns(part.reward_func, columns)
-
-    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
-        """Runs the parts' own checks on the values of their columns."""
-        for part in self.parts:
-            check_values(part.reward_func, values)
 
     def log(self, kwargs: dict[str, Any], key: str, values: Iterable[float | None]) -> None:
         """Logs the mean of values, as a metric of this reward."""
@@ -151,13 +133,13 @@ class Composed:
                 log_extra(column, [found.get(row) for row in range(total)])
 
             chosen["log_extra"] = log_all
-        return [PartCall(part, chosen)]
+        return [part.called(chosen)]
 
 
 class AsyncComposed(Composed):
     """The same where a part is asynchronous. The others run in threads meanwhile, off the main thread."""
 
-    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:  # type: ignore[override]
+    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         steps = self.rule(self, {"completions": completions, **kwargs})
         try:
             calls = next(steps)
@@ -167,18 +149,31 @@ class AsyncComposed(Composed):
             return done.value
 
 
-def composed(name: str, parts: Sequence[Part], rule: Callable[..., Steps], **settings: Any) -> Composed:
+def composed(
+    name: str, parts: Sequence[Part], rule: Callable[..., Steps], columns: Sequence[str] | None = None, **settings: Any
+) -> Composed:
     """A reward function that follows a rule with its settings; asynchronous where one of the parts is."""
     check_name(name)
     kind = AsyncComposed if any(part.is_async for part in parts) else Composed
-    return kind(name, parts, functools.partial(rule, **settings))
+    return kind(name, parts, functools.partial(rule, **settings), columns)
+
+
+def _part_of(reward: Any, field: str) -> Part:
+    """The reward that an option `field` stands for; refuses what is none, and a model."""
+    if isinstance(reward, (str, Mapping)):
+        reward = resolve_reward(reward, field)
+    if not callable(reward) or inspect.isclass(reward) or hasattr(reward, "state_dict"):
+        got = repr(reward) if not callable(reward) else f"the class or model {reward_name(reward)}"
+        remedy = "List a reward model in reward_funcs itself instead."
+        raise InputError(field, got, "a reward function, an instance of one, or its name", remedy)
+    return Part(reward)
 
 
 def _is_column(value: Any, total: int) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == total
 
 
-async def _together(calls: Sequence[PartCall]) -> list[Rewards]:
+async def _together(calls: Sequence[PartCall]) -> list[Any]:
     """The rewards of a round; the first error ends the other calls and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -191,11 +186,9 @@ async def _together(calls: Sequence[PartCall]) -> list[Rewards]:
     return [task.result() for task in tasks]
 
 
-async def _later(call: PartCall) -> Rewards:
+async def _later(call: PartCall) -> Any:
     try:
-        if call.part.is_async:
-            return call.validated(await call.part.call(call.kwargs))
-        return call.validated(await asyncio.to_thread(call.part.call, call.kwargs))
+        return call.read(await call.run() if call.part.is_async else await asyncio.to_thread(call.run))
     except SystemExit as error:  # as it is, it would end the event loop and not just this reward
         got = f"SystemExit: {error}"
         remedy = "Raise an exception, or return None for a completion it cannot score."
@@ -276,7 +269,7 @@ def gated(
     """
     if else_value is not None:
         else_value = finite_number("else_value", else_value)
-    parts, least = [Part(reward, "reward"), Part(gate, "gate")], finite_number("at_least", at_least)
+    parts, least = [_part_of(reward, "reward"), _part_of(gate, "gate")], finite_number("at_least", at_least)
     return composed(name or f"gated_{parts[0].name}", parts, _gated, else_value=else_value, at_least=least)
 
 
@@ -298,7 +291,7 @@ def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") ->
     lowest, highest = finite_number("low", low), finite_number("high", high)
     if not lowest < highest:
         raise InputError("high", repr(high), f"more than low={low!r}", "Swap the bounds.")
-    part = Part(reward, "reward")
+    part = _part_of(reward, "reward")
     return composed(name or f"clipped_{part.name}", [part], _clipped, low=lowest, high=highest)
 
 
@@ -322,7 +315,7 @@ def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
         [`InputError`]: `max_entries` below 1, or something that is no reward function.
     """
     refuse_outside("max_entries", max_entries, whole(1, remedy="Leave `cached` out for no cache."))
-    part = Part(reward, "reward")
+    part = _part_of(reward, "reward")
     return composed(name or part.name, [part], _cached, max_entries=max_entries, entries=_Entries())
 
 
@@ -340,14 +333,14 @@ def noted_if_not_binary(reward: Any, name: str = "") -> Composed:
     Returns:
         `Callable`: A reward function; asynchronous where the reward is.
     """
-    part = Part(reward, "reward")
+    part = _part_of(reward, "reward")
     return composed(name or part.name, [part], _noted_if_not_binary, seen=set())
 
 
 def _weighted_sum(
     reward: Composed, kwargs: dict[str, Any], names: Sequence[str], weights: Sequence[float], skips_none: bool
 ) -> Steps:
-    rewards_per_part = yield [PartCall(part, kwargs) for part in reward.parts]
+    rewards_per_part = yield [part.called(kwargs) for part in reward.parts]
     for part_name, rewards in zip(names, rewards_per_part, strict=True):
         reward.log(kwargs, part_name, rewards)
     sums = [_sum(row, weights, skips_none) for row in zip(*rewards_per_part, strict=True)]
@@ -366,7 +359,7 @@ def _sum(row: Sequence[float | None], weights: Sequence[float], skips_none: bool
 
 def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Steps:
     inner, gate = reward.parts
-    [gates] = yield [PartCall(gate, kwargs)]
+    [gates] = yield [gate.called(kwargs)]
     passed = [row for row, value in enumerate(gates) if value is not None and value >= at_least]
     open_rows = set(passed)
     reward.log(kwargs, "passed_frac", [float(row in open_rows) for row in range(len(gates))])
@@ -378,7 +371,7 @@ def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, a
 
 
 def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) -> Steps:
-    [rewards] = yield [PartCall(reward.parts[0], kwargs)]
+    [rewards] = yield [reward.parts[0].called(kwargs)]
     kept = [None if value is None else min(max(value, low), high) for value in rewards]
     reward.log(
         kwargs, "clipped_frac", [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
@@ -426,7 +419,7 @@ def _row_key(kwargs: dict[str, Any], row: int) -> bytes:
 
 
 def _noted_if_not_binary(reward: Composed, kwargs: dict[str, Any], seen: set[float]) -> Steps:
-    [rewards] = yield [PartCall(reward.parts[0], kwargs)]
+    [rewards] = yield [reward.parts[0].called(kwargs)]
     if len(seen) <= 2:
         seen.update(value for value in rewards if value is not None)
         if len(seen) > 2:
@@ -441,7 +434,7 @@ def _named_parts(parts: Any) -> list[tuple[str, Part, float]]:
     expected = "pairs of a reward function and a weight"
     if not pairs or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
         raise InputError("parts", repr(parts), expected, "For example `[(math_reward, 1.0), (format_reward, 0.1)]`.")
-    found = [Part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(pairs)]
+    found = [_part_of(reward, f"parts[{index}]") for index, (reward, _) in enumerate(pairs)]
     names = list(parts) if isinstance(parts, Mapping) else [part.name for part in found]
     if twice := {name for name in names if names.count(name) > 1}:
         remedy = "Give the parts names: `{'strict': (reward, 1.0), 'lenient': (other, 1.0)}`."

@@ -11,12 +11,14 @@ import keyword
 import logging
 import math
 import numbers
+import os
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
-from trl_drgrpo.rewards.signatures import adapter_hint, parameters
+from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, parameters
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ FAILING_IS_FREE = (
 
 OnError = Literal["raise", "unscorable"]
 ON_ERROR: tuple[str, ...] = get_args(OnError)
+Rewards = list[float | None]
+_OWN_FAILURES = (Exception, SystemExit)  # KeyboardInterrupt and friends are nobody's reward; sys.exit() is one's own
+_NOT_THE_USERS = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))  # files of: ours, Python's
 # Keywords of TRL's call that are no column, and columns that it passes under another name.
 _NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
 
@@ -44,9 +49,8 @@ class RewardFunction(Protocol):
 
 def reward_name(reward_func: Callable) -> str:
     """Name of a reward function in logs and metrics: as TRL builds it, through partials, from function or class."""
-    while isinstance(reward_func, functools.partial):
-        reward_func = reward_func.func
-    return getattr(reward_func, "__name__", type(reward_func).__name__)
+    named = behind_partials(reward_func)
+    return getattr(named, "__name__", type(named).__name__)
 
 
 def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str | None = None) -> RewardFunction:
@@ -66,23 +70,28 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     Returns:
         `Callable`: Same call, same name; returns one finite float or `None` per completion.
     """
-    guard = _Guard(name or reward_name(reward_func), on_error, adapter_hint(reward_func))
+    guard = _Guard(reward_func, on_error, name or reward_name(reward_func))
 
     async def scored_later(*args, **kwargs):
-        kwargs = _by_name(reward_func, args, kwargs, guard.name)
-        with guard.call(kwargs) as call:
-            call.rewards = await reward_func(**kwargs)
-        return call.rewards
+        kwargs, finish = guard.begin(args, kwargs)
+        try:
+            output = await reward_func(**kwargs)
+        except _OWN_FAILURES as error:
+            output = error
+        return finish(output)
 
     def scored_now(*args, **kwargs):
-        kwargs = _by_name(reward_func, args, kwargs, guard.name)
-        with guard.call(kwargs) as call:
-            call.rewards = reward_func(**kwargs)
-        return call.rewards
+        kwargs, finish = guard.begin(args, kwargs)
+        try:
+            output = reward_func(**kwargs)
+        except _OWN_FAILURES as error:
+            output = error
+        return finish(output)
 
     scored: Any = scored_later if inspect.iscoroutinefunction(innermost(reward_func)) else scored_now
     scored.__name__ = scored.__qualname__ = guard.name
     scored.__doc__ = inspect.getdoc(reward_func)
+    scored.lowest_reward = getattr(reward_func, "lowest_reward", None)
     pass_on_checks(scored, reward_func)
     return scored
 
@@ -93,9 +102,7 @@ def declared(func: Any, attribute: str) -> Any:
     `lowest_reward` (`float`): what a completion gets that makes it fail. `is_causal` (`bool`, step rewards): whether
     the score of a step reads no further than the end of that step. `is_learned` (`bool`): a model's scores.
     """
-    while isinstance(func, functools.partial):
-        func = func.func
-    return getattr(func, attribute, None)
+    return getattr(behind_partials(func), attribute, None)
 
 
 def check_on_error(on_error: Any) -> None:
@@ -199,9 +206,19 @@ def _warn_of_nan(field: str) -> None:
 
 def innermost(func: Callable) -> Callable:
     """The function whose `async` counts: behind partials, or the `__call__` of an instance."""
-    while isinstance(func, functools.partial):
-        func = func.func
+    func = behind_partials(func)
     return func if inspect.isroutine(func) else type(func).__call__
+
+
+def to_fix(error: BaseException, option: str = "on_reward_error", what: str = "function") -> str:
+    """Advice on an exception of a user's function, with the line of the user's file that it came through. The
+    traceback is with the `RewardError`'s cause: whoever catches and prints that error sees none."""
+    passed = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in passed if not frame.filename.startswith(_NOT_THE_USERS)]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    place = f"{own[-1].filename}, line {own[-1].lineno}; " if own else ""
+    where = f"{place}the traceback is in the error's `__cause__`"
+    return f'Fix the {what} ({where}), or set {option}="unscorable" to go on without it.'
 
 
 def without_frames(error: RewardError) -> RewardError:
@@ -224,80 +241,58 @@ def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 class _Guard:
-    """Per reward function: how failures are treated, and whether one was logged already."""
+    """Around the calls of one reward function: its rewards are validated, and a failure is turned into its due."""
 
-    def __init__(self, name: str, on_error: str, hint: str = ""):
-        self.name = name
-        self.hint = hint  # for a function of another stack
-        self.raises = on_error == "raise"
-        self.has_logged = False
+    def __init__(self, reward_func: Callable, on_error: str, name: str):
+        self.reward_func, self.name, self.raises = reward_func, name, on_error == "raise"
         self.metric = f"rewards/{name}/failed_frac"
+        self.has_logged = False
 
-    def call(self, kwargs: dict[str, Any]) -> "_Call":
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Rewards]]:
+        """The keywords of a call, and what makes of its output, or of its exception, the rewards."""
+        kwargs = _by_name(self.reward_func, args, kwargs, self.name)
         rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
-        call = _Call(self, len(rows), kwargs.get("log_metric"))
-        if call.log_metric is not None:
-            kwargs["log_metric"] = call.log
-        return call
+        log_metric, logged = kwargs.get("log_metric"), set[str]()
 
+        if log_metric is not None:
 
-class _Call:
-    """One call of a reward function: on exit its rewards are validated, or the failure is turned into its due."""
+            def log(metric: str, value: float) -> None:
+                logged.add(metric)
+                log_metric(metric, value)
 
-    def __init__(self, guard: _Guard, num_completions: int, log_metric: Callable[[str, float], None] | None):
-        self.guard = guard
-        self.num_completions = num_completions
-        self.log_metric = log_metric
-        self.rewards: Any = None
-        self.is_counted = False
+            kwargs["log_metric"] = log
 
-    def log(self, name: str, value: float) -> None:
-        """The function's `log_metric`: one that counts its own failures, per completion, is believed."""
-        self.is_counted = self.is_counted or name == self.guard.metric
-        if self.log_metric is not None:
-            self.log_metric(name, value)
+        def finish(output: Any) -> Rewards:
+            rewards, failed = self._settled(output, len(rows))
+            # A function that counts its own failures, per completion, is believed.
+            if not self.raises and log_metric is not None and self.metric not in logged:
+                log_metric(self.metric, float(failed))
+            return rewards
 
-    def __enter__(self) -> "_Call":
-        return self
+        return kwargs, finish
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
-        if error is not None and not isinstance(error, (Exception, SystemExit)):
-            return False  # KeyboardInterrupt and friends are nobody's reward; sys.exit() is one's own
-        if error is None:
+    def _settled(self, output: Any, count: int) -> tuple[Rewards, bool]:
+        """The rewards, and whether the call failed."""
+        error = output
+        if not isinstance(output, BaseException):
             try:
-                self.rewards = validate_rewards(self.rewards, self.num_completions, self.guard.name)
+                return validate_rewards(output, count, self.name), False
             except RewardError as broken_contract:
                 error = broken_contract
-        if error is None:
-            self._count(failed=0.0)
-            return True
-        if self.guard.raises:
-            if isinstance(error, RewardError):
-                raise error from error.__cause__
-            raise self._as_reward_error(error).caught_as(error) from error
-        if not self.guard.has_logged:
-            self.guard.has_logged = True
+        if self.raises and isinstance(error, RewardError):
+            raise error from error.__cause__
+        if self.raises:
+            remedy = (adapter_hint(self.reward_func) if isinstance(error, TypeError) else "") or to_fix(error)
+            failure = RewardError(f"reward function '{self.name}'", told(error), "a list of rewards", remedy)
+            raise failure.caught_as(error) from error
+        if not self.has_logged:
+            self.has_logged = True
             message = (
                 "Reward function '%s' failed; the call's completions are left out of their groups. Further failures "
                 "are only counted. " + FAILING_IS_FREE
             )
             if speaks_for_itself(error):
-                logger.error(f"{message} %s", self.guard.name, error)
+                logger.error(f"{message} %s", self.name, error)
             else:
-                logger.error(message, self.guard.name, exc_info=error)
-        self.rewards = [None] * self.num_completions
-        self._count(failed=1.0)
-        return True
-
-    def _as_reward_error(self, error: BaseException) -> RewardError:
-        remedy = 'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
-        return RewardError(
-            f"reward function '{self.guard.name}'",
-            told(error),
-            "a list of rewards",
-            (self.guard.hint if isinstance(error, TypeError) else "") or remedy,
-        )
-
-    def _count(self, failed: float) -> None:
-        if not self.guard.raises and not self.is_counted and self.log_metric is not None:
-            self.log_metric(self.guard.metric, failed)
+                logger.error(message, self.name, exc_info=error)
+        return [None] * count, True

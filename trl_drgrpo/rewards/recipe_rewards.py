@@ -12,14 +12,14 @@ Nothing is imported before its name is asked for. A file runs as a module of its
 directory is not put on the search path.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
 import zlib
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -32,81 +32,89 @@ from trl_drgrpo.rewards.signatures import adapter_hint
 
 FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
 
-# What running the top level of a user's module may raise: anything, and `sys.exit()` must not end the caller silently.
-_IMPORT_ERRORS = (Exception, SystemExit)
-
 
 def resolve_object(path: str, field: str) -> Any:
     """The object at `package.module.name` or `path/to/file.py:name`, of any kind. Refuses a path without a module,
     file or name, and a module that fails to import. `field` is for the message."""
-    try:
-        found = at_path(path)
-    except InputError as error:
-        raise error.under(field) from error.__cause__
+    found = _at_path(path, field)
     if found is None:
-        raise InputError(field, repr(path), "a path", write_path(path))
+        raise InputError(field, repr(path), "a path", _write_path(path))
     return found[1]
 
 
-def write_path(text: str) -> str:
+def _write_path(text: str) -> str:
     """Advice for a text that was meant as a path."""
     if text.endswith(".py"):
         return f"A file needs the function's name too: `{text}:my_reward`."
     return "Name a function as `package.module.function` or `path/to/file.py:function`."
 
 
-def at_path(spec: str) -> tuple[ModuleType, Any] | None:
+def _at_path(spec: str, field: str) -> tuple[ModuleType, Any] | None:
     """Module and object of a path; `None` for text that is no path."""
-    if ":" in spec and spec.rsplit(":", 1)[0].endswith(".py"):
-        path, _, attribute = spec.rpartition(":")
-        return _member(module_from_file(spec, path), attribute, spec)
-    if "." in spec and not spec.endswith(".py"):
-        module, _, attribute = spec.rpartition(".")
-        return _member(_module_from_name(spec, module), attribute, spec)
-    return None
+    place, _, attribute = spec.rpartition(":")
+    if place.endswith(".py"):
+        module = module_from_file(spec, place, field)
+    elif "." in spec and not spec.endswith(".py"):
+        place, _, attribute = spec.rpartition(".")
+        module = _module_from_name(spec, place, field)
+    else:
+        return None
+    if not hasattr(module, attribute):
+        public = _public_names(module)
+        hint = did_you_mean(attribute, public, f"Its functions: {', '.join(public) or 'none'}.", most=2)
+        raise InputError(field, f"{spec!r}", f"a function of {origin(module)}", hint)
+    return module, getattr(module, attribute)
 
 
-def _module_from_name(spec: str, module: str) -> ModuleType:
+@contextlib.contextmanager
+def _importing(module: str, spec: str, field: str) -> Iterator[None]:
+    """Around an import: whatever the top level of a module raises, `sys.exit()` included, is the cause of an error."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        got = f"{spec!r}, but importing {module} failed with {type(error).__name__}: {error}"
+        remedy = "Fix the error, or install what is missing; TRL_DRGRPO_DEBUG=1 shows the traceback."
+        raise InputError(field, got, "a module that imports", remedy) from error
+
+
+def _module_from_name(spec: str, module: str, field: str) -> ModuleType:
     """Imports `module`, looking in the current directory too, as TRL's script does; last, so it shadows nothing."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        missing = error.name or module
-        if module == missing or module.startswith(missing + "."):
-            raise InputError(
-                "reward_funcs",
-                f"{spec!r}, whose module {missing!r} does not exist",
-                "an importable `package.module.function`",
-                f"Install it, run from the directory that holds it ({here} is searched), or name the file as "
-                "`path/to/file.py:function`.",
-            ) from error
-        raise import_failed(spec, module, error) from error
-    except _IMPORT_ERRORS as error:
-        raise import_failed(spec, module, error) from error
+    with _importing(module, spec, field):
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            missing, cause = error.name or module, error
+            if module != missing and not module.startswith(missing + "."):
+                raise
+    raise InputError(
+        field,
+        f"{spec!r}, whose module {missing!r} does not exist",
+        "an importable `package.module.function`",
+        f"Install it, run from the directory that holds it ({here} is searched), or name the file as "
+        "`path/to/file.py:function`.",
+    ) from cause
 
 
-def module_from_file(spec: str, path: str) -> ModuleType:
+def module_from_file(spec: str, path: str, field: str = "reward_funcs") -> ModuleType:
     """Runs a file as a module of its own name, once per process; its directory is not put on the search path. `spec`:
     what the user wrote, for the message. An error of the file is the cause of the `InputError`."""
     file = Path(path).expanduser()
     if not os.path.isfile(file):  # false for a name that is too long, too
-        raise InputError("reward_funcs", f"{spec!r}, a file that does not exist", "`path/to/file.py:function`", _cwd())
+        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
+        raise InputError(field, f"{spec!r}, a file that does not exist", "`path/to/file.py:function`", remedy)
     name = f"{FILE_PREFIX}{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    module_spec = importlib.util.spec_from_file_location(name, file)
-    if module_spec is None or module_spec.loader is None:
-        raise InputError("reward_funcs", repr(spec), "a Python source file", "Rename it so that it ends in `.py`.")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module
-    try:
-        module_spec.loader.exec_module(module)
-    except _IMPORT_ERRORS as error:
-        del sys.modules[name]
-        raise import_failed(spec, path, error) from error
-    return module
+    if name not in sys.modules:
+        module_spec: Any = importlib.util.spec_from_file_location(name, file)  # of a name in `.py` there is one
+        module = sys.modules[name] = importlib.util.module_from_spec(module_spec)
+        try:
+            with _importing(path, spec, field):
+                module_spec.loader.exec_module(module)
+        except InputError:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 def origin(found: Any) -> str:
@@ -115,28 +123,7 @@ def origin(found: Any) -> str:
     return str(getattr(sys.modules.get(name), "__file__", name)) if name.startswith(FILE_PREFIX) else name
 
 
-def _cwd() -> str:
-    return f"Relative paths start at the current directory, {os.getcwd()}."
-
-
-def import_failed(spec: str, module: str, error: BaseException) -> InputError:
-    return InputError(
-        "reward_funcs",
-        f"{spec!r}, but importing {module} failed with {type(error).__name__}: {error}",
-        "a module that imports",
-        "Fix the error, or install what is missing; TRL_DRGRPO_DEBUG=1 shows the traceback.",
-    )
-
-
-def _member(module: ModuleType, attribute: str, spec: str) -> tuple[ModuleType, Any]:
-    if not hasattr(module, attribute):
-        public = public_names(module)
-        hint = did_you_mean(attribute, public, f"Its functions: {', '.join(public) or 'none'}.", most=2)
-        raise InputError("reward_funcs", f"{spec!r}", f"a function of {origin(module)}", hint)
-    return module, getattr(module, attribute)
-
-
-def public_names(module: ModuleType) -> list[str]:
+def _public_names(module: ModuleType) -> list[str]:
     return sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
 
 
@@ -245,7 +232,7 @@ def resolve_mapping(spec: Mapping[str, Any], field: str) -> Callable:
     """
     check_spec(spec, field)
     name, options = _split(spec, field)
-    factory = _factory(name, field)
+    factory = _member(name, field, with_options=True)
     where = f"{field}: {name}"
     given = _as_options(options, factory, where)
     _check_options(given, factory, where)
@@ -277,18 +264,30 @@ def bare_names() -> list[str]:
     return sorted(name for name, entry in REWARDS.items() if entry.default or entry.usual)
 
 
-def _bare(name: str) -> Callable:
-    """The reward that a name of the table stands for on its own. `ImportError`: its module does not import;
-    [`InputError`]: it needs options."""
+def _unknown(name: str, field: str, otherwise: str) -> InputError:
+    """The error for a name that is not in the table: all that are, the nearest, else other advice."""
+    alone = bare_names()
+    others = sorted(REWARDS.keys() - set(alone))
+    expected = f"one of {', '.join(alone)}, with options {', '.join(others)}, or a path"
+    known = [] if name.endswith(".py") else REWARDS  # a file was meant
+    return InputError(field, repr(name), expected, did_you_mean(name, known, otherwise, most=2))
+
+
+def _member(name: str, field: str, *, with_options: bool) -> Callable:
+    """What a name of the table stands for on its own, or its class or function that takes options."""
     entry = REWARDS[name]
-    if entry.default is not None:
-        return getattr(importlib.import_module(entry.module), entry.default)
-    factory = _factory(name, "reward_funcs")
+    with _importing(entry.module, name, field):
+        module = importlib.import_module(entry.module)
+    if entry.default is not None and not with_options:
+        return getattr(module, entry.default)
+    factory = getattr(module, entry.factory or "")
+    if with_options:
+        return factory
     if entry.usual is not None:
         return factory(**entry.usual)
     needed = next(iter(inspect.signature(factory).parameters), "option")
     expected = f"a mapping with its options: `{name}: {{{needed}: ...}}`"
-    raise InputError("reward_funcs", f"{name!r} without options", expected, "Write it as a mapping.")
+    raise InputError(field, f"{name!r} without options", expected, "Write it as a mapping.")
 
 
 def _split(spec: Any, field: str) -> tuple[str, Any]:
@@ -302,19 +301,8 @@ def _split(spec: Any, field: str) -> tuple[str, Any]:
         raise InputError(field, f"a mapping with {keys}", "a mapping with one key, the reward's name", remedy)
     name, options = next(iter(spec.items()))
     if name not in REWARDS:
-        remedy = did_you_mean(str(name), REWARDS, "A path takes no options: write it as a string.", most=2)
-        with_options = sorted(known for known, entry in REWARDS.items() if entry.factory)
-        raise InputError(field, f"the unknown name {str(name)!r}", f"one of {', '.join(with_options)}", remedy)
+        raise _unknown(str(name), field, "A path takes no options: write it as a string.")
     return name, options
-
-
-def _factory(name: str, field: str) -> Callable:
-    entry = REWARDS[name]
-    try:
-        return getattr(importlib.import_module(entry.module), entry.factory or "")
-    except ImportError as error:
-        got = f"{name!r}, but importing {entry.module} failed with {type(error).__name__}: {error}"
-        raise InputError(field, got, "a module that imports", "Install what it needs.") from error
 
 
 def _as_options(options: Any, factory: Callable, field: str) -> dict[str, Any]:
@@ -370,18 +358,11 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
         spec (`str` or `Mapping[str, Any]`):
             One of
 
-            - a registered name: `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
-              `get_soft_overlong_punishment` (TRL's, the last with `max_completion_len=1280, soft_punish_cache=256`),
-              `reasoning_gym` (the task's own `score_answer`), `list_sum_reward` (the demo's), `list_sum_line_reward`
-              (the demo's step reward), `math_reward`, `code_reward`, `format_reward`, `exact_match_reward`,
-              `numeric_reward`, `choice_reward`, `json_schema_reward`;
+            - a name of [`REWARDS`] that needs no options: `accuracy_reward`, `math_reward`;
             - a dotted path: `my_package.rewards.score` (the current directory is searched too);
             - a file and a function in it: `rewards/mine.py:score`;
-            - a mapping with one key, a name of [`REWARDS`] and its options, for example
-              `{"verl": {"function": "mine.py:compute_score"}}`, see [`resolve_mapping`]: most
-              of the above, `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty` and
-              `length_penalty`, what is put around others (`isolate`, `weighted_sum`, `gated`, `clipped`, `cached`,
-              `noted_if_not_binary`) and adapters (`trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`).
+            - a mapping with one key, a name of [`REWARDS`], and its options, for example
+              `{"verl": {"function": "mine.py:compute_score"}}`, see [`resolve_mapping`].
         field (`str`, *optional*, defaults to `"reward_funcs"`): Name of the setting in error messages.
 
     Returns:
@@ -393,41 +374,19 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
     """
     if not isinstance(spec, str):
         return resolve_mapping(spec, field)
-    try:
-        return _resolve(spec)
-    except InputError as error:
-        raise error.under(field) from error.__cause__
-
-
-def _resolve(spec: str) -> Callable:
     if spec in REWARDS:
-        try:
-            return _bare(spec)
-        except ImportError as error:
-            raise import_failed(spec, "its module", error) from error
-    if (found := at_path(spec)) is not None:
-        return _callable(*found, spec)
-    remedy = write_path(spec)
-    if near := [] if spec.endswith(".py") else get_close_matches(spec, bare_names(), n=2, cutoff=0.5):
-        remedy = f"Did you mean {' or '.join(near)}? {remedy}"
-    raise InputError("reward_funcs", repr(spec), f"one of {', '.join(bare_names())} or a path", remedy)
-
-
-def _callable(module: ModuleType, found: Any, spec: str) -> Callable:
-    """The object, if it can be a reward function."""
-    if not callable(found):
-        raise InputError(
-            "reward_funcs",
-            f"{spec!r}, which is a {type(found).__name__}",
-            "a function `f(completions, **kwargs) -> list[float]`",
-            adapter_hint(found) or f"Its functions: {', '.join(public_names(module)) or 'none'}.",
-        )
+        return _member(spec, field, with_options=False)
+    if (at_path := _at_path(spec, field)) is None:
+        raise _unknown(spec, field, _write_path(spec))
+    module, found = at_path
+    reward_func: Any = found
     if inspect.isclass(found):
-        raise InputError(
-            "reward_funcs",
-            f"{spec!r}, which is a class",
-            "a function or an instance with `__call__`",
-            adapter_hint(found)
-            or f"Create an instance in the module (`my_reward = {found.__name__}(...)`) and name that.",
-        )
-    return found
+        got, expected = f"{spec!r}, which is a class", "a function or an instance with `__call__`"
+        remedy = f"Create an instance in the module (`my_reward = {found.__name__}(...)`) and name that."
+    elif not callable(found):
+        got = f"{spec!r}, which is a {type(found).__name__}"
+        expected = "a function `f(completions, **kwargs) -> list[float]`"
+        remedy = f"Its functions: {', '.join(_public_names(module)) or 'none'}."
+    else:
+        return reward_func
+    raise InputError(field, got, expected, adapter_hint(found) or remedy)

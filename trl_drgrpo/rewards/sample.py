@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
 from trl_drgrpo.rewards.contract import OnError, check_column, check_name, check_on_error
@@ -167,6 +167,7 @@ class SampleReward:
     """
 
     lowest_reward: float | None = 0.0  # the least that `score` gives; `None`: not known
+    threads = 1  # calls at once in this process, for a `score` that waits for others
     truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
 
     def __init__(
@@ -208,18 +209,8 @@ class SampleReward:
             on_error=self.on_error,
             log_metric=log_metric,
             failed=self.lowest_reward,
+            threads=self.threads,
         )
-
-
-def why_unreadable(read: Callable[[Any], Any], truth: Any) -> str | None:
-    """Reason why a reader of gold answers refuses one; `None` for one that it reads, or that is missing."""
-    if truth is None:
-        return None
-    try:
-        read(truth)
-    except UnscorableError as error:
-        return str(error)
-    return None
 
 
 def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:

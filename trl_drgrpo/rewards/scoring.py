@@ -14,6 +14,7 @@ import asyncio
 import csv
 import inspect
 import io
+import itertools
 import json
 import statistics
 import sys
@@ -40,8 +41,8 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     """The rows of a file.
 
     Args:
-        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, in
-            the order of their names. CSV has texts only.
+        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, or
+            for all JSON Lines files, in the order of their names. CSV has texts only.
         field (`str`, *optional*, defaults to `"data"`): Name of the setting in error messages.
 
     Returns:
@@ -53,10 +54,13 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     """
     file = Path(path)
     if file.is_dir():
-        parts = sorted(file.glob("*.parquet"))
-        rows = [row for part in parts for row in read_parquet(part, field)]
+        parts = sorted(file.glob("*.parquet")) or sorted(file.glob("*.jsonl"))
+        if not parts:
+            expected = "a folder of .parquet or .jsonl files"
+            raise InputError(field, f"{str(path)!r}, a folder without any", expected, "Name the folder that has them.")
+        rows = [row for part in parts for row in read_rows(part, field)]
     elif not file.is_file():
-        expected = f"a {', '.join(READERS)} file, or a folder of Parquet files"
+        expected = f"a {', '.join(READERS)} file, or a folder of such files"
         raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
     elif file.suffix == ".parquet":
         rows = read_parquet(file, field)
@@ -196,16 +200,13 @@ def _text(file: Path, field: str) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    if isinstance(value, str):
-        return True
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        return False
-    contents = [message.get("content") for message in value]
-    return all(content is None or isinstance(content, str) or _is_parts(content) for content in contents)
-
-
-def _is_parts(content: Any) -> bool:
-    return isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    """Whether it is a text, or messages whose content is one, parts of one, or nothing."""
+    if not isinstance(value, list):
+        return isinstance(value, str)
+    contents = [message.get("content") if isinstance(message, dict) else 0 for message in value]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    is_content = all(content is None or isinstance(content, str | list) for content in contents)
+    return is_content and all(isinstance(part, dict) for part in parts)
 
 
 _OWN_COUNT = "counted as failed by the reward itself; see the log above"
@@ -319,7 +320,7 @@ def score_rows(
                 output = asyncio.run(_result(output))
             rewards = validate_rewards(output, len(batch), name)
         except (Exception, SystemExit) as error:  # whatever a user's function raises is a row of the table
-            if isinstance(error, InputError) and type(error) is InputError:
+            if type(error) is InputError:
                 raise
             rewards = [None] * len(batch)
             reason = told(error)
@@ -372,20 +373,11 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     Returns:
         `list[Disagreement]`: One per pair, in order.
     """
-    names = list(graders)
-    return [
-        Disagreement(
-            one,
-            two,
-            [
-                row
-                for row, pair in enumerate(zip(graders[one], graders[two], strict=True))
-                if _differ(*pair, tolerance)
-            ],
-        )
-        for index, one in enumerate(names)
-        for two in names[index + 1 :]
-    ]
+    found = []
+    for one, two in itertools.combinations(graders, 2):
+        pairs = zip(graders[one], graders[two], strict=True)
+        found.append(Disagreement(one, two, [row for row, pair in enumerate(pairs) if _differ(*pair, tolerance)]))
+    return found
 
 
 def _differ(one: float | None, two: float | None, tolerance: float) -> bool:

@@ -20,6 +20,13 @@ def parameters(function: Callable) -> tuple[inspect.Parameter, ...] | None:
         return None
 
 
+def behind_partials(function: Any) -> Any:
+    """The function that partials were made of, or the function itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
 def is_required(parameter: inspect.Parameter) -> bool:
     """Whether a call by name must give the parameter."""
     return parameter.kind in _BY_NAME and parameter.default is parameter.empty
@@ -80,8 +87,7 @@ def adapter_hint(reward_func: Any) -> str:
     if found is None:
         return ""
     stack, adapter = found
-    while isinstance(reward_func, functools.partial):
-        reward_func = reward_func.func
+    reward_func = behind_partials(reward_func)
     name = getattr(reward_func, "__name__", type(reward_func).__name__)
     key = adapter.removeprefix("from_")
     return f"It has the form of {stack}: pass trl_drgrpo.rewards.{adapter}({name}), in a recipe `{key}: <path of it>`."

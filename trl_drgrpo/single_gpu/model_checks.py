@@ -6,10 +6,13 @@ attention implementation that is not there, a keyword that nobody takes, an adap
 """
 
 import copy
+import heapq
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTr
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, shortened
 from trl_drgrpo.common.hub_errors import check_weights, hub_errors
+from trl_drgrpo.common.rows import prompt_rows
 from trl_drgrpo.single_gpu.adapters import HEAD, check_adapter
 from trl_drgrpo.single_gpu.memory.skeleton import context_length
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable
@@ -114,6 +118,54 @@ def _check_context(longest: int | None, config: PreTrainedConfig) -> None:
     if longest is not None and context is not None and longest >= context:
         expected = f"less than the model's context of {context} tokens, which the prompt shares"
         raise InputError("max_completion_length", str(longest), expected, "Lower it, or train another model.")
+
+
+def refuse_too_long(tokens: int, row: int, most: int | None, context: int | None, of: str = "") -> None:
+    """Refuses a prompt behind which a completion has no room in the model's context.
+
+    Args:
+        tokens (`int`): Of the longest prompt.
+        row (`int`): Where it stands.
+        most (`int`, *optional*): Most tokens of a completion; `None`: as many as there is room for.
+        context (`int`, *optional*): Tokens that the model has positions for; `None`: no end.
+        of (`str`, *optional*): Where the rows are, for the message: `" of train_dataset"`.
+    """
+    if context is not None and tokens + (most or 1) > context:
+        got = f"{most} after a prompt of {tokens} tokens, row {row} (from 0){of}"
+        expected = f"at most {context} tokens together, the model's context"
+        raise InputError("max_completion_length", got, expected, "Lower it, or drop such prompts.")
+
+
+_COUNTED = 10_000  # prompts of a split, those with the longest texts
+_AT_ONCE = 256
+
+
+def check_prompt_lengths(
+    splits: Mapping[str, Any], count: Callable[[list[Any]], list[int]], most: int | None, context: int | None
+) -> None:
+    """Refuses data with a prompt behind which a completion has no room, see [`refuse_too_long`].
+
+    A prompt has at most as many tokens as bytes, beside what a chat template adds, which the first prompt has, too. So
+    prompts that surely fit cost a look at their text; of the others, those with the longest texts are tokenized.
+
+    Args:
+        splits (`Mapping[str, Any]`): Datasets by field. Of a stream the first rows are read.
+        count (`Callable`): The tokens of each prompt of some rows, as the model gets them.
+        most, context (`int`, *optional*): As there.
+    """
+    for field, dataset in splits.items():
+        rows = prompt_rows(dataset)
+        if context is None or (first := next(rows, None)) is None:
+            continue
+        room = context - (most or 1) - count([first[1]])[0]
+        sized = ((len(str(row["prompt"]).encode(errors="replace")), i, row) for i, row in chain([first], rows))
+        longest = heapq.nlargest(_COUNTED, (each for each in sized if each[0] > room), key=itemgetter(0))
+        tokens: list[int] = []
+        for start in range(0, len(longest), _AT_ONCE):
+            tokens += count([row for _, _, row in longest[start : start + _AT_ONCE]])
+        if tokens:
+            place = max(range(len(tokens)), key=tokens.__getitem__)
+            refuse_too_long(tokens[place], longest[place][1], most, context, f" of {field}")
 
 
 def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_config: Any) -> nn.Module | None:

@@ -189,13 +189,9 @@ class Hooks:
     def on_checkpoint_begun(self, checkpoint: Path) -> None:
         """Called on every rank before anything of a checkpoint is written."""
 
-    @event
-    def on_checkpoint_saved(self, checkpoint: Path) -> None:
-        """Called on every rank after a checkpoint was written, for what is to be added to it."""
-
     @owned
     def completing_checkpoint(self, checkpoint: Path) -> None:
-        """Called on every rank behind all of that, before it is uploaded and older ones are deleted."""
+        """Called on every rank after TRL wrote a checkpoint, before it is uploaded and older ones are deleted."""
 
     @event
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:

@@ -127,6 +127,14 @@ class HostTrainer(Hooks, PrivateState):
             with swapped(self, _begins_rows=True):
                 return super()._generate(prompts)
 
+    def prompt_lengths(self, rows: Sequence[dict[str, Any]]) -> list[int]:
+        """Tokens of the prompts of a dataset's rows as the model gets them: through the chat template, with tools."""
+        self.withhold_from_model(TURN_METHODS)
+        several = self.environment_factories is not None and self._multi_environment
+        names = [row.get("environment") if several else None for row in rows]
+        with swapped(self, _batch_environments=names):
+            return [len(ids) for ids in self._tokenize_prompts([row["prompt"] for row in rows])[0]]
+
     def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args, **kwargs):
         with swapped(self, _tool_loop=ToolLoop(completions)):
             return super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *args, **kwargs)
@@ -245,7 +253,6 @@ class HostTrainer(Hooks, PrivateState):
             self.on_checkpoint_begun(folder)
             with put_off, swapped(self.args, save_total_limit=None):
                 super()._save_checkpoint(model, trial)
-            self.on_checkpoint_saved(folder)
             self.completing_checkpoint(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))

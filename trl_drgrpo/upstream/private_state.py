@@ -14,6 +14,7 @@ from datasets import Dataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.description import DescriptionGuard
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.versions import require_supported_trl
@@ -114,24 +115,19 @@ class PrivateState(GRPOTrainer):
     def micro_step(self, value: int) -> None:
         self._step = value
 
-    def changed_too_late(self) -> dict[str, tuple[Any, Any]]:
-        """Arguments assigned after the constructor, of which the trainer or a feature uses a copy made there: name to
-        the value then and the value now."""
+    def refuse_late_changes(self) -> None:
+        """Refuses an argument assigned after the constructor, of which the trainer or a feature uses a copy made
+        there."""
         taken = {name for feature in self.features for name in feature.takes}
-        changed = {}
         for name, then in self.built_with.items():
-            now = getattr(self.args, name)
-            if name in taken and now != then:
-                changed[name] = (then, now)
-            copied_as = _COPIED_AS.get(name, name)
-            if copied_as not in vars(self):
-                continue
-            copied = vars(self)[copied_as]
+            now, copied_as = getattr(self.args, name), _COPIED_AS.get(name, name)
+            copied = vars(self).get(copied_as, now)
             if isinstance(copied, torch.Tensor):
                 copied = copied.tolist()
-            if now != then and now != copied:
-                changed[name] = (then, now)
-        return changed
+            if now != then and (name in taken or now != copied):
+                got, expected = f"{now!r}, assigned after the trainer was built", f"{then!r}, as when it was built"
+                remedy = "The trainer has copied it: set it before, or build a new trainer."
+                raise InputError(name, got, expected, remedy)
 
     @property
     def text_tokenizer(self) -> Any:
@@ -193,6 +189,12 @@ class PrivateState(GRPOTrainer):
     def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """The result of a coroutine, from the event loop on which TRL runs asynchronous methods of environments."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
+
+    def fill_the_context(self) -> None:
+        """Without `max_completion_length`: let transformers generate until the context is full (its default is 20)."""
+        if "max_length" not in (self.args.generation_kwargs or {}):
+            context = self.model.config.get_text_config().max_position_embeddings
+            self.generation_config.max_length = self.generation_kwargs["max_length"] = context
 
     @contextmanager
     def completions_up_to(self, tokens: int | None) -> Iterator[None]:

@@ -84,6 +84,7 @@ SEAMS = (
         ("model(**model_inputs, labels=labels, fused_lm_head=True)", "outputs.log_probs[:, -logits_to_keep:]"),
     ),
     Seam("_compute_loss", ("model", "inputs"), ("size(0) * self.max_completion_length", "self.beta * per_token_kl")),
+    Seam("_tokenize_prompts", ("prompts",), ("self._batch_environments", "return prompt_ids, images,")),
     Seam("_generate", ("prompts",), ("self.rollout_func(prompts, self)",)),
     Seam(
         "_generate_single_turn",

@@ -147,7 +147,7 @@ def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, pe
         remedy = "vLLM gets no virtual tokens: it would generate without the adapter. Remove use_vllm, or train LoRA."
         kind = getattr(adapter.peft_type, "value", adapter.peft_type)
         raise InputError("use_vllm", f"True with an adapter of type {kind}", "one that changes weights", remedy)
-    found = _quantization_asked_for(args, model, quantization_config) if isinstance(model, str) else _loaded_as(model)
+    found = _quantization(args, model, quantization_config)
     if found:
         raise InputError(
             "use_vllm",
@@ -159,23 +159,23 @@ def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, pe
         )
 
 
-def _loaded_as(model: Any) -> str | None:
-    for bits in (4, 8):
-        if getattr(model, f"is_loaded_in_{bits}bit", False):
-            return f"loaded in {bits} bits"
-    return "loaded quantized" if getattr(model, "is_quantized", False) else None
-
-
-def _quantization_asked_for(args: Any, name: str, quantization_config: Any) -> str | None:
-    loading = args.model_init_kwargs or {}
-    config = quantization_config or loading.get("quantization_config")
-    if config is not None:
-        return None if _read(config, "dequantize") else _described(config)
-    for bits in (4, 8):
-        if loading.get(f"load_in_{bits}bit"):
-            return f"load_in_{bits}bit"
-    stored = _stored_quantization(args, name, loading)
-    return None if stored is None or _read(stored, "dequantize") else f"{name} is stored so, {_described(stored)}"
+def _quantization(args: Any, model: Any, asked: Any) -> str | None:
+    """How the base is quantized, or will be, in words; `None`: it is not, or its weights are dequantized."""
+    if not isinstance(model, str):
+        named = [f"loaded in {bits} bits" for bits in (4, 8) if getattr(model, f"is_loaded_in_{bits}bit", False)]
+        named += ["loaded quantized"] if getattr(model, "is_quantized", False) else []
+        return named[0] if named else None
+    loading, stored_as = args.model_init_kwargs or {}, ""
+    asked = asked or loading.get("quantization_config")
+    if asked is None and any(loading.get(f"load_in_{bits}bit") for bits in (4, 8)):
+        asked = loading
+    if asked is None:
+        asked, stored_as = _stored_quantization(args, model, loading), f"{model} is stored so, "
+    if asked is None or _read(asked, "dequantize"):
+        return None
+    method = _read(asked, "quant_method")
+    named = [f"load_in_{bits}bit" for bits in (4, 8) if _read(asked, f"load_in_{bits}bit")]
+    return stored_as + str([*named, getattr(method, "value", method) or type(asked).__name__][0])
 
 
 def _stored_quantization(args: Any, name: str, loading: dict[str, Any]) -> Any:
@@ -188,14 +188,6 @@ def _stored_quantization(args: Any, name: str, loading: dict[str, Any]) -> Any:
     except (OSError, ValueError):
         return None
     return getattr(config, "quantization_config", None)
-
-
-def _described(config: Any) -> str:
-    for bits in (4, 8):
-        if _read(config, f"load_in_{bits}bit"):
-            return f"load_in_{bits}bit"
-    method = _read(config, "quant_method")
-    return str(getattr(method, "value", method) or type(config).__name__)
 
 
 def _read(config: Any, name: str) -> Any:

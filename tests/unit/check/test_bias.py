@@ -294,7 +294,7 @@ def one_missing(completion_ids, **kwargs):
 @pytest.mark.parametrize(
     ("changes", "batches", "limit", "message"),
     [
-        ({"top_p": 0.9}, 3, None, "top_p: got 0.9; expected 1.0, so that all tokens can be sampled"),
+        ({"top_p": 0.9}, 3, None, "top_p: got 0.9; expected 1.0, so that the policy is sampled as it is"),
         ({"top_k": 20}, 3, None, "top_k: got 20"),
         ({"min_p": 0.1}, 3, None, "min_p: got 0.1"),
         ({}, 2, None, "batches: got 2"),

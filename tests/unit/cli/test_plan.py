@@ -210,7 +210,7 @@ def test_bad_input(seven, tmp_path, capsys):
         (("--model", seven, "--memory", "24", "--load_in_4bit", "true"), "a quantized model without an adapter"),
         (("--model", seven, "--memory", "24", "--lora_rank", "3"), "Did you mean --lora_r"),
         (("--model", seven, "--memory", "24", "--max_prompt_length", "32768"), "--max_prompt_length: got 32768;"),
-        (("--model", seven, "--memory", "24", "--max_completion_length", "32768"), "model's context of 32768 tokens"),
+        (("--model", seven, "--memory", "24", "--max_completion_length", "32768"), "at most 32768 tokens together"),
         (("--model", seven, "--memory", "24", "--probe", "--use_vllm", "true"), "--probe: got use_vllm"),
         *[
             (("--model", seven, "--memory", "24", "--probe"), "--probe: got a plan for a GPU on a machine without one")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import filelock
 import pytest
+import runs
 import torch
 from runs import written_elsewhere
 from safetensors import SafetensorError
-from tiny import tiny_model
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common import disk
 from trl_drgrpo.common.disk import check_writable, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
@@ -82,17 +82,9 @@ def test_said_once_where_blocks_are_nested(tmp_path):
 @pytest.fixture
 def build(settings, prompts, tokenizer, reward):
     settings |= {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-
-    def build(reward=reward, **fields):
-        return DrGRPOTrainer(
-            model=tiny_model(tokenizer),
-            reward_funcs=reward,
-            args=DrGRPOConfig(**{**settings, **fields}),
-            train_dataset=prompts,
-            processing_class=tokenizer,
-        )
-
-    return build
+    return lambda reward=reward, **fields: runs.build(
+        DrGRPOTrainer, {**settings, **fields}, prompts, tokenizer, reward
+    )
 
 
 def full_at(name, save):

@@ -98,14 +98,11 @@ def test_a_row_that_cannot_be_cut_stands_there_for_its_leaves():
     assert forks.newest.copies([len(row) for row in completions]) == [False, True, False, False] + [False, True] * 2
 
 
-def test_a_backend_that_writes_too_much_is_cut_off():
+def test_a_backend_that_writes_too_much_is_cut_off_and_one_without_log_probs_is_taken():
     forks, _ = feature(max_completion_length=7)
     completions, log_probs = forks.completing(rows_of(PROMPTS, 4), 4, Backend([7, 6, 5, 3, 9, 9, 9, 9], exceeds=True))
     assert [len(row) for row in completions[1::2]] == [7] * 4
     assert [len(row) for row in log_probs] == [len(row) for row in completions]
-
-
-def test_without_log_probs_and_without_a_limit():
     forks, _ = feature(max_completion_length=None)
 
     def generate(prompt_ids, num_generations, limits=None):
@@ -154,20 +151,6 @@ def test_all_leaves_of_a_parent_share_its_drawn_places():
     for start in range(0, 16, 4):
         assert len({tuple(cuts) for cuts in forks.newest.cuts[start : start + 4]}) == 1
     assert len({tuple(cuts) for cuts in forks.newest.cuts}) > 1
-
-
-def test_two_processes_draw_the_places_of_one():
-    together, _ = feature(max_completion_length=40)
-    together.mean_length = 20.0
-    together.completing(rows_of(PROMPTS, 4), 4, Backend([40] * 8))
-    cuts = []
-    for rank in (0, 1):
-        alone, _ = feature(ranks=2, rank=rank, others=[[2]], max_completion_length=40)
-        alone.mean_length = 20.0
-        alone.completing(rows_of(PROMPTS[rank : rank + 1], 4), 4, Backend([40] * 4))
-        cuts += alone.newest.cuts
-    assert cuts == together.newest.cuts
-    assert len({tuple(row) for row in cuts}) > 1
 
 
 def test_the_next_batch_draws_other_places_within_the_mean_length():
@@ -269,10 +252,6 @@ def test_a_boundary_has_tokens_on_both_sides(ends, behind):
     places = boundaries(ends, length)
     assert places == [end + 1 for end in ends if end != length - 1]
     assert all(0 < place < length for place in places)
-
-
-def test_a_row_without_steps_has_no_boundary():
-    assert boundaries([], 0) == boundaries([2], 3) == []
 
 
 @given(st.integers(1, 4), st.floats(0, 100), st.text(max_size=5))

@@ -53,11 +53,15 @@ class Instance:
     def __call__(self, completions, solution, **kwargs): ...
 
 
+BOUND = functools.partial(wants_solution, solution=["x"])
+
+
 @pytest.mark.parametrize(
-    "reward", [takes_all, names_everything, asynchronous, "some/model", torch.nn.Linear(1, 1), max]
+    "reward", [takes_all, names_everything, asynchronous, BOUND, "some/model", torch.nn.Linear(1, 1), max]
 )
 def test_rewards_that_fit(reward):  # models, and a built-in without a signature, are not checked
     check_columns(reward, COLUMNS, "r")
+    check_columns(wants_environments, [*COLUMNS, "environments"], "r")
 
 
 @pytest.mark.parametrize(
@@ -87,24 +91,36 @@ def test_rewards_that_do_not_fit(reward, message):
         check_columns(reward, COLUMNS, "r")
 
 
-def test_the_remedies_name_a_near_column_or_the_renaming():
-    with pytest.raises(InputError, match="Did you mean the column 'solutions'"):
-        check_columns(wants_solution, ["prompt", "solutions"], "r")
-    with pytest.raises(InputError, match=r"rename_columns: \[<column>=solution\]"):
-        check_columns(wants_solution, COLUMNS, "r")
-
-
-def test_environments_are_passed_where_there_are_any():
-    check_columns(wants_environments, [*COLUMNS, "environments"], "r")
-
-
 def test_a_column_with_the_name_of_a_keyword():
     with pytest.raises(InputError, match="a dataset column called 'completions'"):
-        check_columns(takes_all, ["prompt", "answer", "completions"], "r")
+        check_columns(takes_all, [*COLUMNS, "completions"], "r")
 
 
-def test_a_bound_default_is_not_required():
-    check_columns(functools.partial(wants_solution, solution=["x"]), COLUMNS, "r")
+@pytest.mark.parametrize(
+    ("name", "supply", "message"),
+    [
+        ("math_reward", (), r"\[<column>=solution\]` in a recipe\), or set answer_column to its name\.$"),
+        (
+            "numeric_reward",
+            ("Pass `--columns {}=<value>`",),
+            "Did you mean .* Pass `--columns answer=<value>`, or set",
+        ),
+        ("accuracy_reward", (), r"\[<column>=solution\]` in a recipe\), or give the parameter a default"),
+    ],
+)
+def test_the_remedies_name_the_option_and_the_command_s_own_way(name, supply, message):
+    with pytest.raises(InputError, match=message):
+        check_columns(resolve_reward(name), ["prompt", "answr"], name, *supply)
+
+
+def test_generate_and_score_say_how_they_name_a_column(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "completion": "1", "answr": "1"}\n')
+    generate = ["generate", "--model", "trl_drgrpo:demo", "1+2=", "--columns", "answr=3", "--reward_funcs"]
+    assert main([*generate, "numeric_reward"]) == 2
+    assert "Give its value: `--columns answer=<value>`" in capsys.readouterr().err
+    assert main(["score", "--rewards", "numeric_reward", "--data", "rows.jsonl"]) == 2
+    assert "`--columns <column>=answer`" in capsys.readouterr().err
 
 
 def test_trls_rewards_say_which_column_they_need():

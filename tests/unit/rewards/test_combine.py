@@ -93,8 +93,8 @@ def test_parts_may_have_names_of_their_own():
     assert metrics == {"rewards/total/strict": 1.0, "rewards/total/lenient": 1.0}
 
 
-def test_asynchronous_parts_run_at_the_same_time_as_the_others():
-    meeting = asyncio.Event()
+def test_all_parts_run_at_the_same_time():
+    meeting, answered = asyncio.Event(), threading.Event()
 
     async def first(completions, **kwargs):
         await asyncio.wait_for(meeting.wait(), 20)  # would time out if `second` waited for it
@@ -102,23 +102,14 @@ def test_asynchronous_parts_run_at_the_same_time_as_the_others():
 
     async def second(completions, **kwargs):
         meeting.set()
-        return [2.0]
-
-    assert call(weighted_sum([(first, 1), (second, 1)]), ["c"])[0] == [3.0]
-
-
-def test_a_synchronous_part_does_not_hold_up_an_asynchronous_one():
-    answered = threading.Event()
-
-    def waits(completions, **kwargs):
-        return [float(answered.wait(20))]  # blocks its thread until the other one has answered
-
-    async def answers(completions, **kwargs):
         await asyncio.sleep(0)
         answered.set()
-        return [1.0]
+        return [2.0]
 
-    assert call(weighted_sum([(waits, 1), (answers, 1)]), ["c"])[0] == [2.0]
+    def waits(completions, **kwargs):
+        return [float(answered.wait(20))]  # blocks its thread until the others have answered
+
+    assert call(weighted_sum([(waits, 1), (first, 1), (second, 1)]), ["c"])[0] == [4.0]
 
 
 def test_an_error_of_an_asynchronous_part_is_raised_as_it_is_and_ends_the_others():
@@ -137,6 +128,18 @@ def test_an_error_of_an_asynchronous_part_is_raised_as_it_is_and_ends_the_others
     with pytest.raises(ZeroDivisionError, match="of the part"):
         call(weighted_sum([(waiting, 1), (broken, 1)]), ["c"])
     assert ended == [True]
+
+
+def test_the_line_of_a_part_that_failed_in_a_thread_is_named():
+    def broken(completions, **kwargs):
+        return 1 / 0
+
+    async def later(completions, **kwargs):
+        return [1.0]
+
+    line = broken.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=rf"Fix the function \({__file__}, line {line}; "):
+        call(checked_reward(weighted_sum([(broken, 1), (later, 1)])), ["c"])
 
 
 @KINDS
@@ -166,12 +169,8 @@ def test_a_reward_is_called_only_for_rows_that_pass(kind):
     assert asked == ["c0", "c3"]
     assert (kwargs["a"], kwargs["prompts"]) == ([5, None], ["p", "p"])
     assert metrics == {"rewards/gated_a/passed_frac": 0.4}
-
-
-def test_where_none_passes_the_reward_is_not_called():
-    reward = Given("a")
-    assert call(gated(reward, Given("gate")), gate=[0, 0], a=[1, 1])[0] == [0.0, 0.0]
-    assert reward.asked == []
+    assert call(gated(reward, gate), gate=[0, 0], a=[1, 1])[0] == [0.0, 0.0]
+    assert len(reward.asked) == 1  # where none passes it is not called
 
 
 def test_the_default_gate_is_the_format():
@@ -180,16 +179,20 @@ def test_the_default_gate_is_the_format():
     assert values == [1.0, 0.0, 0.0]
 
 
-def test_a_table_column_logged_behind_a_gate_has_a_value_for_every_row():
-    table = {}
+@pytest.mark.parametrize("around", [cached, gated])
+def test_the_table_has_a_value_for_every_row_and_nothing_old(around):
+    """TRL keeps the last values of a column that a call does not log, beside completions of another."""
 
     def noting(completions, log_extra, **kwargs):
         log_extra("length", [len(completion) for completion in completions])
         return [1.0] * len(completions)
 
-    reward = gated(noting, Given("gate"))
-    reward(completions=["a", "bb", "ccc"], gate=[1, 0, 1], log_extra=table.__setitem__)
-    assert table == {"length": [1, None, 3]}
+    reward, table = cached(noting) if around is cached else gated(noting, gate=Given("gate")), {}
+    for passed, due in (([1, 0, 1], [1, None, 3]), ([0, 0, 0], [None] * 3)):
+        table["length"] = ["old"] * 3
+        columns = {"gate": passed} if around is gated else {}
+        reward(completions=["a", "bb", "ccc"], log_extra=table.__setitem__, **columns)
+        assert table["length"] == ([1, 2, 3] if around is cached and any(passed) else due)
 
 
 # Bounds --------------------------------------------------------------------------------------------------------------
@@ -272,26 +275,6 @@ def test_a_third_value_is_noted_once(caplog):
 
 
 # As a reward function of the trainer's -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("around", [cached, gated])
-def test_the_table_shows_nothing_old_where_a_part_was_not_called(around):
-    """TRL keeps the last values of a column that a call does not log, beside completions of another."""
-
-    def noting(completions, log_extra, **kwargs):
-        log_extra("length", [len(completion) for completion in completions])
-        return [1.0] * len(completions)
-
-    reward = around(noting) if around is cached else gated(noting, gate=Given("gate"))
-    table = {}
-    for _ in range(2):
-        kwargs = {"gate": [1.0, 1.0]} if around is gated else {}
-        reward(completions=["a", "bb"], log_extra=table.__setitem__, **kwargs)
-        kwargs = {"gate": [0.0, 0.0]} if around is gated else {}
-        first, table["length"] = table["length"], ["old"] * 2
-        reward(completions=["a", "bb"], log_extra=table.__setitem__, **kwargs)
-        assert table["length"] == [None, None]
-    assert first == ([1, 2] if around is gated else [None, None])
 
 
 def nested(part):

@@ -43,22 +43,38 @@ def read(model):
     return seen
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
-def test_what_is_read_is_pefts_merge_and_the_model_is_as_before(options, dtype, tokenizer):
-    model = adapted(tokenizer, dtype, **options)
+def different(first, second):
+    assert first.keys() == second.keys()
+    return [name for name in first if not torch.equal(first[name], second[name])]
+
+
+def assert_read_as_merged_by_peft(model):
+    """What is read is PEFT's merge, and the model is as before, already in the block."""
     before = values(model)
     with merged_while_read(model):
         seen = read(model)  # looked at after `unmerge_adapter`, as vLLM's packing does
-        assert [name for name in before if not torch.equal(before[name], values(model)[name])] == []
-    after = values(model)
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+        assert different(before, values(model)) == []
+    assert different(before, values(model)) == []
     assert not any(getattr(module, "merged", False) for module in model.modules())
     model.merge_adapter()
-    expected = values(model)
-    assert seen.keys() == expected.keys()
-    assert [name for name in seen if not torch.equal(seen[name], expected[name])] == []
-    assert any(not torch.equal(seen[name], before[name]) for name in seen)
+    assert different(seen, values(model)) == []
+    assert different(seen, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
+def test_what_is_read_is_pefts_merge_and_the_model_is_as_before(options, dtype, tokenizer):
+    assert_read_as_merged_by_peft(adapted(tokenizer, dtype, **options))
+
+
+IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM", init_ia3_weights=False)
+TOKENS = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[5, 7], init_lora_weights=False)
+
+
+@pytest.mark.parametrize("config", [IA3, TOKENS], ids=["ia3", "tokens"])
+def test_so_are_other_adapters(config, tokenizer):
+    torch.manual_seed(3)
+    assert_read_as_merged_by_peft(get_peft_model(tiny_model(tokenizer), config))
 
 
 @pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings")
@@ -69,13 +85,9 @@ def test_tied_weights_get_the_adapters_of_all_that_share_them(targets, tokenizer
     layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
     plain.lm_head.weight = plain.model.embed_tokens.weight
     torch.manual_seed(3)
-    model = get_peft_model(plain, LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
-    before = values(model)
-    with merged_while_read(model):
-        seen = read(model)
-    assert [name for name, value in values(model).items() if not torch.equal(before[name], value)] == []
-    model.merge_adapter()
-    assert [name for name, value in values(model).items() if not torch.equal(seen[name], value)] == []
+    assert_read_as_merged_by_peft(
+        get_peft_model(plain, LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    )
 
 
 def test_control_pefts_own_way_moves_the_base_and_takes_the_adapter_back(tokenizer):
@@ -109,20 +121,6 @@ def test_an_error_while_merging_leaves_the_base_alone(tokenizer, monkeypatch):
         read(model)
     assert [name for name, value in values(model).items() if not torch.equal(before[name], value)] == []
     assert layer.merged_adapters == []
-
-
-def test_ia3_and_trained_tokens(tokenizer):
-    ia3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM", init_ia3_weights=False)
-    tokens = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[5, 7], init_lora_weights=False)
-    for config in (ia3, tokens):
-        torch.manual_seed(3)
-        model = get_peft_model(tiny_model(tokenizer), config)
-        before = values(model)
-        with merged_while_read(model):
-            seen = read(model)
-        assert [name for name, value in values(model).items() if not torch.equal(before[name], value)] == []
-        model.merge_adapter()
-        assert [name for name, value in values(model).items() if not torch.equal(seen[name], value)] == []
 
 
 def test_a_sync_that_reads_the_weights_elsewhere_is_refused(tokenizer):

@@ -4,18 +4,14 @@ What TRL and transformers restore is enough only between two generation batches 
 completions not trained on yet, the count of micro-batches, the prompt order of later epochs, L, the reward scale.
 """
 
-import functools
 import logging
-import os
-import signal
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.disk import room_needed, sole_writer
+from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts
 from trl_drgrpo.features.resume.checkpoints import (
@@ -103,24 +99,15 @@ class Resume(Feature):
     def around_train(self) -> Iterator[None]:
         """Saves a checkpoint before the error of a reward function, or SIGTERM, ends the run."""
         self._is_terminated = False
-        # A handler of the user's own stays, and only the main thread may set one.
-        handles = threading.current_thread() is threading.main_thread()
-        handles = handles and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if handles:
-            _children_end_on_sigterm()
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-        try:
-            yield
-        except RewardError:
-            self._save_what_was_computed()
-            raise
-        finally:
-            if handles:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with on_sigterm(self._on_sigterm):
+            try:
+                yield
+            except RewardError:
+                self._save_what_was_computed()
+                raise
 
-    def _on_sigterm(self, number: int, frame: Any) -> None:
+    def _on_sigterm(self) -> None:
         self._is_terminated = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is loaded, and the first step comes next."""
@@ -319,6 +306,7 @@ class Resume(Feature):
 
     def _save_step(self, why: str) -> None:
         if self.trainer.state.global_step == 0:
+            logger.error("%s before the end of the first step: nothing is saved.", why)
             return
         folder = self.trainer.checkpoint_folder()
         if folder.resolve() not in self._checkpoints_of_this_run:
@@ -330,18 +318,6 @@ class Resume(Feature):
                 return
         if self.trainer.is_world_process_zero():
             logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
-
-
-@functools.cache
-def _children_end_on_sigterm() -> None:
-    """Processes that are forked from now on do not inherit our handler: whoever started them may end them so."""
-
-    def forget() -> None:
-        if isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Resume):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=forget)
 
 
 def _in_words(value: Any) -> str:

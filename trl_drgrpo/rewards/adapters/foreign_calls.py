@@ -1,7 +1,8 @@
 """Calling the functions of other stacks: what all adapters share.
 
-A [`Convention`] says how one stack calls. [`per_completion`] makes a reward function of TRL's form from functions that
-score one completion each, [`batched`] from one that scores all of a call; both are asynchronous where the function is.
+A [`Convention`] says how one stack calls; [`adapted`] makes a reward function of TRL's form from its functions, called
+once per completion or once for all; asynchronous where a function is. [`translated`] is for functions that have TRL's
+form but for the keywords.
 
 The other stacks keep the correct answer in other columns than TRL's rewards do (verl: `reward_model["ground_truth"]`,
 OpenRLHF: `label`), so a column is named by a path (`reward_model.ground_truth`), and where none is named the usual
@@ -9,6 +10,7 @@ places of that stack are looked up in order: a [`Place`].
 """
 
 import asyncio
+import functools
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +19,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
+from trl_drgrpo.rewards.combine import Composed, Part, PartCall, Steps, composed
 from trl_drgrpo.rewards.contract import (
     OnError,
     check_name,
@@ -31,11 +34,11 @@ from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers, set
 from trl_drgrpo.rewards.isolation.pool import Call, Failure
 from trl_drgrpo.rewards.isolation.worker import failure_of
 from trl_drgrpo.rewards.recipe_rewards import resolve_object
-from trl_drgrpo.rewards.sample import column_values, completion_text, prompt_text
+from trl_drgrpo.rewards.sample import column_values, completion_text
 from trl_drgrpo.rewards.signatures import signature_of
 
 # What TRL passes to a reward function that is not a column of the dataset.
-NOT_COLUMNS = (*PER_CALL, "environments")
+NOT_COLUMNS = (*PER_CALL, "environments", "prompts", "completions")
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,12 @@ class Sample:
         return completion_text(self.completion)
 
 
-def read_samples(completions: Sequence[Any], keywords: Mapping[str, Any], reward: str) -> list[Sample]:
+def read_samples(keywords: Mapping[str, Any], reward: str) -> list[Sample]:
     """The rows of one call, from the lists that TRL passes; `InputError` where one of them is none."""
-    count, prompts = len(completions), keywords.get("prompts")
+    completions, prompts = keywords["completions"], keywords.get("prompts")
+    count = len(completions)
     given = [""] * count if prompts is None else prompts
-    names = [name for name in keywords if name not in (*NOT_COLUMNS, "prompts")]
+    names = [name for name in keywords if name not in NOT_COLUMNS]
     columns = {name: column_values(keywords, name, count, reward) for name in names}
     return [
         Sample(prompt, completion, {name: values[row] for name, values in columns.items()})
@@ -80,12 +84,14 @@ class Place:
         option (`str`): The adapter's option that names the column.
         path (`str`, *optional*): The column, or a path into it: `reward_model.ground_truth`.
         usual (`Sequence[str]`): Paths that are tried, in order, where no `path` is given.
+        advice (`str`, *optional*): What to do where it is missing. Defaults to naming another column.
     """
 
     what: str
     option: str
     path: str | None
-    usual: tuple[str, ...]
+    usual: tuple[str, ...] = ()
+    advice: str = ""
 
     def column(self, columns: Iterable[str], reward: str) -> str:
         """The path that applies to a dataset with these columns; refuses one without. `reward`: its name, for the
@@ -99,7 +105,7 @@ class Place:
             f"reward {reward}",
             f"a dataset with the columns {', '.join(names) or '(none)'}",
             f"{self.what} in {wanted}",
-            f"Point {self.option}=... to it, or rename the column.",
+            self.advice or f"Point {self.option}=... to it, or rename the column.",
         )
 
     def value(self, row: Mapping[str, Any], reward: str) -> Any:
@@ -138,68 +144,99 @@ def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
-def as_text(value: Any, role: str) -> str:
-    """Messages as text: of a completion what the model wrote, of a prompt all messages."""
-    return completion_text(value) if role == "assistant" else prompt_text(value)
-
-
+@dataclass(frozen=True)
 class Convention:
-    """Calling convention of one stack: per completion, per batch, or both."""
+    """
+    How one stack calls its functions.
 
-    def arguments(self, function: Callable, sample: Sample, reward: str) -> Call:
-        """Positional and keyword arguments for one completion."""
-        raise NotImplementedError
+    Args:
+        row (`Callable[[Sample, str], Any]`): What a call needs of one sample; the second argument is the reward's
+            name, for messages.
+        call (`Callable[[Callable, list], Call]`): Positional and keyword arguments of a function, for one row or,
+            where it takes a batch, for all.
+        read (`Callable[[Any], Any]`, *optional*): The number in what the function returned for one completion, `None`:
+            unscorable. Defaults to the result itself.
+        read_batch (`Callable`, *optional*): From the result of a batch, and `log(key, values)`, the rewards. Defaults
+            to `read` of each.
+        places (`tuple[Place, ...]`, *optional*): Where the dataset has to have something.
+    """
 
-    def read(self, result: Any) -> Any:
-        """The number in what the function returned for one completion; `None`: unscorable."""
-        return result
+    row: Callable[[Sample, str], Any]
+    call: Callable[[Callable, list[Any]], Call]
+    read: Callable[[Any], Any] = lambda result: result
+    read_batch: Callable[..., Any] | None = None
+    places: tuple[Place, ...] = ()
 
-    def batch_arguments(
-        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
-    ) -> Call:
-        """Positional and keyword arguments for all completions. `kwargs`: the others that TRL passes."""
-        raise NotImplementedError
-
-    def read_batch(self, result: Any, reward: str, log_metric: Callable[[str, float], None] | None) -> Any:
-        """The rewards in what the function returned for all completions."""
-        return result
-
-    def check_columns(self, columns: Sequence[str], reward: str) -> None:
+    def check_columns(self, columns: Iterable[str], reward: str) -> None:
         """Raises [`InputError`] if the dataset lacks a column that a call needs."""
+        for place in self.places:
+            place.column(columns, reward)
+
+    def rows(self, keywords: Mapping[str, Any], reward: str) -> list[Any]:
+        """The rows of one call of TRL's, so that missing columns are the user's error and no sample's."""
+        samples = read_samples(keywords, reward)
+        for sample in samples[:1]:
+            self.check_columns(sample.columns, reward)
+        return [self.row(sample, reward) for sample in samples]
 
 
-class Batched:
-    """A reward function of TRL's form from one that is called once for all completions."""
-
-    def __init__(self, function: Callable, convention: Convention, name: str, columns: Sequence[str] = ()):
-        self.function, self.convention, self.__name__ = function, convention, name
-        self.__signature__ = signature_of(columns)
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
-        self.convention.check_columns(columns, self.__name__)
-
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
-        args, keywords = self.convention.batch_arguments(self.function, completions, kwargs, self.__name__)
-        result = self.function(*args, **keywords)
-        return self.convention.read_batch(result, self.__name__, kwargs.get("log_metric"))
+def translated(
+    function: Callable,
+    name: str,
+    translate: Callable[[dict[str, Any], str], Call],
+    read: Callable[..., Any] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Composed:
+    """A reward function that calls another one once, with what `translate` makes of TRL's keywords, and gives what
+    `read(result, log)` finds in its result."""
+    return composed(name, [Part(function)], _translated, columns, translate=translate, read=read)
 
 
-class AsyncBatched(Batched):
-    """[`Batched`] for a function that is `async`."""
-
-    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
-        args, keywords = self.convention.batch_arguments(self.function, completions, kwargs, self.__name__)
-        result = await self.function(*args, **keywords)
-        return self.convention.read_batch(result, self.__name__, kwargs.get("log_metric"))
+def _translated(
+    reward: Composed, kwargs: dict[str, Any], translate: Callable[..., Call], read: Callable[..., Any] | None
+) -> Steps:
+    [result] = yield [PartCall(reward.parts[0], *translate(kwargs, reward.__name__))]
+    return result if read is None else read(result, functools.partial(reward.log, kwargs))
 
 
-def batched(function: Callable, convention: Convention, name: str, columns: Sequence[str] = ()) -> Batched:
-    """[`Batched`], or its async form if the function is `async`."""
-    kind = AsyncBatched if inspect.iscoroutinefunction(innermost(function)) else Batched
-    return kind(function, convention, name, columns)
+def adapted(
+    functions: Sequence[Callable],
+    convention: Convention,
+    *,
+    name: str,
+    is_batch: bool = False,
+    timeout: float | None = None,
+    on_error: OnError = "unscorable",
+    **options: Any,
+) -> Callable:
+    """A reward function of TRL's form from those of another stack: [`PerCompletion`] (whose options these are), its
+    asynchronous form, or where they take a batch one call of the only function."""
+    limits = None if timeout is None else Limits(timeout=timeout)
+    check_on_error(on_error)
+    check_name(name)
+    if is_batch and limits is not None:
+        remedy = "Leave it out, and put `isolate(..., batched=True)` around the reward."
+        raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
+
+    def translate(kwargs: dict[str, Any], reward: str) -> Call:
+        return convention.call(functions[0], convention.rows(kwargs, reward))
+
+    def read(result: Any, log: Callable[[str, Iterable[float | None]], None]) -> Any:
+        if convention.read_batch is not None:
+            return convention.read_batch(result, log)
+        return [convention.read(each) for each in result]
+
+    is_async = any(inspect.iscoroutinefunction(innermost(function)) for function in functions)
+    kind = AsyncPerCompletion if is_async else PerCompletion
+    if is_batch:
+        reward: Any = translated(functions[0], name, translate, read, columns=())
+    else:
+        reward = kind(functions, convention, name, limits, on_error, **options)
+    reward.check_columns = functools.partial(convention.check_columns, reward=name)
+    return reward
 
 
+@dataclass(eq=False)
 class PerCompletion:
     """
     A reward function of TRL's form from functions that score one completion each.
@@ -207,49 +244,36 @@ class PerCompletion:
     Args:
         functions (`Sequence[Callable]`): The functions; their weighted scores are added. Where there are several, the
             mean of each is logged as `rewards/<name>/<function>`.
-        convention ([`Convention`]): Their calling convention.
+        convention ([`Convention`]): How they are called.
         name (`str`): Name in logs and metrics.
-        weights (`Sequence[float]`, *optional*): One per function. Defaults to 1.
+        limits ([`Limits`], *optional*): Limits of one call, after which its worker is killed; `None`: none, in this
+            process.
+        on_error (`str`): What a failure makes of its completion: the function's `lowest_reward`, where it declares one
+            and is the only one, else `None`, and a count in `rewards/<name>/failed_frac`; or with `"raise"` an error.
+        weights (`Sequence[float]`, *optional*): One per function. Defaults to 1 for one function.
         columns (`Sequence[str]`, *optional*): Columns that a call needs, whatever else it finds.
-        timeout (`float`, *optional*): Seconds per completion, after which its worker is killed; `None`: no limit, in
-            this process.
-        on_error (`str`, *optional*, defaults to `"unscorable"`): What a failure makes of its completion: the
-            function's `lowest_reward`, where it declares one and is the only one, else `None`, and a count in
-            `rewards/<name>/failed_frac`; or with `"raise"` an error.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[Callable],
-        convention: Convention,
-        *,
-        name: str,
-        weights: Sequence[float] | None = None,
-        columns: Sequence[str] = (),
-        timeout: float | None = None,
-        on_error: OnError = "unscorable",
-    ):
-        check_options(timeout, on_error)
-        check_name(name)
-        self.functions, self.convention, self.__name__ = list(functions), convention, name
-        self.weights = [1.0] * len(self.functions) if weights is None else list(weights)
-        self.columns, self.timeout = tuple(columns), timeout
-        self.on_error: OnError = on_error
+    functions: Sequence[Callable]
+    convention: Convention
+    name: str
+    limits: Limits | None
+    on_error: OnError
+    weights: Sequence[float] = (1.0,)
+    columns: Sequence[str] = ()
+
+    def __post_init__(self):
+        self.__name__, self.__signature__ = self.name, signature_of(self.columns)
         only = self.functions[0] if len(self.functions) == 1 else None
         self.lowest_reward: float | None = declared(only, "lowest_reward")
-        self.__signature__ = signature_of(columns)
 
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
-        self.convention.check_columns(columns, self.__name__)
-
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         log_metric = kwargs.get("log_metric")
         scores = scored_in_workers(
             self.score,
-            [((part, *call), {}) for part, call in self._calls(completions, kwargs)],
+            [(call, {}) for call in self._calls(completions, kwargs)],
             name=self.__name__,
-            limits=None if self.timeout is None else Limits(timeout=self.timeout),
+            limits=self.limits,
             on_error=self.on_error,
             log_metric=log_metric,
             failed=self.lowest_reward,
@@ -260,11 +284,11 @@ class PerCompletion:
         """Score that one of the functions gives one completion; runs in a worker where there is a time limit."""
         return self.convention.read(self.functions[part](*args, **kwargs))
 
-    def _calls(self, completions: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Call]]:
-        """All calls, completion by completion, so that missing columns are the user's error and no sample's."""
+    def _calls(self, completions: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, Any]]:
+        """All calls, completion by completion."""
         return [
-            (part, self.convention.arguments(function, sample, self.__name__))
-            for sample in read_samples(completions, kwargs, self.__name__)
+            (part, *self.convention.call(function, [row]))
+            for row in self.convention.rows({**kwargs, "completions": completions}, self.__name__)
             for part, function in enumerate(self.functions)
         ]
 
@@ -272,7 +296,7 @@ class PerCompletion:
         self, scores: list[float | None], log_metric: Callable[[str, float], None] | None
     ) -> list[float | None]:
         count = len(self.functions)
-        if count == 1 and self.weights == [1.0]:
+        if list(self.weights) == [1.0]:
             return scores
         rows = [scores[start : start + count] for start in range(0, len(scores), count)]
         for part, function in enumerate(self.functions):
@@ -283,12 +307,9 @@ class PerCompletion:
 class AsyncPerCompletion(PerCompletion):
     """[`PerCompletion`] where a function is `async`: all calls of a batch run concurrently, each under the limit."""
 
-    async def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, completions: Sequence[Any], **kwargs: Any
-    ) -> list[float | None]:
+    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         log_metric = kwargs.get("log_metric")
-        calls = self._calls(completions, kwargs)
-        outcomes = await asyncio.gather(*(self._outcome(part, *call) for part, call in calls))
+        outcomes = await asyncio.gather(*(self._outcome(*call) for call in self._calls(completions, kwargs)))
         scores = settled(list(outcomes), self.__name__, self.on_error, log_metric, self.lowest_reward)
         return self._added(scores, log_metric)
 
@@ -296,16 +317,10 @@ class AsyncPerCompletion(PerCompletion):
         try:
             result = self.functions[part](*args, **kwargs)
             if inspect.isawaitable(result):
-                result = await asyncio.wait_for(result, self.timeout)
+                result = await asyncio.wait_for(result, self.limits and self.limits.timeout)
             return reward_number(self.convention.read(result), f"reward function '{self.__name__}'")
         except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
             return Failure(*failure_of(error))
-
-
-def per_completion(functions: Sequence[Callable], convention: Convention, **options: Any) -> PerCompletion:
-    """[`PerCompletion`], or its async form if one of the functions is `async`."""
-    is_async = any(inspect.iscoroutinefunction(innermost(function)) for function in functions)
-    return (AsyncPerCompletion if is_async else PerCompletion)(functions, convention, **options)
 
 
 def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | None:
@@ -314,13 +329,6 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
     if any(score is None for _, score in counted):
         return None
     return sum((weight * score for weight, score in counted if score is not None), 0.0)
-
-
-def check_options(timeout: float | None, on_error: OnError) -> None:
-    """Raises [`InputError`] for a time limit or an `on_error` that means nothing."""
-    if timeout is not None:
-        Limits(timeout=timeout)
-    check_on_error(on_error)
 
 
 def check_takes(function: Callable, option: str, form: str, count: int, keywords: Sequence[str] = ()) -> None:

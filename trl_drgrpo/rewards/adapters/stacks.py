@@ -1,4 +1,8 @@
-"""The stacks with a calling convention of their own: verl, OpenRLHF, ms-swift, verifiers.
+"""The stacks whose reward functions are TRL's after one call, each with how it calls.
+
+TRL and open-r1 share one call, but a function is written for one of the two forms that completions come in: strings
+with plain data, lists of messages with conversational data. One written for `completion[0]["content"]` fails on the
+first, one written for strings on the second.
 
 verl: `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, single or batch, sync or async. verl
 passes all four by keyword, the ground truth from the nested column `reward_model["ground_truth"]`, and adds
@@ -21,30 +25,99 @@ verifiers: a `Rubric(funcs, weights, parser)` whose functions name what they tak
 is the weighted sum; the mean of each function is logged, as there, under `rewards/<name>/<function>`. Deltas: a
 function that raises makes its completion unscorable (there it scores 0), and `state` holds the row but no trajectory.
 For verifiers up to 0.1; its 0.4 has no rubrics any more.
+
+understand-r1-zero and oat: `grader(response, gt, fast=...) -> (info, reward)`. `boxed_reward_fn` goes with the
+Qwen-Math template, `answer_tag_reward_fn` with the R1 template; both are in `oat.utils.math_grader`. They bound their
+own work with SIGALRM, on a main thread only: give a `timeout`, which runs them in killable workers. Delta: the
+official oracle scores a grading that takes too long 0, here it is unscorable.
+
+reasoning-gym: `score_answer(answer, entry)` for datasets that other programs wrote. Rows that `make_splits` of
+`rewards/functions/reasoning_gym.py` wrote are scored by the reward `reasoning_gym`, which knows the task of every row.
+Here the task is named once, and the entry is put together from the columns that reasoning-gym's own exports have.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards import signatures
-from trl_drgrpo.rewards.adapters import foreign_calls
 from trl_drgrpo.rewards.adapters.foreign_calls import (
     NOT_COLUMNS,
     Call,
     Convention,
     Place,
     Sample,
+    adapted,
     as_messages,
+    check_takes,
     decoded,
-    read_samples,
+    loaded,
+    translated,
 )
-from trl_drgrpo.rewards.contract import OnError, check_flag, innermost, log_mean, reward_name, validate_rewards
-from trl_drgrpo.rewards.recipe_rewards import resolve_object
+from trl_drgrpo.rewards.contract import OnError, check_flag, innermost, reward_name, validate_rewards
+from trl_drgrpo.rewards.functions.reasoning_gym import factory_of, score_text
+from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_text
+
+# What turns a prompt or a completion into the form that a function was written for.
+_FORMS: dict[str | None, Callable[[Any, str], Any]] = {
+    "messages": as_messages,
+    "text": lambda value, role: completion_text(value) if role == "assistant" else prompt_text(value),
+    None: lambda value, role: value,
+}
+
+
+def from_trl(
+    function: Callable | str, *, completions_as: Literal["messages", "text"] | None = None, name: str | None = None
+) -> Callable:
+    """
+    A reward function of TRL's form that is given completions in the form it was written for.
+
+    Args:
+        function (`Callable` or `str`):
+            The reward function, or its name or path; sync or async.
+        completions_as (`str`, *optional*):
+            `"messages"`: text becomes a message of the assistant (a prompt: of the user); `"text"`: messages become
+            text, of a completion the last one of the assistant. Defaults to passing them as they come.
+        name (`str`, *optional*):
+            Name in logs. Defaults to the function's.
+
+    Returns:
+        `Callable`: Same call, same required columns.
+
+    Raises:
+        [`InputError`]: For another form, or a function that cannot be found.
+
+    Example:
+
+    ```python
+    >>> def open_r1_style(completions, **kwargs):
+    ...     return [float(len(completion[0]["content"])) for completion in completions]
+    >>> from_trl(open_r1_style, completions_as="messages")(completions=["four"])
+    [4.0]
+
+    ```
+    """
+    if completions_as not in _FORMS:
+        remedy = "Leave it out to pass them as they come."
+        raise InputError("completions_as", repr(completions_as), '"messages" or "text"', remedy)
+    found: Any = loaded(resolve_reward(function, "function") if isinstance(function, str) else function, "function")
+    convert = _FORMS[completions_as]
+
+    def translate(kwargs: dict[str, Any], reward: str) -> Call:
+        prompts = kwargs.get("prompts")
+        given = {} if prompts is None else {"prompts": [convert(prompt, "user") for prompt in prompts]}
+        return (), {**kwargs, **given, "completions": [convert(each, "assistant") for each in kwargs["completions"]]}
+
+    reward: Any = translated(found, name or reward_name(found), translate)
+    reward.__doc__ = inspect.getdoc(found)
+    reward.__signature__ = inspect.signature(found)
+    reward.lowest_reward = getattr(found, "lowest_reward", None)
+    return reward
+
 
 # What verl's own scorers call the completion's text, where it is not solution_str.
 _TEXT_NAMES = ("model_output", "predict_str")
@@ -102,89 +175,45 @@ def from_verl(
 
     ```
     """
-    found = foreign_calls.loaded(function, "function")
-    foreign_calls.check_options(timeout, on_error)
+    found = loaded(function, "function")
     is_batch = "solution_strs" in {parameter.name for parameter in signatures.parameters(found) or ()}
-    convention = _Verl(found, is_batch, answer_column, data_source, reward_kwargs or {})
-    title = name or reward_name(found)
-    if not is_batch:
-        return foreign_calls.per_completion([found], convention, name=title, timeout=timeout, on_error=on_error)
-    if timeout is not None:
-        remedy = "Leave timeout out and put `isolate(..., batched=True)` around the reward."
-        raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
-    return foreign_calls.batched(found, convention, title)
+    names, constants, needed = _BATCH if is_batch else _SINGLE, reward_kwargs or {}, signatures.required(found)
+    offered = (*names, *(() if is_batch else _TEXT_NAMES), *constants)
+    if unknown := [parameter for parameter in needed if parameter not in offered]:
+        raise InputError(
+            "function",
+            f"{reward_name(found)}, which needs {', '.join(unknown)}",
+            f"a function of {', '.join(names)}",
+            "Give the other arguments as constants with reward_kwargs.",
+        )
+    truth = Place("the ground truth", "answer_column", answer_column, ("reward_model.ground_truth", "ground_truth"))
+    advice = "Add it, or give a constant with data_source=...."
+    source = Place("the data source", "data_source", "data_source", advice=advice)
+    places = (truth, source) if names[0] in needed and data_source is None else (truth,)
 
-
-class _Verl(Convention):
-    """Arguments and result of one call, in the singular or the plural."""
-
-    def __init__(
-        self,
-        function: Callable,
-        is_batch: bool,
-        answer_column: str | None,
-        data_source: str | None,
-        constants: Mapping[str, Any],
-    ):
-        self.names = _BATCH if is_batch else _SINGLE
-        offered = (*self.names, *(() if is_batch else _TEXT_NAMES), *constants)
-        if unknown := [name for name in signatures.required(function) if name not in offered]:
-            raise InputError(
-                "function",
-                f"{reward_name(function)}, which needs {', '.join(unknown)}",
-                f"a function of {', '.join(self.names)}",
-                "Give the other arguments as constants with reward_kwargs.",
-            )
-        usual = ("reward_model.ground_truth", "ground_truth")
-        self.answer = Place("the ground truth", "answer_column", answer_column, usual)
-        self.data_source, self.constants = data_source, dict(constants)
-        self.needs_source = self.names[0] in signatures.required(function)
-
-    def check_columns(self, columns: Sequence[str], reward: str) -> None:
-        self.answer.column(columns, reward)
-        if self.needs_source and self.data_source is None and "data_source" not in columns:
-            raise InputError(
-                f"reward {reward}",
-                f"a dataset with the columns {', '.join(columns) or '(none)'}",
-                "a column 'data_source', which the function requires",
-                "Add it, or give a constant with data_source=....",
-            )
-
-    def values(self, sample: Sample, reward: str) -> tuple[Any, str, Any, dict[str, Any]]:
-        """Arguments of verl for one sample, in the order of its signature."""
-        row = sample.columns
-        source = row.get("data_source") if self.data_source is None else self.data_source
+    def row(sample: Sample, reward: str) -> tuple[Any, str, Any, dict[str, Any]]:
+        columns = sample.columns
         # A copy: verl's functions may write into it, and rows of a group share the dict.
-        extra = {"num_turns": None, "rollout_reward_scores": {}, **(decoded(row.get("extra_info")) or {})}
-        return source, sample.text, self.answer.value(row, reward), extra
+        extra = {"num_turns": None, "rollout_reward_scores": {}, **(decoded(columns.get("extra_info")) or {})}
+        given = columns.get("data_source") if data_source is None else data_source
+        return given, sample.text, truth.value(columns, reward), extra
 
-    def arguments(self, function: Callable, sample: Sample, reward: str) -> Call:
-        self.check_columns(list(sample.columns), reward)
-        values = self.values(sample, reward)
-        by_request: dict[str, Any] = dict.fromkeys(_TEXT_NAMES, values[1])
-        offered = {**dict(zip(self.names, values, strict=True)), **self.constants}
-        return (), signatures.select(function, offered, by_request)
+    def call(function: Callable, rows: list[Any]) -> Call:
+        values = [[row[part] for row in rows] for part in range(len(names))] if is_batch else rows[0]
+        given = {**dict(zip(names, values, strict=True)), **constants}
+        return (), signatures.select(function, given, dict.fromkeys(_TEXT_NAMES, values[1]))
 
-    def batch_arguments(
-        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
-    ) -> Call:
-        samples = read_samples(completions, kwargs, reward)
-        for sample in samples[:1]:
-            self.check_columns(list(sample.columns), reward)
-        rows = [self.values(sample, reward) for sample in samples]
-        columns = [[row[part] for row in rows] for part in range(len(_BATCH))]
-        return (), signatures.select(function, {**dict(zip(_BATCH, columns, strict=True)), **self.constants})
+    convention, title = Convention(row, call, _verl_score, places=places), name or reward_name(found)
+    return adapted([found], convention, name=title, is_batch=is_batch, timeout=timeout, on_error=on_error)
 
-    def read_batch(self, result: Any, reward: str, log_metric: Callable[[str, float], None] | None) -> list[Any]:
-        return [self.read(each) for each in result]
 
-    def read(self, result: Any) -> Any:
-        if isinstance(result, Mapping):
-            if "score" not in result:
-                keys = ", ".join(map(str, result)) or "no keys"
-                raise RewardError("a verl function", f"a dict with {keys}", "a dict with 'score'", "Return a score.")
-            return result["score"]
-        return result[0] if isinstance(result, tuple | list) and result else result
+def _verl_score(result: Any) -> Any:
+    if isinstance(result, Mapping):
+        if "score" not in result:
+            keys = ", ".join(map(str, result)) or "no keys"
+            raise RewardError("a verl function", f"a dict with {keys}", "a dict with 'score'", "Return a score.")
+        return result["score"]
+    return result[0] if isinstance(result, tuple | list) and result else result
 
 
 def from_openrlhf(
@@ -224,72 +253,45 @@ def from_openrlhf(
     Raises:
         [`InputError`]: For options that do not fit, or a function that takes other arguments.
     """
-    found = foreign_calls.loaded(function, "function")
-    foreign_calls.check_options(timeout, on_error)
+    found = loaded(function, "function")
     check_flag("batched", batched)
-    foreign_calls.check_takes(found, "function", "f(queries, prompts, labels, **kwargs)", 3)
+    check_takes(found, "function", "f(queries, prompts, labels, **kwargs)", 3)
     if inspect.iscoroutinefunction(innermost(found)):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
         raise InputError("function", f"{reward_name(found)}, which is async", "a sync function", remedy)
-    if batched and timeout is not None:
-        remedy = "Set batched to false, or put `isolate(..., batched=True)` around the reward."
-        raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
-    render = None if render_prompt is None else foreign_calls.loaded(render_prompt, "render_prompt")
-    convention = _OpenRLHF(answer_column, render)
-    title = name or reward_name(found)
-    if batched:
-        return foreign_calls.batched(found, convention, title)
-    return foreign_calls.per_completion([found], convention, name=title, timeout=timeout, on_error=on_error)
+    render = prompt_text if render_prompt is None else loaded(render_prompt, "render_prompt")
+    label = Place("the label", "answer_column", answer_column, ("label", "answer", "solution"))
 
+    def row(sample: Sample, reward: str) -> tuple[str, str, Any]:
+        prompt = sample.prompt if isinstance(sample.prompt, str) else render(sample.prompt)
+        return prompt + sample.text, prompt, label.value(sample.columns, reward)
 
-class _OpenRLHF(Convention):
-    """Arguments and result of a call with one sample."""
-
-    def __init__(self, answer_column: str | None, render: Callable | None):
-        self.label = Place("the label", "answer_column", answer_column, ("label", "answer", "solution"))
-        self.render = render
-
-    def check_columns(self, columns: Sequence[str], reward: str) -> None:
-        self.label.column(columns, reward)
-
-    def values(self, sample: Sample, reward: str) -> tuple[str, str, Any]:
-        """Query, prompt and label of one sample."""
-        as_text = prompt_text if self.render is None or isinstance(sample.prompt, str) else self.render
-        prompt = as_text(sample.prompt)
-        return prompt + sample.text, prompt, self.label.value(sample.columns, reward)
-
-    def arguments(self, function: Callable, sample: Sample, reward: str) -> Call:
-        query, prompt, label = self.values(sample, reward)
-        return ([query], [prompt], [label]), {}
-
-    def batch_arguments(
-        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
-    ) -> Call:
-        rows = [self.values(sample, reward) for sample in read_samples(completions, kwargs, reward)]
+    def call(function: Callable, rows: list[Any]) -> Call:
         return tuple([row[part] for row in rows] for part in range(3)), {}
 
-    def read(self, result: Any) -> Any:
-        rewards = rewards_in(result)
-        if hasattr(rewards, "tolist"):
-            rewards = rewards.tolist()
-        return validate_rewards(rewards if isinstance(rewards, list | tuple) else [rewards], 1, "reward_func")[0]
-
-    def read_batch(self, result: Any, reward: str, log_metric: Callable[[str, float], None] | None) -> Any:
-        if isinstance(result, Mapping):
-            for key, values in (result.get("extra_logs") or {}).items():
-                listed = values.tolist() if hasattr(values, "tolist") else values
-                log_mean(
-                    log_metric, f"rewards/{reward}/{key}", listed if isinstance(listed, list | tuple) else [listed]
-                )
-        return rewards_in(result)
+    convention = Convention(row, call, _openrlhf_reward, _openrlhf_rewards, (label,))
+    title = name or reward_name(found)
+    return adapted([found], convention, name=title, is_batch=batched, timeout=timeout, on_error=on_error)
 
 
-def rewards_in(result: Any) -> Any:
-    """The rewards in what a `reward_func` returned: under `rewards`, else `scores`, or the result itself."""
+def _openrlhf_reward(result: Any) -> float | None:
+    return validate_rewards(_listed(_openrlhf_rewards(result)), 1, "reward_func")[0]
+
+
+def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None] | None = None) -> Any:
+    """The rewards in a result, under `rewards`, else `scores`, or the result itself; its `extra_logs` are logged."""
     if not isinstance(result, Mapping):
         return result
+    if log is not None:
+        for key, values in (result.get("extra_logs") or {}).items():
+            log(key, _listed(values))
     rewards = result.get("rewards")
     return result.get("scores") if rewards is None else rewards
+
+
+def _listed(values: Any) -> Sequence[Any]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return values if isinstance(values, list | tuple) else [values]
 
 
 _PASSED = ("messages", "response_token_ids", "trainer_state")
@@ -317,14 +319,15 @@ def from_swift(
     Raises:
         [`InputError`]: If `orm` cannot be called, or cannot be made from `args`.
     """
-    found: Any = foreign_calls.loaded(orm, "orm", "an ORM class, an instance, or the path of one")
+    found: Any = loaded(orm, "orm", "an ORM class, an instance, or the path of one")
     title = name or reward_name(found)
     if inspect.isclass(found):
         found = _instance(found, args)
     elif args is not None:
         raise InputError("args", repr(args)[:100], "none for an instance or a function", "Name the class instead.")
     _, *others = signatures.required(found) or ["completions"]  # the first is the completions, by whatever name
-    return foreign_calls.batched(found, _Swift(), title, [column for column in others if column not in _PASSED])
+    needed = [column for column in others if column not in _PASSED]
+    return translated(found, title, functools.partial(_swift_call, found), columns=needed)
 
 
 def _instance(orm: type, args: Any) -> Any:
@@ -341,22 +344,18 @@ def _instance(orm: type, args: Any) -> Any:
         raise InputError("args", got, "the arguments that the class reads", remedy) from error
 
 
-class _Swift(Convention):
+def _swift_call(orm: Callable, kwargs: dict[str, Any], reward: str) -> Call:
     """Texts by position, and by name what the ORM asks for."""
-
-    def batch_arguments(
-        self, function: Callable, completions: Sequence[Any], kwargs: dict[str, Any], reward: str
-    ) -> Call:
-        texts = [completion_text(completion) for completion in completions]
-        columns = {key: values for key, values in kwargs.items() if key not in (*NOT_COLUMNS, "prompts")}
-        columns["response_token_ids"] = columns.pop("completion_ids", None)
-        prompts = kwargs.get("prompts") or [[]] * len(texts)
-        messages = [
-            [*as_messages(prompt, "user"), {"role": "assistant", "content": text}]
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
-        given = {**columns, "messages": messages, "trainer_state": kwargs.get("trainer_state")}
-        return (texts,), signatures.select(function, given)
+    texts = [completion_text(completion) for completion in kwargs["completions"]]
+    columns = {key: values for key, values in kwargs.items() if key not in NOT_COLUMNS}
+    columns["response_token_ids"] = columns.pop("completion_ids", None)
+    prompts = kwargs.get("prompts") or [[]] * len(texts)
+    messages = [
+        [*as_messages(prompt, "user"), {"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    given = {**columns, "messages": messages, "trainer_state": kwargs.get("trainer_state")}
+    return (texts,), signatures.select(orm, given)
 
 
 _OFFERED = ("prompt", "completion", "answer", "state", "info", "task", "parser")
@@ -414,20 +413,16 @@ def from_verifiers(
     ```
     """
     parts = _parts(rubric, parser)
-    # Partials, so that one function in two rubrics is two, each with its own rubric's objects.
-    functions = [functools.partial(function) for function, _, _ in parts]
-    for function in functions:
-        _refuse_group(function)
+    functions = [_with_objects(function, objects) for function, _, objects in parts]
     chosen = [weight for _, weight, _ in parts] if weights is None else list(weights)
     if not functions or len(chosen) != len(functions):
         expected = f"{len(functions)}, one per function" if functions else "at least one function"
         raise InputError("weights", f"{len(chosen)} weights", expected, "Give one number per function.")
-    objects = [dict(found) for _, _, found in parts]
-    known = {key for found in objects for key in found}
+    known = {key for _, _, objects in parts for key in objects}
     columns = {column for function in functions for column in signatures.required(function)} - {*_OFFERED, *known}
-    return foreign_calls.per_completion(
+    return adapted(
         functions,
-        _Verifiers(functions, objects, answer_column),
+        Convention(functools.partial(_rollout, answer_column or "answer"), _verifiers_call),
         name=name or (reward_name(functions[0]) if len(functions) == 1 else "rubric"),
         weights=chosen,
         columns=[*sorted(columns), *filter(None, [answer_column])],
@@ -448,13 +443,15 @@ def _parts(rubric: Any, parser: Any) -> list[tuple[Callable, float, Mapping[str,
     inner = getattr(rubric, "rubrics", None)
     functions = getattr(rubric, "funcs", None)
     if inner is None and functions is None:
-        return [(foreign_calls.loaded(rubric, "rubric", "a Rubric, or functions"), 1.0, {"parser": None, **given})]
+        return [(loaded(rubric, "rubric", "a Rubric, or functions"), 1.0, {"parser": None, **given})]
     own = list(zip(functions or (), getattr(rubric, "weights", ()), strict=True))
     objects = {"parser": getattr(rubric, "parser", None), **getattr(rubric, "class_objects", {}), **given}
     return [(function, weight, objects) for function, weight in own] + _parts(list(inner or ()), parser)
 
 
-def _refuse_group(function: Callable) -> None:
+def _with_objects(function: Callable, objects: Mapping[str, Any]) -> functools.partial:
+    """A function of its own, even where two rubrics share it, with the objects of its rubric; refuses one that scores
+    a group."""
     if named := sorted(_GROUP & {parameter.name for parameter in signatures.parameters(function) or ()}):
         raise InputError(
             "rubric",
@@ -462,25 +459,150 @@ def _refuse_group(function: Callable) -> None:
             "functions that score one completion",
             "A batch may split groups: write it as a reward function in TRL's form.",
         )
+    own: Any = functools.partial(function)
+    own.objects = dict(objects)
+    return own
 
 
-class _Verifiers(Convention):
-    """Arguments for a function of a rubric."""
+def _rollout(answer_column: str, sample: Sample, reward: str) -> dict[str, Any]:
+    """What functions of a rubric may name, of the row and the rollout."""
+    row = sample.columns
+    info = decoded(row.get("info"))
+    fields = {
+        "prompt": sample.prompt,
+        "completion": sample.completion,
+        "answer": row.get(answer_column, ""),
+        "info": {} if info is None else info,
+        "task": row.get("task", "default"),
+    }
+    return {**row, **fields, "state": {**row, **fields, "trajectory": []}}
 
-    def __init__(self, functions: list[Callable], objects: list[dict[str, Any]], answer_column: str | None):
-        # By identity: functions compare equal or not for reasons of their own.
-        self.functions, self.objects, self.answer_column = functions, objects, answer_column or "answer"
 
-    def arguments(self, function: Callable, sample: Sample, reward: str) -> Call:
-        row = sample.columns
-        info = decoded(row.get("info"))
-        fields = {
-            "prompt": sample.prompt,
-            "completion": sample.completion,
-            "answer": row.get(self.answer_column, ""),
-            "info": {} if info is None else info,
-            "task": row.get("task", "default"),
-        }
-        state = {**row, **fields, "trajectory": []}
-        position = next(i for i, known in enumerate(self.functions) if known is function)
-        return (), signatures.select(function, {**row, **fields, "state": state, **self.objects[position]})
+def _verifiers_call(function: Any, rows: list[Any]) -> Call:
+    return (), signatures.select(function, {**rows[0], **function.objects})
+
+
+def from_r1_zero(
+    grader: Callable | str,
+    *,
+    fast: bool = True,
+    answer_column: str | None = None,
+    name: str | None = None,
+    timeout: float | None = None,
+    on_error: OnError = "unscorable",
+) -> Callable:
+    """
+    A grader of understand-r1-zero as a reward function of TRL's form.
+
+    Args:
+        grader (`Callable` or `str`):
+            The grader, or its path, for example `oat.utils.math_grader.boxed_reward_fn`.
+        fast (`bool`, *optional*, defaults to `True`):
+            The official recipe's `verifier_version=fast`; `False` also asks math-verify.
+        answer_column (`str`, *optional*):
+            Column of the correct answer (text, number, or a list of which any counts). Defaults to `answer`, else
+            `solution`, else `gt_answer`.
+        name (`str`, *optional*):
+            Name in logs. Defaults to the grader's.
+        timeout (`float`, *optional*):
+            Seconds per completion. Defaults to no limit, in this process.
+        on_error (`str`, *optional*, defaults to `"unscorable"`):
+            What a failing call makes of its completion: `None` and a count, or with `"raise"` an error.
+
+    Returns:
+        `Callable`: `f(completions, <columns>) -> list[float | None]`.
+
+    Raises:
+        [`InputError`]: If the grader cannot be found, or takes other arguments.
+
+    Example:
+
+    ```python
+    >>> def grader(response, gt, fast=False):
+    ...     return {"formatted": True}, float(response == gt)
+    >>> from_r1_zero(grader)(completions=["4", "5"], answer=["4", "4"])
+    [1.0, 0.0]
+
+    ```
+    """
+    found = loaded(grader, "grader")
+    check_flag("fast", fast)
+    check_takes(found, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, ("fast",))
+    answer = Place("the correct answer", "answer_column", answer_column, ("answer", "solution", "gt_answer"))
+    convention = Convention(
+        lambda sample, reward: (sample.text, answer.value(sample.columns, reward)),
+        lambda function, rows: (rows[0], signatures.select(function, {}, {"fast": fast})),
+        _r1_zero_reward,
+        places=(answer,),
+    )
+    return adapted([found], convention, name=name or reward_name(found), timeout=timeout, on_error=on_error)
+
+
+def _r1_zero_reward(result: Any) -> Any:
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        got = f"{type(result).__name__} {result!r}"[:80]
+        raise RewardError("an understand-r1-zero grader", got, "a pair (info, reward)", "Use another adapter.")
+    return result[1]
+
+
+def from_reasoning_gym(
+    task: Any,
+    *,
+    entry_column: str | None = None,
+    name: str = "reasoning_gym",
+    timeout: float | None = None,
+    on_error: OnError = "unscorable",
+) -> Callable:
+    """
+    The scorer of a reasoning-gym task as a reward function of TRL's form.
+
+    Args:
+        task (`str`, dataset or `Callable`):
+            Name of a task (`chain_sum`), a reasoning-gym dataset, or a `score_answer(answer, entry)`.
+        entry_column (`str`, *optional*):
+            Column that holds the whole entry, a mapping or its JSON. Defaults to putting it together from the columns
+            `question`, `answer` and `metadata`.
+        name (`str`, *optional*, defaults to `"reasoning_gym"`):
+            Name in logs.
+        timeout (`float`, *optional*):
+            Seconds per completion. Defaults to no limit, in this process.
+        on_error (`str`, *optional*, defaults to `"unscorable"`):
+            What a failing call makes of its completion. An answer that the scorer cannot read is no failure but 0.
+
+    Returns:
+        `Callable`: `f(completions, <columns>) -> list[float | None]`.
+
+    Raises:
+        [`InputError`]: For an unknown task.
+    """
+    scorer = functools.partial(_scored, _score_answer(task))
+    needed = (entry_column,) if entry_column else ("answer", "metadata")
+
+    def row(sample: Sample, reward: str) -> tuple[str, Any]:
+        columns = sample.columns
+        if entry_column:
+            return sample.text, decoded(columns[entry_column])
+        parts = {"question": columns.get("question"), "answer": columns["answer"]}
+        return sample.text, {**parts, "metadata": decoded(columns["metadata"])}
+
+    convention = Convention(row, lambda function, rows: (rows[0], {}))
+    return adapted([scorer], convention, name=name, columns=needed, timeout=timeout, on_error=on_error)
+
+
+def _score_answer(task: Any) -> Callable[..., Any]:
+    if isinstance(task, str):
+        return factory_of(task, "task", repr(task))[1].get_score_answer_fn(task)
+    if hasattr(task, "score_answer"):
+        return task.score_answer
+    if not callable(task):
+        remedy = "Name one of `reasoning_gym.factory.DATASETS`."
+        raise InputError("task", repr(task)[:100], "a task's name, a dataset, or a score_answer function", remedy)
+    return task
+
+
+def _scored(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float:
+    """The task's score of the answer in a text; what it cannot read scores 0."""
+    return score_text(score_answer, text, entry) or 0.0
+
+
+_scored.lowest_reward = 0.0  # pyright: ignore[reportFunctionMemberAccess]

@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 TEST_SEED_DISTANCE = 1_000_000
 DEFAULT_SEED = 0
-DEFAULT_TEST_SIZE = 100
-_OWN_OPTIONS = ("test_size", "system_prompt")
+_OWN_OPTIONS = {"test_size": 100, "system_prompt": ""}
 
 # What the tasks' scorers raise on text that they cannot read. (Measured: 3 of 105 tasks do.)
 _SCORER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError)
@@ -61,8 +60,13 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
     """
     gym, factory = factory_of(task, "dataset_name", f"reasoning_gym:{task}")
     config = _read_options(task, factory.DATASETS[task][1], options)
-    system_prompt = _system_prompt(options.get("system_prompt"))
-    test_size = _whole_number("test_size", options.get("test_size", str(DEFAULT_TEST_SIZE)))
+    test_size, system_prompt = config.pop("test_size"), config.pop("system_prompt")
+    prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
+    if system_prompt and system_prompt not in prompts:
+        remedy = did_you_mean(system_prompt, prompts, "Pick one of them.")
+        field = f"reasoning_gym:{task}?system_prompt"
+        raise InputError(field, repr(system_prompt), f"one of {', '.join(prompts)}", remedy)
+    system_prompt = prompts.get(system_prompt)
     train = _entries(gym, task, config)
     splits = {"train": _as_dataset(train, task, config, system_prompt)}
     if with_test and test_size:
@@ -85,34 +89,35 @@ def factory_of(task: str, field: str, got: str) -> tuple[Any, Any]:
 
 
 def _read_options(task: str, config_class: type, options: dict[str, str]) -> dict[str, Any]:
-    """The task's configuration from the query: every key a field of it, every value of its default's type."""
-    defaults = {
+    """The task's configuration from the query and our own options: every key known, every value of its default's
+    type."""
+    defaults: dict[str, Any] = {
         entry.name: entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
         for entry in dataclasses.fields(config_class)
     }
-    config: dict[str, Any] = {"seed": DEFAULT_SEED, "size": defaults.get("size", 500)}
+    defaults |= {"seed": DEFAULT_SEED, "size": defaults.get("size", 500), **_OWN_OPTIONS}
+    config = {key: defaults[key] for key in ("seed", "size", *_OWN_OPTIONS)}
     for key, text in options.items():
-        if key in _OWN_OPTIONS:
-            continue
+        field = f"reasoning_gym:{task}?{key}"
         if key not in defaults:
-            keys = [*defaults, *_OWN_OPTIONS]
-            remedy = did_you_mean(key, keys, "Remove it.")
-            raise InputError(f"reasoning_gym:{task}?{key}", "an unknown option", f"one of {', '.join(keys)}", remedy)
-        config[key] = _read_value(f"reasoning_gym:{task}?{key}", text, 0 if key == "seed" else defaults[key])
-    if not 0 < config["size"] <= TEST_SEED_DISTANCE:
-        expected = f"a number of rows from 1 to {TEST_SEED_DISTANCE}"
-        remedy = "More rows would overlap with the test split."
-        raise InputError(f"reasoning_gym:{task}?size", str(config["size"]), expected, remedy)
+            remedy = did_you_mean(key, defaults, "Remove it.")
+            raise InputError(field, "an unknown option", f"one of {', '.join(defaults)}", remedy)
+        config[key] = _read_value(field, text, defaults[key])
+    for key, least in (("size", 1), ("test_size", 0)):
+        if not least <= config[key] <= TEST_SEED_DISTANCE:
+            expected = f"a number of rows from {least} to {TEST_SEED_DISTANCE}"
+            remedy = "The training rows of more would overlap with the test split."
+            raise InputError(f"reasoning_gym:{task}?{key}", str(config[key]), expected, remedy)
     return config
 
 
 def _read_value(field: str, text: str, default: Any) -> Any:
+    if isinstance(default, str):
+        return text
     try:
         value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
     except (SyntaxError, ValueError):
         value = text
-    if isinstance(default, str):
-        return text
     if isinstance(default, tuple) and isinstance(value, list):
         value = tuple(value)
     kinds = {bool: bool, int: int, float: (int, float), tuple: tuple, list: (list, tuple)}.get(type(default))
@@ -122,22 +127,6 @@ def _read_value(field: str, text: str, default: Any) -> Any:
         remedy = f"Its default is {default!r}."
         raise InputError(field, repr(text), f"a value of type {type(default).__name__}", remedy)
     return value
-
-
-def _whole_number(key: str, text: str) -> int:
-    if not text.isdigit():
-        raise InputError(f"reasoning_gym option {key}", repr(text), "a whole number", "Set 0 for no test split.")
-    return int(text)
-
-
-def _system_prompt(name: str | None) -> str | None:
-    if name is None:
-        return None
-    prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
-    if name not in prompts:
-        expected = f"one of {', '.join(prompts)}"
-        raise InputError("reasoning_gym option system_prompt", repr(name), expected, "Pick one of them.")
-    return prompts[name]
 
 
 def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]]:
@@ -240,7 +229,9 @@ def reasoning_gym_reward(
     scores, errors = [], 0
     for completion, text in zip(completions, entry, strict=True):
         row = _decode(text)
-        score = score_text(lambda *given, row=row: _scorer(row)(*given), completion_text(completion), row["entry"])
+        # The configuration goes by its JSON text: it has lists in it, and the cache needs something hashable.
+        scorer = _cached_scorer(row["task"], _encode(row["config"]))
+        score = score_text(scorer, completion_text(completion), row["entry"])
         errors += score is None
         scores.append(score or 0.0)
     if log_metric is not None and scores:
@@ -285,11 +276,6 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
         return marked
     # Blank lines inside a grid belong to it.
     return "\n".join(text.rstrip().splitlines()[-last_lines:]).strip() or None
-
-
-def _scorer(row: dict[str, Any]) -> Callable[[str, dict[str, Any]], float]:
-    # The configuration goes by its JSON text: it has lists in it, and the cache needs something hashable.
-    return _cached_scorer(row["task"], _encode(row["config"]))
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,8 +1,8 @@
 """Reward functions in worker processes that can be killed.
 
 [`isolate`] wraps any reward function, [`scored_in_workers`] is what rewards here call themselves, [`Limits`] says what
-one completion may take. Behind them: `workers` (the trainer's side: pools, deadlines), `processes` and `nursery` (how
-a function gets to the process that forks and kills), `worker` and `in_worker` (what runs there).
+one completion may take. Behind them: `pool` and `handles` (the trainer's side: deadlines, channels), `nursery` (how a
+function gets to the process that forks and kills), `worker` (what runs there).
 """
 
 from typing import TYPE_CHECKING

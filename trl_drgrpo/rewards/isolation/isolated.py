@@ -12,6 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +21,9 @@ from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_flag, check_on_error, declared, reward_name
-from trl_drgrpo.rewards.isolation.in_worker import RewardCaller, SampleScorer, Scored
 from trl_drgrpo.rewards.isolation.nursery import original, pickled, portable
 from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
-from trl_drgrpo.rewards.isolation.worker import failure_of
+from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
 from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
@@ -186,6 +186,7 @@ def scored_in_workers(
     on_error: OnError,
     log_metric: Callable[[str, float], None] | None,
     failed: float | None = None,
+    threads: int = 1,
 ) -> list[float | None]:
     """Scores of single completions, each computed in a worker under limits.
 
@@ -200,6 +201,7 @@ def scored_in_workers(
         on_error (`str`): As [`isolate`] has it.
         log_metric (`Callable` or `None`): TRL's; gets `rewards/<name>/failed_frac` unless `on_error="raise"`.
         failed (`float`, *optional*): Score of a completion that failed, the lowest there is.
+        threads (`int`, *optional*, defaults to `1`): Without limits, calls at once: for scores that wait for others.
 
     Returns:
         `list[float | None]`: Per call a finite float; `None` where `score` gave `None` or NaN, or failed whatever was
@@ -212,7 +214,7 @@ def scored_in_workers(
     check_on_error(on_error)
     stop_at_failure = on_error == "raise"
     if limits is None:
-        outcomes = _run_here(SampleScorer(score, name), calls, stop_at_failure)
+        outcomes = _run_here(SampleScorer(score, name), calls, stop_at_failure, threads)
     elif calls:
         function = pickled(SampleScorer(portable(score), name), name)
         outcomes = pool_for(limits).run(function, calls, stop_at_failure)
@@ -221,15 +223,23 @@ def scored_in_workers(
     return settled(outcomes, name, on_error, log_metric, failed)
 
 
-def _run_here(function: Callable[..., Any], calls: Sequence[Call], stop_at_failure: bool) -> list[Any]:
-    outcomes = []
-    for args, kwargs in calls:
+def _run_here(score: Callable[..., Any], calls: Sequence[Call], stop_at_failure: bool, threads: int) -> list[Any]:
+    def outcome(call: Call) -> Any:
         try:
-            outcomes.append(function(*args, **kwargs))
+            return score(*call[0], **call[1])
         except (Exception, SystemExit) as error:  # sys.exit() in a reward is its failure, as it is in a worker
-            outcomes.append(Failure(*failure_of(error)))
-            if stop_at_failure:
+            return Failure(*failure_of(error))
+
+    outcomes = []
+    pool = ThreadPoolExecutor(threads) if threads > 1 else None
+    try:
+        for found in pool.map(outcome, calls) if pool else map(outcome, calls):
+            outcomes.append(found)
+            if stop_at_failure and isinstance(found, Failure):
                 break
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
     return outcomes
 
 

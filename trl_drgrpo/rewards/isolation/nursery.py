@@ -19,7 +19,6 @@ reward go as its path, for the worker to load by itself; whatever else cannot be
 import contextlib
 import ctypes
 import functools
-import importlib
 import inspect
 import io
 import os
@@ -142,7 +141,6 @@ def main() -> NoReturn:
     with contextlib.suppress(OSError):
         os.dup2(2, 1)  # prints of a reward are no results of the trainer
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    importlib.import_module("trl_drgrpo.rewards.isolation.in_worker")  # what every worker needs, imported once
     Nursery(control, parent).run()
     os._exit(0)
 
@@ -162,9 +160,8 @@ class Nursery:
         self.wakeup, self.alarm = os.pipe()
         self.prints, self.printing = os.pipe()  # of all workers
         self.passed_on = 0
-        os.set_blocking(self.prints, False)
-        os.set_blocking(self.alarm, False)
-        os.set_blocking(self.wakeup, False)
+        for end in (self.prints, self.alarm, self.wakeup):
+            os.set_blocking(end, False)
         signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
@@ -176,8 +173,7 @@ class Nursery:
                 if self.prints in ready:
                     self._pass_on()
                 if self.wakeup in ready:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self.wakeup, 4096)
+                    os.read(self.wakeup, 4096)
                 self._bury()
                 if self.control in ready and not self._obey():
                     break

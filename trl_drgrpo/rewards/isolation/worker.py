@@ -8,9 +8,14 @@ pickle costs that one call. The process that reads the answers is `trl_drgrpo.re
 Frames: 8 bytes of length, then a pickle. To the worker: `("load", key, sys_path, function)`, answered by
 `("loaded", key, failure)`, and `("calls", key, calls)`, answered by one `("done", result, failure, seconds, retire)`
 per call. `function`, `result` and each call are pickles within the pickle; a failure is `(reason, traceback)` or None.
+
+[`SampleScorer`] and [`RewardCaller`] are what is loaded: they check and convert rewards here, so that neither tensors
+nor nonsense have to pickle, and collect what a reward function logs, to be logged again in the trainer's process.
 """
 
+import asyncio
 import contextlib
+import inspect
 import os
 import pickle
 import signal
@@ -20,10 +25,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import BufferedReader
 from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError, speaks_for_itself
+from trl_drgrpo.rewards.contract import reward_number, validate_rewards
 
 LENGTH = struct.Struct("<Q")
 # To and from the nursery, which does not unpickle anything.
@@ -116,3 +123,61 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a reward may have closed or replaced them
             stream.flush()
+
+
+class SampleScorer:
+    """Calls a score of one completion.
+
+    Args:
+        function: Synchronous or asynchronous; in the trainer's process the form in which it is sent.
+        name (`str`): Name of the reward, for messages.
+    """
+
+    def __init__(self, function: Any, name: str):
+        self.function = function
+        self.name = name
+
+    def warm_up(self) -> None:
+        """The reward's own `warm_up`, where it has one."""
+        own = getattr(getattr(self.function, "__self__", self.function), "warm_up", None)
+        if callable(own):
+            own()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return reward_number(self._called(*args, **kwargs), f"reward function '{self.name}'")
+
+    def _called(self, /, *args: Any, **kwargs: Any) -> Any:
+        value = self.function(*args, **kwargs)
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+@dataclass
+class Scored:
+    """Result of one call of a reward function: rewards and logged values."""
+
+    rewards: list[float | None]
+    metrics: list[tuple[str, float]]
+    extras: list[tuple[str, list[Any]]]
+
+
+class RewardCaller(SampleScorer):
+    """Calls a reward function of TRL's form. `loggers`: which of `log_metric` and `log_extra` it is given, as
+    collectors."""
+
+    def __init__(self, function: Any, name: str, loggers: tuple[str, ...]):
+        super().__init__(function, name)
+        self.loggers = loggers
+
+    def __call__(self, kwargs: dict[str, Any]) -> Scored:  # pyright: ignore[reportIncompatibleMethodOverride]
+        scored = Scored([], [], [])
+        collectors = {
+            "log_metric": lambda name, value: scored.metrics.append((name, float(value))),
+            "log_extra": lambda column, values: scored.extras.append((column, list(values))),
+        }
+        rewards = self._called(**kwargs, **{key: collectors[key] for key in self.loggers})
+        count = len(kwargs["completions"])
+        if count == 1 and isinstance(rewards, (list, tuple)) and len(rewards) == 1:
+            scored.rewards = [reward_number(rewards[0], f"reward function '{self.name}'")]
+        else:
+            scored.rewards = validate_rewards(rewards, count, self.name)
+        return scored

@@ -64,7 +64,7 @@ def test_one_process_that_is_asked_to_end_ends_all(trainer, monkeypatch):
     assert trainer.saved == [4]
 
 
-def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it(trainer):
+def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it(trainer, caplog):
     with trainer.resume.around_train():
         child = os.fork()
         if child == 0:
@@ -72,8 +72,10 @@ def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it
         assert os.waitpid(child, 0)[1] == 0
         os.kill(os.getpid(), signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        trainer.state.global_step = 0
         with pytest.raises(Terminated):
             trainer.resume.on_step_begin(None, None, None)
+    assert caplog.messages == ["SIGTERM before the end of the first step: nothing is saved."]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with trainer.resume.around_train():

@@ -1,38 +1,8 @@
 """The reward of reasoning-gym's tasks: finding the answer, scoring it."""
 
-import time
-
 import pytest
 
 from trl_drgrpo.rewards.functions.reasoning_gym import extract_answer, make_splits, reasoning_gym_reward
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<answer> 5 </answer>", "5"),
-        ("<answer>4</answer> no, <answer>5</answer>", "5"),
-        ("\\boxed{4} then \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
-        ("\\boxed{4} <answer>5</answer>", "5"),
-        ("\\boxed{never closed", "\\boxed{never closed"),
-        ("3+8=11\n11\n\n", "11"),
-        ("<think>\\boxed{4}</think>\n5", "5"),
-        ("<answer>5</answer> is closed by </answer>", "5"),
-        ("<answer>5</answer> <answer> is never closed", "5"),
-        ("", None),
-        (" \n ", None),
-    ],
-)
-def test_extract_answer(text, answer):
-    assert extract_answer(text) == answer
-
-
-@pytest.mark.parametrize("piece", ["<answer>", "</answer>", "\\boxed{", "<answer></answer", "</think>", "{"])
-def test_hostile_text_takes_linear_time(piece):
-    extract_answer(piece * (10**5 // len(piece)))  # loads what is loaded once
-    begun = time.perf_counter()
-    extract_answer(piece * (10**6 // len(piece)))
-    assert time.perf_counter() - begun < 10  # milliseconds; a quadratic search took minutes
 
 
 def test_extract_a_grid():

@@ -11,9 +11,11 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaving import MISDEEDS, misbehave, same
+from processes import eventually, marked
 
 import trl_drgrpo.rewards.isolation.isolated as isolated_module
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -70,14 +72,9 @@ class TestSamples:
         assert scores_of(lambda value: value, calls, limits, log_metric=metrics) == [0.5, None]
         assert metrics.logged == [("rewards/f/failed_frac", 0.5)]
 
-    @pytest.mark.parametrize("kind", ["int", "bool", "np.float32", "np.array", "torch.tensor"])
-    def test_numbers_of_all_kinds_are_floats(self, kind):
-        import torch
-
-        number = {"int": 1, "bool": True, "np.float32": np.float32(1), "np.array": np.array(1)}.get(kind)
-        number = torch.tensor(1.0) if number is None else number
-        limits = Limits(timeout=60, workers=1)
-        (score,) = scores_of(lambda: number, [((), {})], limits, "raise")
+    @pytest.mark.parametrize("number", [1, True, np.float32(1), np.array(1), torch.tensor(1.0)])
+    def test_numbers_of_all_kinds_are_floats(self, number):
+        (score,) = scores_of(lambda: number, [((), {})], Limits(timeout=60, workers=1), "raise")
         assert type(score) is float
         assert score == 1.0
 
@@ -365,11 +362,8 @@ class TestWhereFunctionsComeFrom:
         isolated = isolate("misbehaving.same", timeout=30)
         assert isolated.__name__ == "same"
         assert isolated(completions=["a", "b"], answer=["a", "a"]) == [1.0, 0.0]
-
-    def test_trls_own_rewards(self):
-        isolated = isolate("think_format_reward", timeout=60)
         completions = [[{"role": "assistant", "content": text}] for text in ("<think>\nx\n</think>\ny", "y")]
-        assert isolated(completions=completions) == [1.0, 0.0]
+        assert isolate("think_format_reward", timeout=60)(completions=completions) == [1.0, 0.0]
 
 
 SCRIPT = """
@@ -408,23 +402,9 @@ def start(tmp_path, rest="", timeout=60):
     )
 
 
-def left_behind(tmp_path, process, patience=15.0):
-    """Processes of the script's environment that outlive it, after a while."""
-    deadline = time.monotonic() + patience
-    while (left := marked(tmp_path) - {process.pid}) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
-
-
-def marked(tmp_path):
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("MARK") == str(tmp_path) and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-        except psutil.Error:
-            continue
-    return found
+def leaves_nothing(tmp_path, process):
+    """Whether no process of the script's environment outlives it."""
+    return eventually(lambda: not marked(str(tmp_path)) - {process.pid})
 
 
 class TestScripts:
@@ -433,7 +413,7 @@ class TestScripts:
         output, _ = process.communicate(timeout=120)
         assert output.splitlines() == ["the script runs", "[2.0, 4.0, 6.0]"]
         assert process.returncode == 0
-        assert left_behind(tmp_path, process) == set()
+        assert leaves_nothing(tmp_path, process)
 
     def test_trainer_processes_on_one_machine_do_not_meet(self, tmp_path, monkeypatch):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -444,21 +424,19 @@ class TestScripts:
         for folder, process in zip(folders, processes, strict=True):
             output, _ = process.communicate(timeout=120)
             assert output.splitlines()[1:] == ["[2.0, 4.0, 6.0]", "True"]
-            assert left_behind(folder, process) == set()
+            assert leaves_nothing(folder, process)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
     def test_nothing_outlives_a_script_that_is_ended_from_outside(self, tmp_path, number):
         rest = 'isolated(completions=["hang", "hang"])'
         process = start(tmp_path, rest)
         assert [process.stdout.readline() for _ in range(2)] == ["the script runs\n", "[2.0, 4.0, 6.0]\n"]
-        deadline = time.monotonic() + 60
-        while len(marked(tmp_path)) < 7 and time.monotonic() < deadline:  # script, nursery, 3 workers, 2 sleepers
-            time.sleep(0.02)
-        assert len(marked(tmp_path)) == 7
+        # script, nursery, 3 workers, 2 sleepers
+        assert eventually(lambda: len(marked(str(tmp_path))) == 7, patience=60)
         process.send_signal(number)
         process.communicate(timeout=60)
         assert process.returncode == -number
-        assert left_behind(tmp_path, process) == set()
+        assert leaves_nothing(tmp_path, process)
 
     def test_an_interrupted_call_leaves_workers_that_work(self, tmp_path):
         rest = """
@@ -486,7 +464,7 @@ print(isolated(completions=["parent"]), flush=True)
         process = start(tmp_path, rest)
         output, _ = process.communicate(timeout=120)
         assert output.splitlines()[2:] == ["[10.0]", "[12.0]"]
-        assert left_behind(tmp_path, process) == set()
+        assert leaves_nothing(tmp_path, process)
 
 
 def test_training_goes_on_where_a_reward_hangs(model, tokenizer, prompts, settings):

@@ -14,28 +14,10 @@ import types
 
 from trl_drgrpo.rewards.functions.code import wire
 
-_OPERATIONS = {
-    "getattr": getattr,
-    "setattr": setattr,
-    "getitem": operator.getitem,
-    "setitem": operator.setitem,
-    "delitem": operator.delitem,
-    "len": len,
-    "bool": bool,
-    "iter": iter,
-    "next": next,
-    "str": str,
-    "repr": repr,
-    "isinstance": lambda kind, value: isinstance(value, kind),
-}
-
 
 def serve():
     """Answer requests on standard input until it ends; the code itself finds it empty and its output unread."""
-    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
+    reader, writer = wire.own_streams()
     candidate = Candidate(reader, writer)
     while True:
         try:
@@ -89,11 +71,13 @@ class Candidate:
         raise NameError(f"name {name!r} is not defined")
 
     def operate(self, request):
-        target = self.objects[request["target"]]
+        """One operation on an object: a call, or a built-in function or one of `operator` by its name."""
+        do, target = request["do"], self.objects[request["target"]]
         args = [wire.decode(form, self.theirs) for form in request["args"]]
-        if request["do"] != "call":
-            return {"value": wire.encode(_OPERATIONS[request["do"]](target, *args), self.keep)}
         kwargs = {name: wire.decode(form, self.theirs) for name, form in request["kwargs"].items()}
+        if do != "call":
+            operation = getattr(builtins, do, None) or getattr(operator, do)
+            return {"value": wire.encode(operation(target, *args), self.keep)}
         value = wire.encode(target(*args, **kwargs), self.keep)
         return {"value": value, "changed": self.changed(args, request["args"])}
 

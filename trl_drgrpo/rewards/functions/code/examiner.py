@@ -68,7 +68,7 @@ class Channel:
         value = self.ask({"do": "look_up", "name": name})
         if type(value) is Remote:
             self.uses -= 1  # not before it is called
-            object.__setattr__(value, "_name", name)
+            vars(value)["_name"] = name
         return value
 
     def operate(self, do, target, args, kwargs=None):
@@ -130,14 +130,8 @@ class Channel:
     def _update(self, old, new):
         if type(old) is not type(new):
             raise ValueError("not what was passed")
-        if isinstance(old, (list, bytearray)):
-            old[:] = new
-        elif isinstance(old, (dict, set)):
-            old.clear()
-            old.update(new)
-        elif isinstance(old, collections.deque):
-            old.clear()
-            old.extend(new)
+        old.clear()
+        (old.update if isinstance(old, (dict, set)) else old.extend)(new)
 
 
 class Solution(types.ModuleType):
@@ -162,11 +156,9 @@ class Remote:
     def __init__(self, channel, target, own=None):
         if type(target) is not int:
             raise ValueError("not a value")
-        object.__setattr__(self, "_channel", channel)
-        object.__setattr__(self, "_target", target)
-        object.__setattr__(self, "_own", own)  # class of the tests that has its class's name
-        object.__setattr__(self, "_name", "")  # under which the tests know it
-        object.__setattr__(self, "_is_made", False)  # by the tests, by calling a class
+        # own: the class of the tests that has its class's name; name: under which the tests know it; is_made: by the
+        # tests, by calling a class
+        vars(self).update(_channel=channel, _target=target, _own=own, _name="", _is_made=False)
 
     @property
     def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -175,11 +167,11 @@ class Remote:
     def __call__(self, *args, **kwargs):
         value = _operate(self, "call", args, kwargs)
         if type(value) is Remote and _of(self, "_name")[:1].isupper():
-            object.__setattr__(value, "_is_made", True)
+            vars(value)["_is_made"] = True
         return value
 
     def __instancecheck__(self, instance):
-        return type(instance) is Remote and bool(_operate(self, "isinstance", (instance,)))
+        return type(instance) is Remote and bool(_operate(instance, "isinstance", (self,)))
 
     def __hash__(self):
         own = _of(self, "_own")
@@ -194,36 +186,17 @@ class Remote:
             return attribute.__get__(self, own) if hasattr(attribute, "__get__") else attribute
         return _operate(self, "getattr", (name,))
 
-    def __setattr__(self, name, value):
-        _operate(self, "setattr", (name, value))
 
-    def __getitem__(self, key):
-        return _operate(self, "getitem", (key,))
+def _forwarded(do):
+    def method(self, *args):
+        return _operate(self, do, args)
 
-    def __setitem__(self, key, value):
-        _operate(self, "setitem", (key, value))
+    return method
 
-    def __delitem__(self, key):
-        _operate(self, "delitem", (key,))
 
-    def __len__(self):
-        return _operate(self, "len", ())
-
-    def __bool__(self):
-        return _operate(self, "bool", ())
-
-    def __iter__(self):
-        # `in` goes through here too: the value looked for stays on this side.
-        return _items(_operate(self, "iter", ()))
-
-    def __next__(self):
-        return _operate(self, "next", ())
-
-    def __str__(self):
-        return _operate(self, "str", ())
-
-    def __repr__(self):
-        return _operate(self, "repr", ())
+# `iter`: `in` goes through it, too, so that the value looked for stays on this side.
+for _do in ("setattr", "getitem", "setitem", "delitem", "len", "bool", "iter", "next", "str", "repr"):
+    setattr(Remote, f"__{_do}__", _forwarded(_do))
 
 
 def _binary(operation):
@@ -289,21 +262,9 @@ def _operate(remote, do, args, kwargs=None):
     return _of(remote, "_channel").operate(do, _of(remote, "_target"), args, kwargs)
 
 
-def _items(iterator):
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        yield item
-
-
 def examine():
     """Read one job from standard input, write what became of it, a line each, to standard output."""
-    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
+    reader, writer = wire.own_streams()
     job = wire.receive(reader)
     try:
         tally = test_forms.Tally()
@@ -366,9 +327,7 @@ def run(code, namespace):
     """Whether it ran without an exception; whatever it raises is put down to the completion."""
     try:
         exec(code, namespace)
-    except Exception:
-        return False
-    except (SystemExit, KeyboardInterrupt, GeneratorExit):
+    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit):
         return False
     return True
 

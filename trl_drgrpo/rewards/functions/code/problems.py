@@ -85,7 +85,7 @@ def parse_tests(
     Returns:
         [`FunctionTests`], [`ProgramTests`], or `None` if it is none of these, or empty.
     """
-    if not _is_text_or_none(setup) or not _is_text_or_none(entry_point):
+    if not all(value is None or isinstance(value, str) for value in (setup, entry_point)):
         return None
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
         try:
@@ -135,9 +135,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _same_words(words: list[str], due: list[str], tolerance: float) -> bool:
-    if len(words) != len(due):
-        return False
-    return all(one == other or _close(one, other, tolerance) for one, other in zip(words, due, strict=True))
+    same = len(words) == len(due)
+    return same and all(one == other or _close(one, other, tolerance) for one, other in zip(words, due, strict=True))
 
 
 def _close(one: str, other: str, tolerance: float) -> bool:
@@ -178,7 +177,3 @@ def _text(value: Any) -> str | None:
 
 def _either(row: Mapping[str, Any], name: str) -> Any:
     return row.get(name, row.get(name + "s"))
-
-
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)

@@ -28,7 +28,6 @@ that fails, though an `except` of the test swallows it; an object where plain da
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
@@ -37,9 +36,8 @@ from trl_drgrpo.rewards.contract import OnError, check_column, check_flag
 from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs
-from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 from trl_drgrpo.rewards.limits import available_workers
-from trl_drgrpo.rewards.sample import SampleReward, column_values, completion_text, prompt_text
+from trl_drgrpo.rewards.sample import SampleReward, prompt_text
 
 
 class CodeReward(SampleReward):
@@ -119,16 +117,13 @@ class CodeReward(SampleReward):
         self.require_fence = require_fence
         self.tolerance = tolerance
         self.clock = Clock(timeout, total_timeout)
-        self.workers = workers
+        self.threads = workers or available_workers()  # the work is in other processes
         self.sandbox = Sandbox(sandbox) if isinstance(sandbox, str) else sandbox
-        self._is_checked = False
 
     def check(self) -> None:
         """Try the sandbox, before training starts or with the first call. Says what to install where it does not
         work."""
-        if not self._is_checked:
-            self.sandbox.check()
-            self._is_checked = True
+        self.sandbox.check()
 
     def score(self, completion: str, **columns: Any) -> float:
         """
@@ -145,15 +140,10 @@ class CodeReward(SampleReward):
         if tests is None:
             raise BrokenTests(f"the column {self.tests!r} holds no tests of a known form")
         code = fenced_code(completion)
-        if code is None:
-            if self.require_fence:
-                return 0.0
-            code = completion
-        self.check()
-        if isinstance(tests, ProgramTests):
-            passed = run_programs(self.sandbox, code, tests, self.clock, not self.partial)
-        else:
-            passed = run_function_tests(self.sandbox, code, tests, self.clock, not self.partial)
+        if code is None and self.require_fence:
+            return 0.0
+        run: Any = run_programs if isinstance(tests, ProgramTests) else run_function_tests
+        passed = run(self.sandbox, completion if code is None else code, tests, self.clock, not self.partial)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
     def _setup_text(self, columns: dict[str, Any]) -> Any:
@@ -165,28 +155,7 @@ class CodeReward(SampleReward):
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
     ) -> list[float | None]:
         self.check()
-        values = {name: column_values(kwargs, name, len(completions), self.__name__) for name in self.columns}
-        # The work is in other processes: threads that wait for them are workers enough.
-        with ThreadPoolExecutor(self.workers or available_workers(), self.__name__) as pool:
-            futures = [
-                pool.submit(
-                    self.score, completion_text(completion), **{name: values[name][row] for name in self.columns}
-                )
-                for row, completion in enumerate(completions)
-            ]
-            try:
-                return scored_in_workers(
-                    Future.result,
-                    [((future,), {}) for future in futures],
-                    name=self.__name__,
-                    limits=None,
-                    on_error=self.on_error,
-                    log_metric=log_metric,
-                    failed=self.lowest_reward,
-                )
-            finally:
-                for future in futures:
-                    future.cancel()
+        return super().__call__(completions, log_metric, **kwargs)
 
 
 def _check_options(

@@ -45,32 +45,27 @@ class SandboxError(UnscorableError):
 class Running:
     """A program that was started: what it writes is collected up to a cap and a deadline; leaving it kills it."""
 
-    def __init__(self, process: subprocess.Popen, directory: tempfile.TemporaryDirectory | None):
-        self.process = process
+    def __init__(
+        self, command: list[str], stdin: int, stdout: int, pass_fds: Sequence[int], own_directory: bool = False
+    ):
+        """Starts `command` with an empty environment, in a session of its own."""
         self.output = bytearray()
-        self._directory = directory
         self._pending = memoryview(b"")
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                os.set_blocking(stream.fileno(), False)
-
-    @classmethod
-    def start(
-        cls, command: list[str], stdin: int, stdout: int, pass_fds: Sequence[int], own_directory: bool = False
-    ) -> "Running":
-        """Start `command` with an empty environment, in a session of its own."""
-        directory = tempfile.TemporaryDirectory(prefix="completion-") if own_directory else None
-        process = subprocess.Popen(
+        self._directory = tempfile.TemporaryDirectory(prefix="completion-") if own_directory else None
+        self.process: Any = subprocess.Popen(
             command,
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
             pass_fds=pass_fds,
-            env={**ENVIRONMENT, "HOME": directory.name} if directory else {},
-            cwd=directory.name if directory else "/",
+            env={**ENVIRONMENT, "HOME": self._directory.name} if self._directory else {},
+            cwd=self._directory.name if self._directory else "/",
             start_new_session=True,
         )
-        return cls(process, directory)
+        streams = (self.process.stdin, self.process.stdout, self.process.stderr)
+        self._streams = [stream for stream in streams if stream is not None]
+        for stream in self._streams:
+            os.set_blocking(stream.fileno(), False)
 
     def __enter__(self) -> "Running":
         return self
@@ -80,10 +75,9 @@ class Running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        for stream in self._streams:
+            with contextlib.suppress(OSError):
+                stream.close()
         if self._directory is not None:
             self._directory.cleanup()
 
@@ -91,9 +85,8 @@ class Running:
         """Wait until the limits are in force and the program is about to run. [`SandboxError`]: it ended before."""
         said = bytearray()
         deadline = time.monotonic() + START_SECONDS
-        stream = _required(self.process.stderr)
         while not said.endswith(b"ready\n"):
-            chunk = self._read_chunk(stream, deadline)
+            chunk = self._read_chunk(self.process.stderr, deadline)
             if not chunk:
                 reason = said.decode(errors="replace").strip()[-500:] or "it did not start in time"
                 raise SandboxError(f"the sandbox did not start: {reason}")
@@ -109,11 +102,10 @@ class Running:
 
         Returns `"enough"`, `"end"` (the program closed its output), `"timeout"` or `"cap"`.
         """
-        stdout = _required(self.process.stdout)
         while not enough(self.output):
             if len(self.output) > cap:
                 return "cap"
-            chunk = self._read_chunk(stdout, deadline)
+            chunk = self._read_chunk(self.process.stdout, deadline)
             if chunk is None:
                 return "timeout"
             if not chunk:
@@ -166,12 +158,6 @@ class Running:
         if not self._pending:
             with contextlib.suppress(OSError):
                 stdin.close()
-
-
-def _required(stream: IO[bytes] | None) -> IO[bytes]:
-    if stream is None:
-        raise ValueError("this stream was given to another process")
-    return stream
 
 
 logger = logging.getLogger(__name__)
@@ -258,10 +244,14 @@ class Sandbox:
     def check(self) -> None:
         """Build a sandbox once and look at it from inside, before training starts. Refuses where bubblewrap is missing
         or cannot create namespaces, or something that it should keep away is in reach."""
-        if self.kind == "none":
-            warn_unprotected()
-        else:
+        if self.kind == "bwrap":
             _check_walls(self)
+            return
+        text = (
+            'sandbox="none": code written by the model runs with your files, your network and your permissions. '
+            "Use it only on a machine that you can afford to lose."
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def start(
         self,
@@ -294,28 +284,21 @@ class Sandbox:
         arguments = [json.dumps(part) for part in (limits, modules, entry)]
         command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *arguments]
         if self.kind == "none":
-            return Running.start(command, stdin, stdout, pass_fds, own_directory=True)
-        with _filter_pipe() as filter_fd:
+            return Running(command, stdin, stdout, pass_fds, own_directory=True)
+        with open(os.memfd_create("filter"), "w+b", buffering=0) as filter_file:
+            filter_file.write(seccomp.filter_program(seccomp.machine()))
+            filter_file.seek(0)
             room = _room(_bwrap(), self.disk_mb << 20)
             own = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
             tmp = ["--bind", _ROOM, "/tmp"] if room else own
-            options = ["--seccomp", str(filter_fd), *_walls(self._python(), tmp)]
-            return Running.start([*room, _bwrap(), *options, *command], stdin, stdout, [*pass_fds, filter_fd])
+            options = ["--seccomp", str(filter_file.fileno()), *_walls(self._python(), tmp)]
+            inherited = [*pass_fds, filter_file.fileno()]
+            return Running([*room, _bwrap(), *options, *command], stdin, stdout, inherited)
 
     def _python(self) -> str:
         if self.python is not None:
             return os.path.abspath(self.python)
         return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-
-
-def warn_unprotected() -> None:
-    """Say that `sandbox="none"` is none."""
-    warnings.warn(
-        'sandbox="none": code written by the model runs with your files, your network and your permissions. '
-        "Use it only on a machine that you can afford to lose.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
 
 
 @functools.lru_cache
@@ -426,21 +409,6 @@ def _interpreter_files(python: str) -> tuple[str, ...]:
     if prefix != base_prefix:
         places += [f"{prefix}/lib", f"{prefix}/lib64", f"{prefix}/pyvenv.cfg"]
     return tuple(dict.fromkeys(os.path.normpath(place) for place in places))
-
-
-@contextlib.contextmanager
-def _filter_pipe():
-    machine = seccomp.machine()
-    if machine is None:
-        got = "an architecture for which there is no system call filter"
-        raise InputError("sandbox", got, "x86_64 or aarch64", "Run code_reward on such a machine.")
-    read_end, write_end = os.pipe()
-    try:
-        os.write(write_end, seccomp.filter_program(machine))  # far smaller than a pipe's buffer
-        os.close(write_end)
-        yield read_end
-    finally:
-        os.close(read_end)
 
 
 @functools.lru_cache

@@ -12,6 +12,8 @@ import errno
 import platform
 import struct
 
+from trl_drgrpo.common.errors import InputError
+
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _AT_NUMBER, _AT_ARCH, _AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data, little-endian
@@ -62,10 +64,13 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 }
 
 
-def machine() -> str | None:
-    """The architecture to filter for; `None` where this module has no numbers for it."""
+def machine() -> str:
+    """The architecture to filter for. Refuses one for which this module has no numbers."""
     name = platform.machine()
-    return name if name in _ARCHES else None
+    if name not in _ARCHES:
+        got = "an architecture for which there is no system call filter"
+        raise InputError("sandbox", got, "x86_64 or aarch64", "Run code_reward on such a machine.")
+    return name
 
 
 def filter_program(machine: str) -> bytes:

@@ -37,7 +37,7 @@ class BrokenTests(UnscorableError):
 def run_function_tests(
     sandbox: Sandbox, code: str, tests: FunctionTests, clock: Clock, stop_at_first: bool
 ) -> list[bool]:
-    """Run the tests of a function; returns which passed, up to the first failure with `stop_at_first`.
+    """Run the tests of a function; returns which passed: with `stop_at_first` none behind the first failure.
     [`BrokenTests`]: the tests do not compile, or pass on what cannot cross between two processes."""
     job = {"code": code, "tests": tests.tests, "setup": tests.setup, "entry_point": tests.entry_point}
     job["stop_at_first"] = stop_at_first
@@ -54,7 +54,7 @@ def run_function_tests(
         if not more:
             break  # the code does not load
         passed += more
-    return passed if stop_at_first and False in passed else passed + [False] * (due - len(passed))
+    return passed + [False] * (due - len(passed))
 
 
 def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock, stop_at_first: bool) -> list[bool]:
@@ -68,7 +68,7 @@ def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock,
         output = run_program(sandbox, code, stdin, seconds, cap=2 * len(expected) + 100_000)
         passed.append(output is not None and same_output(output, expected, tests.tolerance))
         spent += time.monotonic() - started
-    return passed if stop_at_first and False in passed else passed + [False] * (len(tests.cases) - len(passed))
+    return passed + [False] * (len(tests.cases) - len(passed))
 
 
 def run_program(sandbox: Sandbox, code: str, stdin: str, seconds: float, cap: int) -> str | None:

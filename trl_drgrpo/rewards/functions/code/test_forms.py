@@ -18,6 +18,7 @@ import dis
 import functools
 import importlib.util
 import inspect
+import itertools
 import typing
 from typing import Any
 
@@ -113,13 +114,16 @@ def _fails(nodes):
     return any(
         isinstance(inner, ast.Raise)
         or (isinstance(inner, ast.Assert) and isinstance(inner.test, ast.Constant) and not inner.test.value)
-        for node in nodes
-        for inner in ast.walk(node)
+        for inner in _within(nodes)
     )
 
 
 def _checks(nodes):
-    return any(isinstance(inner, (ast.Assert, ast.Raise)) for node in nodes for inner in ast.walk(node))
+    return any(isinstance(inner, (ast.Assert, ast.Raise)) for inner in _within(nodes))
+
+
+def _within(nodes):
+    return itertools.chain.from_iterable(map(ast.walk, nodes))
 
 
 _TAKE_FUNCTIONS = ("check", "map", "filter")
@@ -138,7 +142,8 @@ def split_tests(trees, setup, entry_point, is_text):
     for tree in trees:
         body = _without_guards(tree.body, defined)
         _check_imports(body)
-        parts, rest = _split(body, _calls_of_tests(body, defined, entry_point), defined)
+        # Calls come last: a test function may use what is defined below it.
+        parts, rest = _split([*body, *_calls_of_tests(body, defined, entry_point)], defined)
         if not parts:
             raise ValueError("no test found: an assert, a function test_..., or check(candidate) with an entry point")
         whole = [node for before, test in parts for node in (*before, *test)]
@@ -146,17 +151,14 @@ def split_tests(trees, setup, entry_point, is_text):
     return split
 
 
-def _split(body, calls, defined):
+def _split(statements, defined):
     parts, before = [], []
-    for node in body:
+    for node in statements:
         if _is_test(node, defined):
             parts.append((before, [node]))
             before = []
         else:
             before.append(node)
-    for call in calls:  # last: a test function may use what is defined below it
-        parts.append((before, [call]))
-        before = []
     return parts, before
 
 
@@ -180,7 +182,7 @@ def _calls_of_tests(body, defined, entry_point):
     run = reached([node for node in body if not isinstance(node, (*_FUNCTIONS, ast.ClassDef))], defined)
     calls = []
     for node in body:
-        if isinstance(node, ast.ClassDef) and any(name.startswith("test") for name in _methods(node)):
+        if isinstance(node, ast.ClassDef) and any(_is_named_test(inner) for inner in node.body):
             raise ValueError(f"a class of tests, {node.name}: only functions are run")
         if isinstance(node, _FUNCTIONS) and node.name not in run and MARKS & reached([node], defined):
             required = _required(node)
@@ -190,7 +192,7 @@ def _calls_of_tests(body, defined, entry_point):
                 calls.append((node, ast.parse(f"{node.name}()").body[0]))
     run |= reached([node for node, _ in calls], defined) | {node.name for node, _ in calls}
     for node in body:
-        if isinstance(node, _FUNCTIONS) and (node.name.startswith("test") or node.name == "check"):
+        if _is_named_test(node) or (isinstance(node, _FUNCTIONS) and node.name == "check"):
             _check_is_run(node, run)
     return [call for _, call in calls]
 
@@ -204,8 +206,8 @@ def _check_is_run(node, run):
         raise ValueError(f"{node.name} is a generator or a coroutine: calling it does not run it")
 
 
-def _methods(node):
-    return [inner.name for inner in node.body if isinstance(inner, _FUNCTIONS)]
+def _is_named_test(node):
+    return isinstance(node, _FUNCTIONS) and node.name.startswith("test")
 
 
 def _required(node):
@@ -264,16 +266,8 @@ def _check_imports(nodes):
 # Test sets of this field use these without importing them.
 _COMMON_MODULES = ("math", "cmath", "collections", "itertools", "re", "random", "functools", "string", "copy")
 # Called by a test that forgot to import them; never to be had from the completion, who would decide with them.
-_LIBRARY = {
-    *dir(builtins),
-    *typing.__all__,
-    *collections.__all__,
-    "approx",
-    "raises",
-    "isclose",
-    "allclose",
-    "array_equal",
-}
+_LIBRARY = {*dir(builtins), *typing.__all__, *collections.__all__}
+_LIBRARY |= {"approx", "raises", "isclose", "allclose", "array_equal"}
 _READ = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
@@ -285,7 +279,7 @@ def names_to_ask(split, namespace, entry_point, setup):
     `entry_point` no other name is asked for. `ValueError`: a name that may not be the completion's.
     """
     nodes = [node for part in split for half in part for node in half]
-    helpers = {node.name: node for node in setup.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    helpers = {node.name: node for node in setup.body if isinstance(node, _FUNCTIONS)}
     statements = [_Statement(node, helpers, namespace) for node in nodes]
     imported = {name for node in nodes for name in used(node)[2]}
     theirs = _theirs(nodes, helpers, entry_point, imported)

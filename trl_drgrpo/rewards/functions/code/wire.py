@@ -8,6 +8,7 @@ made and is known on the other side by a number.
 import builtins
 import datetime
 import json
+import os
 from collections import deque
 from decimal import Decimal
 from fractions import Fraction
@@ -15,34 +16,44 @@ from typing import Any
 
 MAX_LINE = 1 << 24  # bytes of one message
 
-# In this order: bool before int. Each takes what the value holds by its base class, overridden methods unheard.
-_CONVERT = (
-    (bool, bool),
-    (int, lambda value: value if type(value) is int and abs(value) < 1 << 53 else {"int": hex(int.__index__(value))}),
-    (float, float.__float__),
-    (str, str.__str__),
-    (bytes, lambda value: {"bytes": bytes.hex(value)}),
-    (bytearray, lambda value: {"bytearray": bytearray.hex(value)}),
-    (complex, lambda value: {"complex": [value.real, value.imag]}),
-    (range, lambda value: {"range": [hex(part) for part in (value.start, value.stop, value.step)]}),
-    (Fraction, lambda value: {"Fraction": [hex(value.numerator), hex(value.denominator)]}),
-    (Decimal, lambda value: {"Decimal": str(value)}),
+# By tag: a type, the text of its values (by the base class, overridden methods unheard), and back.
+_TEXTS: dict[str, tuple[Any, Any, Any]] = {
+    "int": (int, lambda value: hex(int.__index__(value)), lambda text: int(text, 16)),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
+    "Decimal": (Decimal, str, Decimal),
     # datetime before date, which is its base class
-    (datetime.datetime, lambda value: {"datetime": datetime.datetime.isoformat(value)}),
-    (datetime.date, lambda value: {"date": datetime.date.isoformat(value)}),
-    (datetime.time, lambda value: {"time": datetime.time.isoformat(value)}),
-    (datetime.timedelta, lambda value: {"timedelta": [value.days, value.seconds, value.microseconds]}),
-)
-PLAIN = (*(kind for kind, _ in _CONVERT), list, dict, tuple, set, frozenset, deque)
+    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
+}
+# By tag: a type, and the attributes that make one again.
+_PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "complex": (complex, ("real", "imag")),
+    "range": (range, ("start", "stop", "step")),
+    "Fraction": (Fraction, ("numerator", "denominator")),
+    "timedelta": (datetime.timedelta, ("days", "seconds", "microseconds")),
+}
+_COLLECTIONS = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_OF_TABLES = (kind for table in (_TEXTS, _PARTS) for kind, *_ in table.values())
+PLAIN = (bool, float, str, *_OF_TABLES, list, dict, deque, *_COLLECTIONS.values())
 
 
 def encode(value: Any, other):
     """A value in the form of JSON; `other(value)` gives the form of what is not plain data."""
-    if value is None:
-        return None
-    for kind, convert in _CONVERT:
+    exact: Any = type(value)
+    if value is None or exact is bool or (exact is int and abs(value) < 1 << 53):
+        return value
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    for tag, (kind, text_of, _) in _TEXTS.items():
         if isinstance(value, kind):
-            return convert(value)
+            return {tag: text_of(value)}
+    for tag, (kind, parts) in _PARTS.items():
+        if isinstance(value, kind):
+            return {tag: [encode(getattr(value, part), other) for part in parts]}
     if isinstance(value, list):
         return [encode(item, other) for item in list.__iter__(value)]
     if isinstance(value, dict):
@@ -51,11 +62,10 @@ def encode(value: Any, other):
         return {"deque": [[encode(item, other) for item in deque.__iter__(value)], value.maxlen]}
     if is_namedtuple(value):
         return other(value)
-    kind: Any
-    for kind in (tuple, set, frozenset):
+    for tag, kind in _COLLECTIONS.items():
         if isinstance(value, kind):
-            return {kind.__name__: [encode(item, other) for item in kind.__iter__(value)]}
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+            return {tag: [encode(item, other) for item in kind.__iter__(value)]}
+    if exact.__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return encode(value.item(), other)
     return other(value)
 
@@ -71,32 +81,27 @@ def decode(form, other):
         return [decode(item, other) for item in form]
     if not isinstance(form, dict):
         return form
-    if len(form) != 1:
-        raise ValueError("not a value")
     ((tag, content),) = form.items()
-    if tag == "int":
-        return int(content, 16)
+    if tag in _TEXTS:
+        return _TEXTS[tag][2](content)
+    if tag in _PARTS:
+        return _PARTS[tag][0](*(decode(part, other) for part in content))
+    if tag in _COLLECTIONS:
+        return _COLLECTIONS[tag](decode(item, other) for item in content)
     if tag == "dict":
         return {decode(key, other): decode(item, other) for key, item in content}
-    if tag in ("tuple", "set", "frozenset"):
-        return getattr(builtins, tag)(decode(item, other) for item in content)
     if tag == "deque":
         return deque((decode(item, other) for item in content[0]), content[1])
-    if tag in ("bytes", "bytearray"):
-        return getattr(builtins, tag).fromhex(content)
-    if tag == "complex":
-        return complex(*content)
-    if tag == "range":
-        return range(*(int(part, 16) for part in content))
-    if tag == "Fraction":
-        return Fraction(*(int(part, 16) for part in content))
-    if tag == "Decimal":
-        return Decimal(content)
-    if tag in ("datetime", "date", "time"):
-        return getattr(datetime, tag).fromisoformat(content)
-    if tag == "timedelta":
-        return datetime.timedelta(*content)
     return other(tag, content)
+
+
+def own_streams():
+    """Standard input and output, of which nobody else in this process has a use from now on."""
+    streams = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    return streams
 
 
 def send(stream, message):

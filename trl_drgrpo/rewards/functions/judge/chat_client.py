@@ -12,6 +12,7 @@ The API key is read from the environment when a session opens and lives in its h
 import asyncio
 import email.utils
 import importlib
+import itertools
 import json
 import math
 import os
@@ -161,13 +162,21 @@ class Session:
             [`QuestionFailed`]: Another client error than those below, or a reply beyond `max_reply_bytes`.
             [`EndpointRefused`]: 401, 403, 404 or a redirect.
         """
-        return self._as_reply(await self.post("chat/completions", body))
+        data = await self.post("chat/completions", body)
+        try:
+            choice = data["choices"][0]
+            text = completion_text([choice["message"]])
+        except (AttributeError, IndexError, KeyError, TypeError):
+            raise RequestFailed(f"a reply without a message: {self._quoted(json.dumps(data))}") from None
+        usage = data.get("usage")
+        counts = [_count(usage, key) for key in ("prompt_tokens", "completion_tokens")]
+        return Reply(text, *counts, is_cut=choice.get("finish_reason") == "length")
 
     async def post(self, route: str, body: dict[str, Any]) -> Any:
         """The JSON that the endpoint answers to a body sent to one of its routes; raises as `ask` does."""
         content = json.dumps(body).encode()
         async with self.slots:
-            for attempt in range(self.endpoint.retries + 1):
+            for attempt in itertools.count():
                 await asyncio.sleep(max(0.0, self.resume_at - time.monotonic()))
                 try:
                     return await self._attempt(route, content)
@@ -175,7 +184,6 @@ class Session:
                     if attempt == self.endpoint.retries:
                         raise RequestFailed(f"{again.reason}, {attempt + 1} times") from None
                     await self._pause(attempt, again)
-        raise RequestFailed("no attempt")  # not reached: retries is 0 or more
 
     async def _pause(self, attempt: int, again: _TryAgain) -> None:
         longest = min(self.endpoint.max_backoff, self.endpoint.backoff * 2**attempt)
@@ -220,16 +228,6 @@ class Session:
         if status in _REFUSED or 300 <= status < 400:
             raise EndpointRefused(reason)
         raise QuestionFailed(reason)
-
-    def _as_reply(self, data: Any) -> Reply:
-        try:
-            choice = data["choices"][0]
-            text = completion_text([choice["message"]])
-        except (AttributeError, IndexError, KeyError, TypeError):
-            raise RequestFailed(f"a reply without a message: {self._quoted(json.dumps(data))}") from None
-        usage = data.get("usage")
-        counts = [_count(usage, key) for key in ("prompt_tokens", "completion_tokens")]
-        return Reply(text, *counts, is_cut=choice.get("finish_reason") == "length")
 
     def _quoted(self, said: str | bytes) -> str:
         text = said.decode(errors="replace") if isinstance(said, bytes) else said

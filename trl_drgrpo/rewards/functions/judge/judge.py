@@ -144,8 +144,7 @@ class Judge:
     is an error under either `on_error`: nothing would ever be scored.
 
     Args:
-        model, base_url, api_key_env, batch_timeout, max_tokens, extra_body, price, log_replies, on_error, name,
-        **endpoint: As in [`JudgeReward`].
+        All as in [`JudgeReward`].
 
     Raises:
         [`InputError`]: A setting that does not fit, or a key that is not in the environment.
@@ -157,17 +156,21 @@ class Judge:
         base_url: str,
         api_key_env: str | None = None,
         *,
-        batch_timeout: float,
-        max_tokens: int,
-        extra_body: Mapping[str, Any] | None,
-        price: tuple[float, float] | None,
-        log_replies: bool,
-        on_error: OnError,
         name: str,
+        batch_timeout: float = 600.0,
+        max_tokens: int = 1024,
+        extra_body: Mapping[str, Any] | None = None,
+        price: tuple[float, float] | None = None,
+        log_replies: bool = False,
+        on_error: OnError = "unscorable",
         **endpoint: Any,
     ):
         self.__name__ = name
-        self.endpoint = _endpoint(base_url=base_url, model=model, api_key_env=api_key_env, **endpoint)
+        try:
+            self.endpoint = Endpoint(base_url, model, api_key_env, **endpoint)
+        except TypeError as error:
+            known = "concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes"
+            raise InputError("judge", f"an unknown setting ({error})", f"one of {known}", "Remove it.") from error
         self.price = None if price is None else number_pair("price", price)
         refuse_outside("batch_timeout", batch_timeout, positive(remedy="600 seconds is the default."))
         check_on_error(on_error)
@@ -201,7 +204,13 @@ class Judge:
         """
         begun = time.monotonic()
         async with Session(self.endpoint, self.batch_timeout) as session:
-            verdicts = await self._verdicts(session, questions, read, lowest)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    each = zip(questions, read, lowest, strict=True)
+                    tasks = [group.create_task(self._judge(session, *question)) for question in each]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            verdicts = [task.result() for task in tasks]
         failed = [verdict.failure for verdict in verdicts if verdict.failure]
         if failed and not self.has_logged:
             self.has_logged = True
@@ -214,34 +223,9 @@ class Judge:
             for metric, value in self._counts(verdicts, session.num_retries, time.monotonic() - begun).items():
                 log_metric(metric, value)
         if log_extra is not None and self.log_replies:
-            log_extra(f"{self.__name__}_reply", [verdict.said for verdict in verdicts])
+            said = [verdict.reply.text if verdict.reply else f"[{verdict.failure}]" for verdict in verdicts]
+            log_extra(f"{self.__name__}_reply", said)
         return [verdict.score for verdict in verdicts]
-
-    async def _verdicts(
-        self,
-        session: Session,
-        questions: Sequence[Messages],
-        read: Sequence[Callable[[str], Any]],
-        lowest: Sequence[Any],
-    ) -> list["_Verdict"]:
-        tasks = [
-            asyncio.create_task(self._judge(session, *each)) for each in zip(questions, read, lowest, strict=True)
-        ]
-        if not tasks:
-            return []
-        try:
-            done, _ = await asyncio.wait(tasks, timeout=self.batch_timeout, return_when=asyncio.FIRST_EXCEPTION)
-            late = _Verdict(failure=f"not done within the batch's {self.batch_timeout:g} s")
-            for task in done:  # an error first, wherever it stands
-                task.result()
-            verdicts = [task.result() if task in done else late for task in tasks]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if self.on_error == "raise" and late in verdicts:
-            raise self._as_reward_error(late.failure)
-        return verdicts
 
     async def _judge(
         self, session: Session, messages: Messages, read: Callable[[str], Any], lowest: Any
@@ -249,15 +233,20 @@ class Judge:
         body = {"model": self.endpoint.model, "messages": messages, **self.sampling}
         reply = None
         try:
-            reply = await session.ask({key: value for key, value in body.items() if value is not None})
+            async with asyncio.timeout(session.deadline - time.monotonic()):
+                reply = await session.ask({key: value for key, value in body.items() if value is not None})
             self.has_answered = True
-            return _Verdict(score=read(reply.text), reply=reply)
+            return _Verdict(read(reply.text), reply=reply)
+        except TimeoutError:
+            score, failure, is_fatal = None, f"not done within the batch's {self.batch_timeout:g} s", False
         except (RequestFailed, ValueError) as error:
             failure = f"{error}{', cut at its token limit' if reply is not None and reply.is_cut else ''}"
-            if self.on_error == "raise" or (isinstance(error, EndpointRefused) and not self.has_answered):
-                raise self._as_reward_error(failure) from None
+            is_fatal = isinstance(error, EndpointRefused) and not self.has_answered
             has_no_reply = isinstance(error, RequestFailed) and not isinstance(error, QuestionFailed)
-            return _Verdict(score=None if has_no_reply else lowest, failure=failure, reply=reply)
+            score = None if has_no_reply else lowest
+        if is_fatal or self.on_error == "raise":
+            raise self._as_reward_error(failure)
+        return _Verdict(score, failure, reply)
 
     def _as_reward_error(self, failure: str) -> RewardError:
         remedy = "Check base_url, model and api_key_env; try it on a few rows with `trl-drgrpo score`."
@@ -268,33 +257,20 @@ class Judge:
         replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
         prompt_tokens = sum(reply.prompt_tokens for reply in replies)
         completion_tokens = sum(reply.completion_tokens for reply in replies)
-        own = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "retries": num_retries}
-        metrics = {f"judge/{self.__name__}/{key}": float(value) for key, value in own.items()}
-        metrics[f"judge/{self.__name__}/seconds"] = seconds
+        own: dict[str, float] = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+        own |= {"retries": num_retries, "seconds": seconds}
         if self.price is not None:
-            cost = (prompt_tokens * self.price[0] + completion_tokens * self.price[1]) / 1e6
-            metrics[f"judge/{self.__name__}/cost"] = cost
+            own["cost"] = (prompt_tokens * self.price[0] + completion_tokens * self.price[1]) / 1e6
+        metrics = {f"judge/{self.__name__}/{key}": float(value) for key, value in own.items()}
         metrics[f"rewards/{self.__name__}/failed_frac"] = sum(bool(v.failure) for v in verdicts) / len(verdicts)
         return metrics
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    score: Any = None
+    score: Any
     failure: str = ""
     reply: Reply | None = None
-
-    @property
-    def said(self) -> str:
-        return self.reply.text if self.reply is not None else f"[{self.failure}]"
-
-
-def _endpoint(**settings: Any) -> Endpoint:
-    try:
-        return Endpoint(**settings)
-    except TypeError as error:
-        known = "concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes"
-        raise InputError("judge", f"an unknown setting ({error})", f"one of {known}", "Remove it.") from error
 
 
 JUDGE_TEMPLATE = """\
@@ -339,6 +315,8 @@ class JudgeReward(Judge):
         score_range (`tuple[float, float]`, *optional*, defaults to `(0, 10)`): Lowest and highest score. Others are
             failures, worth the lowest score.
         normalize (`bool`, *optional*, defaults to `True`): Map the range to 0..1; `False`: the score as it is.
+        on_error (`str`, *optional*, defaults to `"unscorable"`): `"raise"`: the first failure is an error.
+        name (`str`, *optional*, defaults to `"judge_reward"`): Name in logs.
         batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call; what is not there then has
             failed.
         max_tokens (`int`, *optional*, defaults to 1024): Length of a reply.
@@ -346,10 +324,8 @@ class JudgeReward(Judge):
             a value takes a field out.
         price (`tuple[float, float]`, *optional*): Price of a million prompt tokens and of a million completion tokens.
         log_replies (`bool`, *optional*, defaults to `False`): Put the replies beside the completions in TRL's table.
-        on_error (`str`, *optional*, defaults to `"unscorable"`): `"raise"`: the first failure is an error.
-        name (`str`, *optional*, defaults to `"judge_reward"`): Name in logs.
-        **endpoint: `concurrency`, `timeout`, `retries`, `backoff`, `max_backoff`, `max_reply_bytes` of
-            [`Endpoint`].
+        concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes: As in [`Endpoint`]; they and those from
+            `batch_timeout` on are given by name.
 
     Raises:
         [`InputError`]: A setting that does not fit, or a key that is not in the environment.
@@ -366,28 +342,11 @@ class JudgeReward(Judge):
         score_key: str | None = None,
         score_range: tuple[float, float] = (0.0, 10.0),
         normalize: bool = True,
-        batch_timeout: float = 600.0,
-        max_tokens: int = 1024,
-        extra_body: Mapping[str, Any] | None = None,
-        price: tuple[float, float] | None = None,
-        log_replies: bool = False,
         on_error: OnError = "unscorable",
         name: str = "judge_reward",
-        **endpoint: Any,
+        **judge: Any,
     ):
-        super().__init__(
-            model,
-            base_url,
-            api_key_env,
-            batch_timeout=batch_timeout,
-            max_tokens=max_tokens,
-            extra_body=extra_body,
-            price=price,
-            log_replies=log_replies,
-            on_error=on_error,
-            name=name,
-            **endpoint,
-        )
+        super().__init__(model, base_url, api_key_env, on_error=on_error, name=name, **judge)
         self.read_score = ScoreReader(score_pattern, score_key, score_range, normalize)
         self.low, self.high = self.read_score.low, self.read_score.high
         self.lowest_reward = 0.0 if normalize else self.low

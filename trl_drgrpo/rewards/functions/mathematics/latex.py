@@ -16,42 +16,15 @@ chi psi omega
 _GREEK = {chr(0x3B1 + index): name for index, name in enumerate(_GREEK_FROM_ALPHA.split())}
 _GREEK |= {letter.upper(): _GREEK[letter].capitalize() for letter in "γδθλξπσφψω"}
 _GREEK |= {"ϕ": "phi", "ϵ": "epsilon", "\u00b5": "mu", "\u2126": "Omega", "ℓ": "ell", "ħ": "hbar"}
-_UNICODE = str.maketrans(
-    {
-        **{letter: rf"\{name} " for letter, name in _GREEK.items()},
-        "−": "-",
-        "–": "-",
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "⋅": r"\cdot ",
-        "÷": "/",
-        "∞": r"\infty ",
-        "±": r"\pm ",
-        "∪": r"\cup ",
-        "∈": r"\in ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "≠": r"\ne ",
-        "≈": r"\approx ",
-        "°": r"^\circ ",
-        "∅": r"\emptyset ",
-        "∩": r"\cap ",
-        "⌊": r"\lfloor ",
-        "⌋": r"\rfloor ",
-        "⌈": r"\lceil ",
-        "⌉": r"\rceil ",
-        "∠": r"\angle ",
-        "∑": r"\sum ",
-        "∫": r"\int ",
-        "∂": r"\partial ",
-        "ℝ": r"\mathbb{R}",
-        "ℤ": r"\mathbb{Z}",
-        "′": "'",
-        "\u212b": "Å",
-        "\u00a0": " ",
-        "\u202f": " ",
-    }
-)
+# Signs and their macros, which a space ends; then those that stand for themselves.
+_MACROS_OF_SIGNS = """
+× times · cdot ⋅ cdot ∞ infty ± pm ∪ cup ∈ in ≤ le ≥ ge ≠ ne ≈ approx ∅ emptyset ∩ cap ⌊ lfloor ⌋ rfloor ⌈ lceil
+⌉ rceil ∠ angle ∑ sum ∫ int ∂ partial
+"""
+_SIGNS = re.findall(r"(\S) (\w+)", _MACROS_OF_SIGNS)
+_UNICODE = str.maketrans({sign: rf"\{name} " for sign, name in [*_GREEK.items(), *_SIGNS]})
+_UNICODE |= str.maketrans({"°": r"^\circ ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"})
+_UNICODE |= str.maketrans("−–÷′\u212b\u00a0\u202f", "--/'Å  ")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
 _LOWERED = re.compile("[\u2080-\u208e\u2090-\u209c]+")
 _VULGAR_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e]")

@@ -19,7 +19,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.contract import OnError, check_flag
-from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answer, why_unreadable
+from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answer
 
 _WHERE = ("answer", "marked", "whole")
 _WHITESPACE = ("keep", "collapse", "remove")
@@ -49,7 +49,40 @@ def answer_text(completion: str, where: str) -> str | None:
     return found
 
 
-class ExactMatchReward(SampleReward):
+class _AgainstColumn(SampleReward):
+    """Holds a completion against the truth in a column. A row without a truth is left unscored, and one whose truth
+    cannot be read is an `UnscorableError`."""
+
+    truths = ("text", "number")
+
+    def __init__(self, column: str, name: str, on_error: OnError = "unscorable"):
+        super().__init__(name, columns=(column,), on_error=on_error)
+        self.column = column
+
+    def score(self, completion: str, **columns: Any) -> float | None:
+        """1.0 or 0.0; `None` for a row without a truth."""
+        truth = columns[self.column]
+        expected = None if truth is None else self.read(truth)
+        return None if expected is None else float(self.is_right(completion, expected))
+
+    def check_row(self, **columns: Any) -> str | None:
+        """Reason why the row's gold answer cannot be read."""
+        try:
+            self.score("", **columns)
+        except UnscorableError as error:
+            return str(error)
+        return None
+
+    def read(self, truth: Any) -> Any:
+        """What a value of the column says; `None`: nothing."""
+        raise NotImplementedError
+
+    def is_right(self, completion: str, truth: Any) -> bool:
+        """Whether a completion says the same."""
+        raise NotImplementedError
+
+
+class ExactMatchReward(_AgainstColumn):
     """1 where the answer is the column's text.
 
     Args:
@@ -85,25 +118,23 @@ class ExactMatchReward(SampleReward):
         whitespace: str = "keep",
         name: str = "exact_match_reward",
     ):
-        super().__init__(name, columns=(column,))
+        super().__init__(column, name)
         _one_of("where", where, _WHERE)
         _one_of("whitespace", whitespace, _WHITESPACE)
         check_flag("strip", strip)
         check_flag("ignore_case", ignore_case)
-        self.column, self.where = column, where
+        self.where = where
         self.strip, self.ignore_case, self.whitespace = strip, ignore_case, whitespace
 
-    def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `None` for a row without a truth."""
-        truths = _alternatives(columns[self.column])
-        if not truths:
-            return None
-        if wrong := [truth for truth in truths if isinstance(truth, (dict, list, tuple))]:
+    def read(self, truth: Any) -> set[str] | None:
+        truths = [each for each in (truth if isinstance(truth, (list, tuple)) else [truth]) if each is not None]
+        if wrong := [each for each in truths if isinstance(each, (dict, list, tuple))]:
             raise UnscorableError(f"{self.column} is {shortened(wrong[0])}, which is no text")
+        return {self._normal(str(each)) for each in truths} or None
+
+    def is_right(self, completion: str, truth: set[str]) -> bool:
         answer = answer_text(completion, self.where)
-        if answer is None:
-            return 0.0
-        return float(self._normal(answer) in {self._normal(str(truth)) for truth in truths})
+        return answer is not None and self._normal(answer) in truth
 
     def _normal(self, text: str) -> str:
         text = text.strip() if self.strip else text
@@ -112,7 +143,7 @@ class ExactMatchReward(SampleReward):
         return text.casefold() if self.ignore_case else text
 
 
-class NumericReward(SampleReward):
+class NumericReward(_AgainstColumn):
     r"""1 where the answer's number is the column's, within a tolerance.
 
     Numbers are read with a sign, thousands separators, a fraction part, an exponent, and as a quotient of two (`3/4`);
@@ -144,8 +175,6 @@ class NumericReward(SampleReward):
     ```
     """
 
-    truths = ("text", "number")
-
     def __init__(
         self,
         column: str = "answer",
@@ -156,35 +185,22 @@ class NumericReward(SampleReward):
         name: str = "numeric_reward",
         on_error: OnError = "unscorable",
     ):
-        super().__init__(name, columns=(column,), on_error=on_error)
+        super().__init__(column, name, on_error)
         _one_of("where", where, _WHERE)
         _one_of("thousands", thousands, (",", ".", " ", "'", ""))
         for field, tolerance in (("abs_tol", abs_tol), ("rel_tol", rel_tol)):
             if finite_number(field, tolerance, "a number of at least 0", "0 compares exactly.") < 0:
                 raise InputError(field, repr(tolerance), "a number of at least 0", "0 compares exactly.")
-        self.column, self.where, self.thousands = column, where, thousands
+        self.where, self.thousands = where, thousands
         self.abs_tol, self.rel_tol = float(abs_tol), float(rel_tol)
 
-    def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `None` for a row without a truth, `UnscorableError` for a truth that is no number."""
-        truth = columns[self.column]
-        if truth is None:
-            return None
-        expected = self._truth(truth)
+    def is_right(self, completion: str, truth: tuple[Decimal, Decimal]) -> bool:
         answer = answer_text(completion, self.where)
-        if answer is None:
-            return 0.0
-        found = list(self._numbers(answer))
+        found = [] if answer is None else list(self._numbers(answer))
         marked = self.where != "whole" and answer_text(completion, "marked") is not None
-        if not found or (marked and len(found) > 1):
-            return 0.0
-        return float(self._equal(found[-1], expected))
+        return len(found) > 0 and not (marked and len(found) > 1) and self._equal(found[-1], truth)
 
-    def check_row(self, **columns: Any) -> str | None:
-        """Reason why the row's gold answer cannot be read."""
-        return why_unreadable(self._truth, columns[self.column])
-
-    def _truth(self, truth: Any) -> tuple[Decimal, Decimal]:
+    def read(self, truth: Any) -> tuple[Decimal, Decimal]:
         if isinstance(truth, str):
             found = list(self._numbers(truth.rpartition("####")[2]))
             if len(found) == 1:
@@ -233,12 +249,6 @@ class NumericReward(SampleReward):
         return abs(one - other) <= max(self.abs_tol, self.rel_tol * abs(other)) and bool(self.abs_tol or self.rel_tol)
 
 
-def _alternatives(truth: Any) -> Sequence[Any]:
-    if truth is None:
-        return ()
-    return [each for each in truth if each is not None] if isinstance(truth, (list, tuple)) else (truth,)
-
-
 def _quotient(number: tuple[Decimal, Decimal]) -> float:
     try:
         return float(number[0]) / float(number[1])
@@ -256,7 +266,7 @@ exact_match_reward = ExactMatchReward()
 numeric_reward = NumericReward()
 
 
-class ChoiceReward(SampleReward):
+class ChoiceReward(_AgainstColumn):
     r"""1 where the completion picks the column's choice, A to E as a rule.
 
     Searched behind the last `</think>`, the first place that names a choice decides: `<answer>`, `\boxed{}`, a phrase
@@ -282,8 +292,6 @@ class ChoiceReward(SampleReward):
     ```
     """
 
-    truths = ("text", "number")
-
     def __init__(
         self,
         column: str = "answer",
@@ -291,7 +299,7 @@ class ChoiceReward(SampleReward):
         name: str = "choice_reward",
         on_error: OnError = "unscorable",
     ):
-        super().__init__(name, columns=(column,), on_error=on_error)
+        super().__init__(column, name, on_error)
         if (
             not isinstance(letters, str)
             or not re.fullmatch(r"[A-Z]{2,26}", letters)
@@ -300,14 +308,10 @@ class ChoiceReward(SampleReward):
             raise InputError(
                 "letters", repr(letters), "different capital letters, such as ABCD", "Name every choice once."
             )
-        self.column, self.letters = column, letters
+        self.letters = letters
 
-    def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `None` for a row without a truth, `UnscorableError` for a truth that is no choice."""
-        truth = columns[self.column]
-        if truth is None:
-            return None
-        return float(self.choice(completion) == self._truth(truth))
+    def is_right(self, completion: str, truth: str) -> bool:
+        return self.choice(completion) == truth
 
     def choice(self, completion: str) -> str | None:
         """The letter that a completion picks; `None` for none or more than one."""
@@ -318,11 +322,7 @@ class ChoiceReward(SampleReward):
             picked = self._by_phrase(text) or self._alone(text) or set(re.findall(rf"\(([{self.letters}])\)", text))
         return picked.pop() if len(picked) == 1 else None
 
-    def check_row(self, **columns: Any) -> str | None:
-        """Reason why the row's gold answer cannot be read."""
-        return why_unreadable(self._truth, columns[self.column])
-
-    def _truth(self, truth: Any) -> str:
+    def read(self, truth: Any) -> str:
         if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(self.letters):
             return self.letters[truth]
         picked = self._in_short(truth) if isinstance(truth, str) else set()

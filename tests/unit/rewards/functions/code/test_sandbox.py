@@ -12,6 +12,7 @@ import uuid
 
 import pytest
 from bubblewrap import needs_bwrap
+from processes import eventually, marked
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.functions.code import sandbox as sandbox_module
@@ -35,22 +36,6 @@ def refusals(body: str, *attempts: str, **kwargs) -> list[str]:
     lines += ["        return type(error).__name__"]
     lines += [f"print(attempt(lambda: {attempt}), flush=True)" for attempt in attempts]
     return run("\n".join(lines), **kwargs)[0].split()
-
-
-def processes_with(marker: str) -> list[str]:
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-            if marker.encode() in file.read():
-                found.append(pid)
-    return found
-
-
-def assert_nothing_left(marker: str) -> None:
-    deadline = time.monotonic() + 20
-    while processes_with(marker) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert processes_with(marker) == []
 
 
 # What holds in the sandbox.
@@ -151,7 +136,7 @@ def test_a_loop_ends_with_its_time_and_leaves_nothing(loop):
     _, status = run(f"{loop}\n'{marker}'", seconds=0.5)
     assert status == "timeout"
     assert time.monotonic() - started < 15
-    assert_nothing_left(marker)
+    assert eventually(lambda: not marked(marker))
 
 
 @needs_bwrap
@@ -387,11 +372,11 @@ def test_a_killed_trainer_takes_its_sandboxes_along():
     trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == b"ready\n"
-    assert processes_with(marker)
+    assert marked(marker)
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()
-    assert_nothing_left(marker)
+    assert eventually(lambda: not marked(marker))
 
 
 @needs_bwrap
@@ -421,6 +406,12 @@ def test_a_machine_without_bubblewrap_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
     with pytest.raises(InputError, match=r"sandbox: got no bubblewrap .*apt-get install bubblewrap"):
         Sandbox(disk_mb=3).check()
+
+
+def test_a_machine_without_a_filter_is_refused(monkeypatch):
+    monkeypatch.setattr(seccomp.platform, "machine", lambda: "riscv64")
+    with pytest.raises(InputError, match="no system call filter; expected x86_64 or aarch64"):
+        seccomp.machine()
 
 
 @pytest.mark.parametrize("script", ["echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "exit 0"])
@@ -458,7 +449,7 @@ def test_no_sandbox_still_ends_the_group_with_the_run():
     marker = uuid.uuid4().hex
     body = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)  # {marker}'])"
     run(f"{body}\nprint(1)", Sandbox("none"), seconds=1)
-    assert_nothing_left(marker)
+    assert eventually(lambda: not marked(marker))
 
 
 def test_a_program_that_does_not_start_is_no_verdict():

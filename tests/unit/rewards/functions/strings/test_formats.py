@@ -32,73 +32,11 @@ def form(completion, prompt=None, **settings):
     return reward(completions=[completion], prompts=[prompt])[0]
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
-        (RIGHT, 1.0),
-        (f"\n{RIGHT}\n", 1.0),
-        ("<think>a\nb</think>\n\n<answer>c\nd</answer>", 1.0),
-        ("<think>a</think><answer>b</answer>", 1.0),
-        ("<think>a < b > c, <b>bold</b></think><answer>b</answer>", 1.0),
-        ("<answer>4</answer> <think>2+2</think>", 0.0),
-        ("<think>2+2</think> 4", 0.0),
-        ("<think>2+2 <answer>4</answer>", 0.0),
-        ("<answer>4</answer>", 0.0),
-        (f"Well, {RIGHT}", 0.0),
-        (f"{RIGHT} I hope.", 0.0),
-        ("<think>a</think> so <answer>b</answer>", 0.0),
-        (f"{RIGHT}{RIGHT}", 0.0),
-        ("<think>a<think>b</think><answer>c</answer>", 0.0),
-        ("<think>a</think><answer>b</answer></answer>", 0.0),
-        ("<think>a<answer>b</answer></think><answer>c</answer>", 0.0),
-        ("<think>a</think><answer>b</think></answer>", 0.0),
-        ("<think> </think><answer>b</answer>", 0.0),
-        ("<think>a</think><answer>\n</answer>", 0.0),
-        ("<Think>a</Think><answer>b</answer>", 0.0),
-        ("</think><think><answer></answer>", 0.0),
-        ("", 0.0),
-    ],
-)
-def test_the_tags_in_order_and_once(completion, expected):
-    assert form(completion, think_opened=False) == expected
-    assert form([{"role": "assistant", "content": completion}], think_opened=False) == expected
-
-
-@pytest.mark.parametrize(
-    ("completion", "prompt", "think_opened", "expected"),
-    [
-        (INSIDE, "2+2=<think>\n", "auto", 1.0),
-        (RIGHT, "2+2=<think>\n", "auto", 0.0),  # opened twice
-        (INSIDE, "2+2=", "auto", 0.0),
-        (RIGHT, "2+2=", "auto", 1.0),
-        (INSIDE, [{"role": "user", "content": "2+2="}], "auto", 1.0),
-        (RIGHT, [{"role": "user", "content": "2+2="}], "auto", 1.0),
-        (INSIDE, [{"role": "user", "content": "2+2="}], False, 0.0),
-        (INSIDE, "2+2=", True, 1.0),
-        (RIGHT, "2+2=", True, 0.0),
-        ("<answer>4</answer>", "2+2=<think>", "auto", 0.0),
-    ],
-)
-def test_a_template_that_opens_the_tag(completion, prompt, think_opened, expected):
-    assert form(completion, prompt, think_opened=think_opened) == expected
-
-
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
 def test_reasoning_that_was_parsed_out_counts(key):
     message = {"role": "assistant", "content": "<answer>4</answer>", key: "2+2 is 4"}
     assert form([message], [{"role": "user", "content": "2+2="}]) == 1.0
     assert form([{**message, key: None}], [{"role": "user", "content": "2+2="}]) == 0.0
-
-
-def test_other_tags_and_no_answer_tag():
-    assert (
-        form("<reasoning>a</reasoning><solution>b</solution>", "p", think_tag="reasoning", answer_tag="solution")
-        == 1.0
-    )
-    assert form("<think>a</think> b", "p", answer_tag=None) == 1.0
-    assert form("<think>a</think> ", "p", answer_tag=None) == 0.0
-    assert form("<think></think> b", "p", answer_tag=None) == 0.0
-    assert form("<think>\n\n</think> b", "p", answer_tag=None, allow_empty=True) == 1.0
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "x", " ", "\n"]), max_size=10))
@@ -120,40 +58,6 @@ def test_it_travels_and_needs_no_column():
 
 
 # Patterns ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pattern", "settings", "completion", "expected"),
-    [
-        (r"\d", {}, "it is 4", 1.0),
-        (r"\d", {"whole": True}, "it is 4", 0.0),
-        (r"a.b", {}, "a\nb", 1.0),
-        (r"a.b", {"dotall": False}, "a\nb", 0.0),
-        (r"ROME", {}, "rome", 0.0),
-        (r"ROME", {"ignore_case": True}, "rome", 1.0),
-    ],
-)
-def test_patterns(pattern, settings, completion, expected):
-    assert RegexReward(pattern, **settings)(completions=[completion]) == [expected]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "settings", "completion", "truth", "expected"),
-    [
-        (r"#### *(\S+)", {}, "#### 71\n#### 72", "72", 1.0),
-        (r"#### *(\S+)", {}, "#### 72\n#### 71", "72", 0.0),
-        (r"\d+", {}, "71 72", 72, 1.0),
-        (r"(\w+) is (?P<answer>\w+)", {}, "it is Rome", " Rome ", 1.0),
-        (r"(\w+) is (?P<answer>\w+)", {}, "it is rome", "Rome", 0.0),
-        (r"(\w+) is (?P<answer>\w+)", {"ignore_case": True}, "it is rome", "Rome", 1.0),
-        (r"(\w+)", {"whole": True}, "Rome!", "Rome", 0.0),
-        (r"(\d+)", {}, "none", "72", 0.0),
-        (r"(\d+)", {}, "72", None, None),
-    ],
-)
-def test_what_was_found_is_held_against_the_column(pattern, settings, completion, truth, expected):
-    reward = RegexReward(pattern, column="answer", **settings)
-    assert reward(completions=[completion], answer=[truth]) == [expected]
 
 
 @pytest.mark.parametrize("settings", [{}, {"whole": True}, {"column": "answer"}])
@@ -186,35 +90,9 @@ PERSON = {
 }
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
-        ('{"name": "Ada", "age": 36}', 1.0),
-        (' \n{"name": "Ada"}\n', 1.0),
-        ('```json\n{"name": "Ada"}\n```', 1.0),
-        ('Here you are:\n```\n{"name": "Ada"}\n```\nAnything else?', 1.0),
-        ('```json\n{"name": 1}\n```\nno:\n```json\n{"name": "Ada"}\n```', 1.0),
-        ('<think>{"name": 1}</think>{"name": "Ada"}', 1.0),
-        ('{"name": "Ada", "age": -1}', 0.25),
-        ('{"name": "Ada", "age": 1.5}', 0.25),
-        ('{"age": 36}', 0.25),
-        ('{"name": "Ada", "extra": 1}', 0.25),
-        ("[]", 0.25),
-        ("null", 0.25),
-        ("[" * 900 + "]" * 900, 0.25),
-        ('{"name": "Ada"', 0.0),
-        ('{"name": "Ada"} and more', 0.0),
-        ('So: {"name": "Ada"}', 0.0),
-        ("{'name': 'Ada'}", 0.0),
-        ('{"name": NaN}', 0.0),
-        ('```json\n{"name": "Ada"}', 0.0),  # the fence is not closed
-        ("[" * 100_000, 0.0),
-        ("1" * 10_000, 0.0),
-        ("", 0.0),
-    ],
-)
-def test_shapes(completion, expected):
-    assert JsonSchemaReward(PERSON, invalid_score=0.25)(completions=[completion]) == [expected]
+def test_json_of_any_depth_and_length_ends():
+    completions = ["[" * 900 + "]" * 900, "[" * 100_000, "1" * 10_000]
+    assert JsonSchemaReward(PERSON, invalid_score=0.25)(completions=completions) == [0.25, 0.0, 0.0]
 
 
 @given(

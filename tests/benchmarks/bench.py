@@ -1,0 +1,99 @@
+"""What the benchmarks share: the environment, their command line, the settings of a run, and pairs of runs.
+
+Machines are noisy: runs that are compared take turns in one process, the ratio is taken pair by pair, and its median
+counts. The first pair warms up.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+warnings.simplefilter("ignore")
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import torch
+import transformers
+from datasets.utils import disable_progress_bars
+from transformers import PrinterCallback
+from transformers.trainer_callback import ProgressCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+
+KINDS = {
+    "ours": (DrGRPOTrainer, DrGRPOConfig, {}),
+    "alone": (DrGRPOTrainer, DrGRPOConfig, {"share_prompts": False}),
+    "stock": (GRPOTrainer, GRPOConfig, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+}
+
+
+def command_line(doc, pairs):
+    """A parser with what every benchmark has, for more to be added."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=pairs, help="interleaved pairs of runs, after one that warms up")
+    parser.add_argument("--threads", type=int, default=1)
+    return parser
+
+
+def quietly(parser):
+    """The parsed command line; from here on the libraries print nothing."""
+    arguments = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    disable_progress_bars()
+    torch.set_num_threads(arguments.threads)
+    return arguments
+
+
+def settings_of(folder, steps, device="cpu", **fields):
+    """Fields of a configuration that trains and does nothing else."""
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "gradient_checkpointing": False}
+    place = {"use_cpu": device == "cpu", "bf16": device != "cpu"}
+    return {"output_dir": folder, "max_steps": steps, **quiet, **place, **fields}
+
+
+def without_prints(trainer):
+    """The trainer, which prints no logs."""
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    return trainer
+
+
+def now(device):
+    """Process CPU seconds; seconds of wall-clock on a GPU."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def cpu_seconds(trainer):
+    """Process CPU seconds of its training."""
+    start = time.process_time()
+    without_prints(trainer).train()
+    return time.process_time() - start
+
+
+def interleaved(pairs, *runs):
+    """Per run its results, one for each pair; which run begins alternates."""
+    results = [[] for _ in runs]
+    for pair in range(pairs + 1):
+        order = list(zip(runs, results, strict=True))
+        for run, own in reversed(order) if pair % 2 else order:
+            own.append(run())
+            gc.collect()
+    return [own[1:] for own in results]
+
+
+def ratio(numerators, denominators, digits=2):
+    """The ratio, pair by pair: median, and least to most."""
+    ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
+    return f"{statistics.median(ratios):.{digits}f}x ({min(ratios):.{digits}f} to {max(ratios):.{digits}f})"

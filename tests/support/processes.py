@@ -1,0 +1,43 @@
+"""Which processes are there, and whether those that should end do."""
+
+import time
+
+import psutil
+
+
+def eventually(condition, patience=15.0):
+    """Whether it holds, now or soon: killing a process is not waited for."""
+    deadline = time.monotonic() + patience
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds
+
+
+def running(among=None):
+    """Ids of the processes that run (of these, or below this one)."""
+    below = psutil.Process().children(recursive=True) if among is None else ()
+    found = set()
+    for pid in [process.pid for process in below] if among is None else among:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.add(pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def marked(mark):
+    """Ids of the running processes that have the mark in their command line, or as `MARK` in their environment."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK") == mark or any(mark in part for part in process.cmdline()):
+                found.add(process.pid)
+        except psutil.Error:
+            continue
+    return running(found)
+
+
+def gone(pids):
+    """Whether the processes end."""
+    return eventually(lambda: not running(pids))
