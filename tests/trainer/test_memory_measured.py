@@ -51,6 +51,13 @@ CASES = [
     ),
     pytest.param({**SMALL, "layers": 6}, {"micro_batching": "upstream"}, None, id="padded rows", marks=slow),
     pytest.param({**WIDE, "layers": 6}, {"bf16": True}, None, id="autocast", marks=slow),
+    pytest.param(
+        {**WIDE, "layers": 4},
+        {"bf16": True, "num_generations": 8, "max_completion_length": 96, "optim": "sgd"},
+        None,
+        id="autocast, cache",
+        marks=slow,
+    ),
 ]
 
 

@@ -309,21 +309,9 @@ class CreditResult:
         return asdict(self)
 
 
-def run_credit_check(on_result: Callable[[CreditResult], None] | None = None) -> list[CreditResult]:
-    """Run all cases.
-
-    Args:
-        on_result (`Callable`, *optional*): Called with each result as it arrives.
-
-    Returns:
-        `list[CreditResult]`: In the order of [`credit_cases`].
-    """
-    results = []
-    for case in credit_cases():
-        results.append(run_credit_case(case))
-        if on_result is not None:
-            on_result(results[-1])
-    return results
+def run_credit_check() -> Iterator[CreditResult]:
+    """Run all cases: results as they arrive, in the order of [`credit_cases`]."""
+    return map(run_credit_case, credit_cases())
 
 
 def run_credit_case(case: CreditCase) -> CreditResult:

@@ -422,22 +422,13 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     return CaseResult(case, len(recording.steps), max(losses), worst, passed, cosine, residual)
 
 
-def run_check(full: bool = False, on_result: Callable[[CaseResult], None] | None = None) -> list[CaseResult]:
-    """Run the matrix.
+def run_check(full: bool = False) -> Iterator[CaseResult]:
+    """Run the matrix: results as they arrive. All passed = the trainer computes Dr. GRPO in this environment.
 
     Args:
         full (`bool`, *optional*, defaults to `False`): See [`cases`].
-        on_result (`Callable`, *optional*): Called with each result as it arrives.
-
-    Returns:
-        `list[CaseResult]`: In the order of [`cases`]. All passed = the trainer computes Dr. GRPO in this environment.
     """
-    results = []
-    for case in cases(full):
-        results.append(run_case(case))
-        if on_result is not None:
-            on_result(results[-1])
-    return results
+    return map(run_case, cases(full))
 
 
 def _specification(

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,9 +46,17 @@ def run(args: argparse.Namespace) -> int:
         return _finish(report, args.json, "TRL has changed where this package relies on it: nothing further was run.")
 
     with _quiet_on_one_thread():
-        for part, run_part in (("cases", _run_matrix), ("credit", _run_credit)):
-            if part == "credit" or not args.credit:
-                report[part] = [result.as_dict() for result in run_part(args)]
+        for part, prepared in (("cases", _matrix), ("credit", _credit)):
+            if part == "cases" and args.credit:
+                continue
+            title, results, line = prepared(args)
+            if not args.json:
+                print(title)
+            report[part] = []
+            for result in results:
+                report[part].append(result.as_dict())
+                if not args.json:
+                    print(f"  {_mark(result.passed)} {line(result)}", flush=True)
     results = [result for part in ("cases", "credit") for result in report.get(part, [])]
     failed = sum(not result["passed"] for result in results)
     report["passed"] = failed == 0
@@ -87,43 +95,41 @@ def _quiet_on_one_thread() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _run_matrix(args: argparse.Namespace) -> list[Any]:
+# Title, results, and what a result's line says.
+Part = tuple[str, Iterator[Any], Callable[[Any], str]]
+
+
+def _matrix(args: argparse.Namespace) -> Part:
     from trl_drgrpo.check.parity import CaseResult, run_check
 
-    if args.json:
-        return run_check(args.full)
-    print("\nLoss and gradient against the specification (|difference|, relative for the gradient)")
-    print(f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}  ")
-
-    def show(result: CaseResult) -> None:
+    def line(result: CaseResult) -> str:
         case = result.case
         geometry = f"{case.micro_batch} x {case.accumulation} / {case.steps_per_generation} / {case.num_iterations}"
-        print(
-            f"  {_mark(result.passed)} {geometry:26} {case.beta:5g} {'yes' if case.lora else 'no':>5} "
-            f"{result.loss_difference:9.1e} {result.gradient_difference:9.1e}  {case.name}"
-            f"{f' (must differ: cosine {result.cosine:.2f})' if case.control else ''}",
-            flush=True,
+        control = f" (must differ: cosine {result.cosine:.2f})" if case.control else ""
+        return (
+            f"{geometry:26} {case.beta:5g} {'yes' if case.lora else 'no':>5} "
+            f"{result.loss_difference:9.1e} {result.gradient_difference:9.1e}  {case.name}{control}"
         )
 
-    return run_check(args.full, on_result=show)
+    title = (
+        "\nLoss and gradient against the specification (|difference|, relative for the gradient)\n"
+        f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}  "
+    )
+    return title, run_check(args.full), line
 
 
-def _run_credit(args: argparse.Namespace) -> list[Any]:
+def _credit(args: argparse.Namespace) -> Part:
     from trl_drgrpo.check.credit import CreditResult, run_credit_check
 
-    if args.json:
-        return run_credit_check()
-    print("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
-    print("  for constructions that must differ: the residual at the best learning rate)")
+    def line(result: CreditResult) -> str:
+        control = " (must differ)" if result.control else ""
+        return f"{result.environment:26} {result.difference:9.1e}  {result.credit}{control}"
 
-    def show(result: CreditResult) -> None:
-        print(
-            f"  {_mark(result.passed)} {result.environment:26} {result.difference:9.1e}  {result.credit}"
-            f"{' (must differ)' if result.control else ''}",
-            flush=True,
-        )
-
-    return run_credit_check(on_result=show)
+    title = (
+        "\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;\n"
+        "  for constructions that must differ: the residual at the best learning rate)"
+    )
+    return title, run_credit_check(), line
 
 
 def _mark(passed: bool) -> str:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     given, columns = _checked(args)
     from trl_drgrpo.evaluation import models
     from trl_drgrpo.evaluation.running import ModelSampler
-    from trl_drgrpo.single_gpu.model_checks import context_length
+    from trl_drgrpo.single_gpu.memory.skeleton import context_length
 
     prompts = _prompts(args.prompt)
     with console.stdout_to_stderr():

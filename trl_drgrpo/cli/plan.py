@@ -2,16 +2,16 @@
 
 Reads the model's configuration and nothing else of it: no weights, no data, no TRL. stdout has a recipe fragment with
 settings that fit (its comments say what they were planned for) or, with `--json`, everything; the table of components
-goes to stderr. Exit code 1: nothing fits.
+goes to stderr. With `--probe` two real steps are run as well. Exit code 1: nothing fits, or the probe has run out of
+memory.
 """
 
 import argparse
 import gc
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -23,9 +23,10 @@ from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
-from trl_drgrpo.single_gpu.memory.devices import Card, readable
+from trl_drgrpo.single_gpu.memory.devices import find_card, parse_margin, parse_memory, readable
 
 if TYPE_CHECKING:
+    from trl_drgrpo.cli.plan_probe import Probe
     from trl_drgrpo.single_gpu.memory.proposal import Proposal
 
 Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
@@ -37,26 +38,28 @@ class PlanReport:
 
     Args:
         name (`str`): The model.
-        card ([`Card`], *optional*): The device, where it was named.
+        card (`str`, *optional*): The device, where it was named.
         memory, margin (`int`): Bytes of the device, and how many of them stay free.
         proposal ([`Proposal`]): The settings.
         host (`dict[str, dict[str, int]]`): Bytes of the host's memory, by phase and part.
         recipe (`dict[str, Any]`): The settings with the given ones, as recipe keys.
+        probe ([`Probe`], *optional*): What real steps took.
     """
 
     name: str
-    card: Card | None
+    card: str | None
     memory: int
     margin: int
     proposal: "Proposal"
     host: Phases
     recipe: dict[str, Any]
+    probe: "Probe | None" = None
 
     @property
     def room(self) -> str:
         """The device in words."""
-        amount = f"{readable(self.memory)} less a margin of {readable(self.margin)}"
-        return amount if self.card is None else f"{self.card.name}, {amount}"
+        card = f"{self.card}, " if self.card else ""
+        return f"{card}{readable(self.memory)} less a margin of {readable(self.margin)}"
 
     def table(self) -> str:
         """Components down, phases across, of the device and of the host; the phase that decides is marked."""
@@ -93,7 +96,7 @@ class PlanReport:
         estimate = self.proposal.estimate
         return {
             "model": self.name,
-            "device": None if self.card is None else self.card.name,
+            "device": self.card,
             "memory": self.memory,
             "margin": self.margin,
             "fits": self.proposal.fits,
@@ -105,6 +108,7 @@ class PlanReport:
             "phases": _with_totals({phase.name: phase.parts for phase in estimate.phases}),
             "host": _with_totals(self.host),
             "recipe": self.recipe,
+            **({"probe": asdict(self.probe)} if self.probe else {}),
         }
 
 
@@ -155,9 +159,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
     length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
     spellings = ("--max_prompt_length", "--max-prompt-length")
-    add(*spellings, type=int, default=DEFAULT_PROMPT, metavar="TOKENS", help=length)
+    add(*spellings, type=int, metavar="TOKENS", help=length)
     device = "A card, such as T4, which also sets --memory, or cuda or cpu (default: cuda)."
     add("--device", default="cuda", help=device)
+    probe = "Run two real steps here at full size, with random weights where there are none, and report their peak."
+    add("--probe", action="store_true", help=probe)
     add("--json", action="store_true", help="Print the plan as JSON.")
     add("--config", metavar="YAML", help="A recipe; flags win over it.")
     group = parser.add_argument_group("settings of the run, as in `trl-drgrpo train`")
@@ -169,20 +175,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 1 when nothing fits."""
-    from trl_drgrpo.single_gpu.memory.devices import find_card, parse_margin, parse_memory
-
-    device, card = args.device.lower(), None
+    device, card, size = args.device.lower(), None, None
     if device not in ("cuda", "cpu"):
-        device, card = "cuda", find_card(args.device)
-    if args.memory is not None:
-        memory = parse_memory(args.memory)
-    elif card is not None:
-        memory = card.memory
-    else:
+        device, (card, size) = "cuda", find_card(args.device)
+    memory = parse_memory(args.memory) if args.memory is not None else size
+    if memory is None:
         remedy = "Set the memory of one device, or its name: --device T4."
         raise InputError("--memory", "none", "an amount such as 24GB", remedy)
     margin = parse_margin(args.margin, memory)
-    refuse_outside("--max_prompt_length", args.max_prompt_length, whole(1, remedy="Set the longest prompt's length."))
+    longest = whole(1, optional=True, remedy="Set the longest prompt's length.")
+    refuse_outside("--max_prompt_length", args.max_prompt_length, longest)
     given = read_given(args)
     name = args.model or given.get("model_name_or_path")
     if not name:
@@ -192,21 +194,31 @@ def run(args: argparse.Namespace) -> int:
     added = {} if preset in (None, "full") else preset_values(preset, given, device)
     from trl_drgrpo.single_gpu.memory.setup import from_keys
 
-    setup = from_keys({**added, **given}, args.max_prompt_length, device)  # judges numbers, loads nothing heavy
+    setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
     from trl_drgrpo.cli.job import model_path
 
-    with _no_collection():
+    # Thousands of modules are imported, none of them garbage, and steps are run on them: without collection it takes a
+    # sixth of the first time less, and a third of the second.
+    gc.disable()
+    try:
         from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
+        from trl_drgrpo.single_gpu.memory.estimate import host_phases
 
         config, is_part = read_config(model_path(name))
+        setup = replace(setup, prompt=_longest_prompt(config, args.max_prompt_length, given))
         planner = Planner(config, setup, memory)
         proposal = propose(planner, setup, memory - margin, given)
+    finally:
+        gc.enable()
     recipe = {**added, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
-    from trl_drgrpo.single_gpu.memory.estimate import host_phases
+    probe = None
+    if args.probe:
+        from trl_drgrpo.cli.plan_probe import run_probe
 
-    report = PlanReport(name, card, memory, margin, proposal, host_phases(planner), recipe)
+        probe = run_probe(model_path(name), recipe, device, setup.prompt)
+    report = PlanReport(name, card, memory, margin, proposal, host_phases(planner), recipe, probe)
     if args.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
@@ -214,17 +226,27 @@ def run(args: argparse.Namespace) -> int:
         print(report.as_yaml(), end="", flush=True)
     if is_part:
         console.log(f"{name} has several parts: its text model alone is planned, images and sound come on top.")
-    return 0 if proposal.fits else 1
+    if probe:
+        console.log(probe.sentence(recipe, proposal.estimate))
+    return 0 if proposal.fits and not (probe and probe.ended_in) else 1
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Off while thousands of modules are imported, none of them garbage, and while steps are run on them: it takes a
-    sixth of the first time and a third of the second."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -> int:
+    """Tokens of the longest prompt: as given, else 512 or what the model's context leaves. Says where the context is
+    too short for the usual completion; refuses what was given and is longer."""
+    from trl_drgrpo.single_gpu.memory.proposal import LENGTHS
+    from trl_drgrpo.single_gpu.memory.skeleton import context_length
+
+    context, completion = context_length(config), given.get("max_completion_length")
+    if context is None:
+        return tokens or DEFAULT_PROMPT
+    prompt = tokens or max(1, min(DEFAULT_PROMPT, context - (completion or context // 2)))
+    if prompt + (completion or 1) > context:
+        field = "max_completion_length" if completion else "--max_prompt_length"
+        got = f"{completion} after a prompt of {prompt} tokens" if completion else str(prompt)
+        expected = f"at most {context} tokens together, the model's context"
+        raise InputError(field, got, expected, "Lower the one or the other.")
+    if completion is None and context - prompt < LENGTHS[0]:
+        left = f"leaves at most {context - prompt} for a completion behind prompts of {prompt}"
+        console.log(f"max_completion_length: the model's context of {context} tokens {left}.")
+    return prompt

@@ -26,6 +26,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, 
 from trl_drgrpo.common.hub_errors import check_weights, hub_errors
 from trl_drgrpo.common.rows import prompt_rows
 from trl_drgrpo.single_gpu.adapters import HEAD, check_adapter
+from trl_drgrpo.single_gpu.memory.skeleton import context_length
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable
 
 _A_MODEL = "a local folder, or the id of a model on the Hub"
@@ -117,21 +118,6 @@ def _check_context(longest: int | None, config: PreTrainedConfig) -> None:
     if longest is not None and context is not None and longest >= context:
         expected = f"less than the model's context of {context} tokens, which the prompt shares"
         raise InputError("max_completion_length", str(longest), expected, "Lower it, or train another model.")
-
-
-def context_length(config: PreTrainedConfig) -> int | None:
-    """The tokens that a model has positions for, prompt and completion together, with what a scaling of its rotary
-    positions adds; `None` where positions have no end."""
-    text: Any = config.get_text_config()
-    length = getattr(text, "max_position_embeddings", None)
-    if not isinstance(length, int) or getattr(text, "alibi", False):
-        return None
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    for scaling in (rope, *rope.values()):  # newer configurations have one mapping per kind of layer
-        if isinstance(scaling, Mapping) and isinstance(factor := scaling.get("factor"), (int, float)):
-            original = scaling.get("original_max_position_embeddings") or text.max_position_embeddings
-            length = max(length, int(factor * original))
-    return length
 
 
 def refuse_too_long(tokens: int, row: int, most: int | None, context: int | None, of: str = "") -> None:

@@ -263,9 +263,7 @@ def test_a_learnable_reward_rises_along_every_objective(build):
         assert z(found.changes[name]["pass_rate"]) > 2, name
 
 
-def test_a_continuous_reward_needs_a_threshold(build):
-    with pytest.raises(InputError, match="correct_threshold: got none; expected a reward of 0 or 1"):
-        measure_model(build(reward=length_reward), 3)
+def test_a_threshold_says_what_is_correct_of_a_continuous_reward(build):
     seen = []
     measure_model(build(correct_threshold=2.0), 3, lambda number, rollouts, *rest: seen.append(rollouts))
     assert all(((rollouts.rewards >= 2) == rollouts.right).all() for rollouts in seen)
@@ -289,31 +287,27 @@ def test_of_a_lora_run_only_the_adapter_is_looked_at(build):
     assert sums.shape[1] < sum(p.numel() for p in trainer.model.parameters())
 
 
+def one_missing(completion_ids, **kwargs):
+    return [None, *[1.0] * (len(completion_ids) - 1)]
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "batches", "limit", "message"),
     [
-        ({"top_p": 0.9}, "top_p: got 0.9; expected 1.0, so that the policy is sampled as it is"),
-        ({"top_k": 20}, "top_k: got 20"),
-        ({"min_p": 0.1}, "min_p: got 0.1"),
+        ({"top_p": 0.9}, 3, None, "top_p: got 0.9; expected 1.0, so that the policy is sampled as it is"),
+        ({"top_k": 20}, 3, None, "top_k: got 20"),
+        ({"min_p": 0.1}, 3, None, "min_p: got 0.1"),
+        ({}, 2, None, "batches: got 2"),
+        ({}, 3, 1000, "trainable parameters: got .* Measure with LoRA"),
+        ({"reward": one_missing}, 3, None, "1 of 8 completions without a reward"),
+        ({"reward": length_reward}, 3, None, "correct_threshold: got none; expected a reward of 0 or 1"),
     ],
 )
-def test_a_sampler_that_is_not_the_policy_is_refused(build, changes, message):
+def test_what_cannot_be_measured_is_refused(build, monkeypatch, changes, batches, limit, message):
+    if limit is not None:
+        monkeypatch.setattr("trl_drgrpo.check.bias.MEMORY_LIMIT", limit)
     with pytest.raises(InputError, match=message):
-        measure_model(build(**changes), 3)
-
-
-def test_too_few_batches_and_too_many_parameters_are_refused(build, monkeypatch):
-    with pytest.raises(InputError, match="batches: got 2"):
-        measure_model(build(), 2)
-    monkeypatch.setattr("trl_drgrpo.check.bias.MEMORY_LIMIT", 1000)
-    with pytest.raises(InputError, match="trainable parameters: got .* Measure with LoRA"):
-        measure_model(build(), 3)
-
-
-def test_a_reward_that_is_missing_is_refused(build):
-    trainer = build(reward=lambda completion_ids, **kwargs: [None, *[1.0] * (len(completion_ids) - 1)])
-    with pytest.raises(InputError, match="1 of 8 completions without a reward"):
-        measure_model(trainer, 3)
+        measure_model(build(**changes), batches)
 
 
 PROMPTS, SIZE = 120, 8
@@ -431,14 +425,8 @@ def test_what_cannot_be_probed_is_refused(rows, message):
 
 
 @pytest.fixture
-def trainer(settings, prompts, tokenizer, model):
-    return DrGRPOTrainer(
-        model=model,
-        reward_funcs=length_reward,
-        args=DrGRPOConfig(**{**settings, "temperature": 0.7}),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-    )
+def trainer(build):
+    return build(temperature=0.7)
 
 
 def test_states_and_probabilities_against_plain_forwards(trainer):

@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from misbehaving import kill_self
 from peft import PromptTuningConfig, get_peft_model
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.cli import plan_probe
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.plan_probe import Probe, run_probe
 from trl_drgrpo.cli.recipe import read_recipe
+from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch, setup_of
 
 ROOT = Path(__file__).parents[3]
@@ -125,6 +129,65 @@ def test_nothing_fits(seven, capsys):
     assert all(line.startswith("#") for line in out.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("context", "prompt", "given", "longest"),
+    [(1024, 512, (), 512), (256, 128, (), 128), (256, 56, ("--max_completion_length", "200"), 200)],
+)
+def test_no_completion_is_proposed_beyond_the_models_context(tmp_path, capsys, context, prompt, given, longest):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {**QWEN_7B, **sizes, "vocab_size": 300, "max_position_embeddings": context}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, err = plan(capsys, "--model", str(tmp_path), "--memory", "8GB", *given)
+    assert code == 0
+    assert yaml.safe_load(out)["max_completion_length"] == longest
+    assert f"prompts up to {prompt} tokens" in out
+    assert (f"leaves at most {longest} for a completion behind prompts of {prompt}" in err) is not bool(given)
+
+
+SMALL_STEP = ("--max_prompt_length", "40", "--max_completion_length", "16", "--num_generations", "4")
+SMALL_STEP += ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1", "--device", "cpu")
+
+
+def test_a_probe_runs_the_plan_for_real(tmp_path, capfd):
+    config = {**QWEN_7B, "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4}))  # and no weights
+    code, out, err = plan(capfd, "--model", str(tmp_path), "--memory", "2GB", "--probe", "--json", *SMALL_STEP)
+    found = json.loads(out)["probe"]
+    assert code == 0, err
+    assert (found["weights"], found["ended_in"]) == ("random", None)
+    took, before = found["took"].values()
+    assert 100 * 2**20 < before < took < before + 2**30
+    assert re.search(r"Probe on this CPU, random weights, two steps in \d+ s: \S+ GB resident, the whole process", err)
+
+
+def test_a_probe_that_runs_out_of_memory_says_what_to_lower(capfd):
+    huge = ("--use_peft", "true", "--lora_target_modules", "all-linear", "--lora_r", str(10**11))  # terabytes
+    arguments = ("--model", "trl_drgrpo:demo", "--memory", "2GB", "--probe", *SMALL_STEP, *huge)
+    code, out, err = plan(capfd, *arguments)
+    assert code == 1
+    assert "Nothing fits" in out  # the plan is there all the same
+    said = "real weights: out of memory in loading the model. Lower dtype: bfloat16, then preset: qlora."
+    assert err.splitlines()[-1] == f"Probe on this CPU, {said}"
+
+
+def test_a_probe_that_the_system_kills_is_out_of_memory_too(monkeypatch):
+    monkeypatch.setattr(plan_probe, "_measure", kill_self)  # as the kernel does on a host without memory
+    assert run_probe(str(MODEL_DIR), {}, "cpu", 8) == Probe("this CPU", "real", "loading the model")
+
+
+@pytest.mark.parametrize(
+    ("ended_in", "lower"),
+    [
+        ("generation", "steps_per_generation (4), then per_device_train_batch_size (8), then max_completion_length"),
+        ("training", "per_device_train_batch_size (8), then max_completion_length."),
+    ],
+)
+def test_what_to_lower(ended_in, lower):
+    recipe = {"steps_per_generation": 4, "per_device_train_batch_size": 8}
+    said = Probe("NVIDIA L4", "real", ended_in).sentence(recipe, None)
+    assert said.startswith(f"Probe on NVIDIA L4, real weights: out of memory in {ended_in}. Lower {lower}")
+
+
 def test_bad_input(seven, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "alien").mkdir()
@@ -146,6 +209,13 @@ def test_bad_input(seven, tmp_path, capsys):
         (("--model", seven, "--device", "T4", "--margin", "100%"), "which leaves nothing of 14.6 GB"),
         (("--model", seven, "--memory", "24", "--load_in_4bit", "true"), "a quantized model without an adapter"),
         (("--model", seven, "--memory", "24", "--lora_rank", "3"), "Did you mean --lora_r"),
+        (("--model", seven, "--memory", "24", "--max_prompt_length", "32768"), "--max_prompt_length: got 32768;"),
+        (("--model", seven, "--memory", "24", "--max_completion_length", "32768"), "at most 32768 tokens together"),
+        (("--model", seven, "--memory", "24", "--probe", "--use_vllm", "true"), "--probe: got use_vllm"),
+        *[
+            (("--model", seven, "--memory", "24", "--probe"), "--probe: got a plan for a GPU on a machine without one")
+            for _ in range(not torch.cuda.is_available())
+        ],
     ]
     for arguments, message in cases:
         code, out, err = plan(capsys, *arguments)

@@ -14,13 +14,13 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwe
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.planner import Budget, Row, plan_window
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
-from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card, parse_margin, readable
+from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card, parse_margin
 from trl_drgrpo.single_gpu.memory.estimate import host_phases
-from trl_drgrpo.single_gpu.memory.passes import Phases
+from trl_drgrpo.single_gpu.memory.passes import Passes
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 from trl_drgrpo.single_gpu.memory.shapes import Shape, _costs, _shape, scored_shapes, shares_prompts, trained_shapes
 from trl_drgrpo.single_gpu.memory.skeleton import build
-from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FourBitLinear, FusedHead, Ledger
+from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FusedHead, Ledger, QuantizedLinear
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -41,12 +41,6 @@ def test_amounts_are_read_as_people_write_them(text, size):
 def test_what_is_no_amount_is_refused(text):
     with pytest.raises(InputError, match="--memory: got .*; expected an amount above zero"):
         parse_memory(text)
-
-
-@given(st.integers(min_value=1, max_value=2**45))
-def test_amounts_read_back(megabytes):
-    assert parse_memory(f"{megabytes}MB") == megabytes * 2**20
-    assert readable(megabytes * 2**20).endswith(("GB", "MB"))
 
 
 def test_the_ledger_counts_storages_not_views_and_sees_them_go():
@@ -124,7 +118,7 @@ def test_a_four_bit_layer_weighs_what_bitsandbytes_says():
         real = layer.weight.nbytes + state.absmax.nbytes + state.code.nbytes
         if nested:
             real += state.state2.absmax.nbytes + state.state2.code.nbytes
-        ours = FourBitLinear(512, 256, None, torch.float32, nested, packed=True)
+        ours = QuantizedLinear(512, 256, None, torch.float32, 4, nested, packed=True)
         planned = ours.weight.nbytes + ours.scales.nbytes
         assert real <= planned <= 1.01 * real + 8
 
@@ -135,17 +129,17 @@ def test_a_four_bit_layer_weighs_what_bitsandbytes_says():
 def test_two_depths_give_every_other(checkpointing, adapter):
     lengths = {"prompt": 24, "completion": 40, "batch": 4, "accumulation": 2, "steps_per_generation": 2}
     setup = Setup(device="cpu", autocast=None, checkpointing=checkpointing, adapter=adapter, **lengths)
-    phases = Phases(qwen(layers=6), setup)
+    phases = Passes(qwen(layers=6), setup)
     assert phases.is_uniform
     shape = Shape(packs=4, width=64, scored=160, layout=160, padded=256, masked=True, later=True)
     train, score = partial(passes.train, shape=shape), partial(passes.score, shape=shape, adapters=True)
     for name, run in {"train": train, "score": score, "generate": passes.generate}.items():
-        assert phases._continued(name, run, setup, shape) == max(run(phases.full, setup).values())
+        assert max(phases.continued(name, run, setup, shape).values()) == max(run(phases.full, setup).values())
 
 
 def test_layers_that_differ_are_run_at_full_depth():
     config = qwen(layers=5, layer_types=["full_attention"] * 4 + ["sliding_attention"], sliding_window=16)
-    assert not Phases(config, Setup(device="cpu", prompt=8, completion=8)).is_uniform
+    assert not Passes(config, Setup(device="cpu", prompt=8, completion=8)).is_uniform
 
 
 @pytest.mark.parametrize(
@@ -180,7 +174,8 @@ def test_the_text_part_of_a_vision_model_is_planned_like_the_model_it_is_made_of
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
     text = {"vocab_size": 500, "num_hidden_layers": 5, "tie_word_embeddings": False, **SMALL}
     config = Qwen2VLConfig(text_config={**text, "rope_parameters": rope}).get_text_config(decoder=True)
-    setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, adapter=Adapter(4, "all-linear"))
+    adapter = Adapter(4, "all-linear")
+    setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, adapter=adapter, fast_generation=False)
     found, plain = (Planner(each, setup).estimate(setup) for each in (config, qwen(tie_word_embeddings=False)))
     assert (found.parameters, found.trained) == (plain.parameters, plain.trained)
     for one, other in zip(found.phases, plain.phases, strict=True):  # three positions per token in place of one
@@ -189,11 +184,11 @@ def test_the_text_part_of_a_vision_model_is_planned_like_the_model_it_is_made_of
 
 
 def test_names_of_cards():
-    for card in CARDS:
-        assert find_card(card.name) is find_card(f"NVIDIA {card.name.lower().replace('-', ' ')}") is card
-        assert 0.9 * card.nominal * 1e9 / 2**30 < card.usable <= card.reported / 1024  # GB on the box, GiB inside
-    assert find_card("4090").name == "RTX-4090"
-    assert find_card("h100").name == "H100-80GB"
+    for card, gigabytes in CARDS.items():
+        written = f"NVIDIA {card.lower().replace('-', ' ')}"
+        assert find_card(card) == find_card(written) == (card, int(gigabytes * 2**30))
+    assert find_card("4090")[0] == "RTX-4090"
+    assert find_card("h100")[0] == "H100-80GB"
 
 
 @pytest.mark.parametrize(
@@ -372,7 +367,7 @@ def test_a_generation_holds_each_prompt_once(tokenizer):
     own = replace(setup, fast_generation=False)
     per_token = 2 * 2 * 2 * 16 * 4  # keys and values of 2 layers, 2 heads of 16, float32
     config = qwen(layers=2)
-    assert Phases(config, setup).cache(setup) == (2 * 100 + 8 * 20) * per_token
-    assert Phases(config, own).cache(own) == 8 * 120 * per_token
+    assert Passes(config, setup).generate(setup)[1] == (2 * 100 + 8 * 20) * per_token
+    assert Passes(config, own).generate(own)[1] == 8 * 120 * per_token
     latent = tiny("DeepseekV3", tokenizer).config
-    assert Phases(latent, setup).cache(setup) == Phases(latent, own).cache(own)
+    assert Passes(latent, setup).generate(setup)[1] == Passes(latent, own).generate(own)[1]

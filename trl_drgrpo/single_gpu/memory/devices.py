@@ -1,16 +1,14 @@
 """Amounts of memory as people write and read them, and cards by name with the bytes that a program gets.
 
 `24GB` on a graphics card means 24 GiB: that is what its driver reports, so GB and GiB (and a bare number) are the same
-here, powers of 1024. `usable` of a card is what PyTorch gives as total capacity, in a card's properties and
-out-of-memory messages: less than the vendor's number (`nominal`), and less than `nvidia-smi` shows (`reported`), by
-what driver and error correction keep. It is the lowest that such messages in public logs commonly say for a card of
-that size (November 2026), not our own measurement; drivers differ by up to 0.2 GiB. Where `--memory` gives measured
-bytes, they win.
+here, powers of 1024. A card's number is what PyTorch gives as total capacity, in a card's properties and out-of-memory
+messages: less than the vendor's number, and less than `nvidia-smi` shows, by what driver and error correction keep. It
+is the lowest that such messages in public logs commonly say for a card of that size (November 2026), not our own
+measurement; drivers differ by up to 0.2 GiB. Where `--memory` gives measured bytes, they win.
 """
 
 import math
 import re
-from dataclasses import dataclass
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 
@@ -18,6 +16,15 @@ from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 MARGIN_SHARE, MARGIN_BYTES = 0.05, int(0.7 * 2**30)
 
 _POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def _bytes(text: str, whole: int = 0) -> int | None:
+    """Bytes of an amount, or of a share of `whole` bytes; `None` for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(?:i?b)?)", text.strip().lower())
+    if found is None:
+        return None
+    size = float(found[1]) / 100 * whole if found[2] else float(found[1]) * 1024 ** _POWERS[found[3]]
+    return int(size) if math.isfinite(size) else None
 
 
 def parse_memory(text: str) -> int:
@@ -40,17 +47,11 @@ def parse_memory(text: str) -> int:
 
     ```
     """
-    remedy = "Write the memory of one device; a number alone is in GB."
-    return _amount(text, "--memory", "an amount above zero, such as 24GB", remedy)
-
-
-def _amount(text: str, field: str, expected: str, remedy: str) -> int:
-    """Bytes of an amount above zero; else an error that says so in these words."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(text).lower())
-    amount = float(found[1]) * 1024 ** _POWERS[found[2]] if found else 0.0
-    if amount < 1 or not math.isfinite(amount):
-        raise InputError(field, shortened(text), expected, remedy)
-    return int(amount)
+    size = _bytes(text)
+    if not size:
+        remedy = "Write the memory of one device; a number alone is in GB."
+        raise InputError("--memory", shortened(text), "an amount above zero, such as 24GB", remedy)
+    return size
 
 
 def default_margin(memory: int) -> int:
@@ -78,16 +79,11 @@ def parse_margin(text: str | None, memory: int) -> int:
     ```
     """
     default = default_margin(memory)
-    share = None if text is None else re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
-    if text is None:
-        margin = default
-    elif share:
-        margin = int(float(share[1]) / 100 * memory)
-    elif re.fullmatch(r"\s*0+(?:\.0+)?\s*([kmgt]?i?b)?\s*", text.lower()):
-        margin = 0
-    else:
+    margin = default if text is None else _bytes(text, memory)
+    if margin is None:
         remedy = f"Leave it out for the default, here {readable(default)}."
-        margin = _amount(text, "--margin", "an amount or a share to leave free, such as 1GB, 5% or 0", remedy)
+        expected = "an amount or a share to leave free, such as 1GB, 5% or 0"
+        raise InputError("--margin", shortened(str(text)), expected, remedy)
     if margin >= memory:
         got = f"{readable(margin)}, which leaves nothing of {readable(memory)}"
         raise InputError("--margin", got, "less than the memory", "Give a smaller margin, or more memory.")
@@ -108,49 +104,28 @@ def readable(size: float) -> str:
     return f"{size / 2**30:.1f} GB" if abs(size) >= 2**29 else f"{size / 2**20:.1f} MB"
 
 
-@dataclass(frozen=True)
-class Card:
-    """A graphics card.
-
-    Args:
-        name (`str`): As `--device` takes it.
-        nominal (`int`): The vendor's number, in GB.
-        reported (`int`): Total that `nvidia-smi` shows, in MiB.
-        usable (`float`): Total that PyTorch shows, in GiB.
-    """
-
-    name: str
-    nominal: int
-    reported: int
-    usable: float
-
-    @property
-    def memory(self) -> int:
-        """Usable bytes."""
-        return int(self.usable * 2**30)
-
-
-CARDS = (
-    Card("T4", 16, 15360, 14.56),
-    Card("L4", 24, 23034, 22.03),
-    Card("A10G", 24, 23028, 22.03),
-    Card("RTX-3060-12GB", 12, 12288, 11.62),
-    Card("RTX-3090", 24, 24576, 23.52),
-    Card("RTX-4080", 16, 16376, 15.57),
-    Card("RTX-4090", 24, 24564, 23.52),
-    Card("RTX-5090", 32, 32607, 31.36),
-    Card("L40S", 48, 46068, 44.34),
-    Card("A100-40GB", 40, 40960, 39.38),
-    Card("A100-80GB", 80, 81920, 79.14),
-    Card("H100-80GB", 80, 81559, 79.10),
-    Card("H200", 141, 143771, 139.72),
-)
+# Total that PyTorch shows, in GiB.
+CARDS = {
+    "T4": 14.56,
+    "L4": 22.03,
+    "A10G": 22.03,
+    "RTX-3060-12GB": 11.62,
+    "RTX-3090": 23.52,
+    "RTX-4080": 15.57,
+    "RTX-4090": 23.52,
+    "RTX-5090": 31.36,
+    "L40S": 44.34,
+    "A100-40GB": 39.38,
+    "A100-80GB": 79.14,
+    "H100-80GB": 79.10,
+    "H200": 139.72,
+}
 # Words of a card's full name that tell no two apart.
-_FILLERS = ("nvidia", "tesla", "geforce", "rtx", "gb", "-", "_", " ")
+_FILLERS = r"nvidia|tesla|geforce|rtx|gb|[-_ ]"
 
 
-def find_card(name: str) -> Card:
-    """The card of a name such as `T4`, `RTX 4090`, `4090` or `NVIDIA A100-80GB`.
+def find_card(name: str) -> tuple[str, int]:
+    """The card of a name such as `T4`, `RTX 4090`, `4090` or `NVIDIA A100-80GB`, and the bytes that a program gets.
 
     Args:
         name (`str`): In any case, with or without the vendor's words.
@@ -161,28 +136,20 @@ def find_card(name: str) -> Card:
     Example:
 
     ```python
-    >>> find_card("NVIDIA GeForce RTX 4090").usable, find_card("a100 80gb").nominal
-    (23.52, 80)
+    >>> find_card("NVIDIA GeForce RTX 4090")[0], find_card("a100 80gb")[0]
+    ('RTX-4090', 'A100-80GB')
 
     ```
     """
-    short = _short(name)
-    found = [card for card in CARDS if _short(card.name) == short]
-    if not found and short:  # what the name begins with: H100, RTX 3060
-        found = [card for card in CARDS if _short(card.name).startswith(short)]
+    shortened_names = {re.sub(_FILLERS, "", card.lower()): card for card in CARDS}
+    short = re.sub(_FILLERS, "", name.lower())
+    beginning = [card for each, card in shortened_names.items() if short and each.startswith(short)]  # H100, RTX 3060
+    found = [shortened_names[short]] if short in shortened_names else beginning
     if len(found) == 1:
-        return found[0]
+        return found[0], int(CARDS[found[0]] * 2**30)
     if found:
-        remedy = f"Did you mean {' or '.join(card.name for card in found)}?"
+        remedy = f"Did you mean {' or '.join(found)}?"
         raise InputError("--device", f"{name!r}, which matches several cards", "one of them", remedy)
-    names = [card.name for card in CARDS]
-    otherwise = f"Known cards: {', '.join(names)}. For another one pass --memory."
-    near = did_you_mean(name.upper(), names, otherwise, most=2, cutoff=0.6)
+    otherwise = f"Known cards: {', '.join(CARDS)}. For another one pass --memory."
+    near = did_you_mean(name.upper(), CARDS, otherwise, most=2, cutoff=0.6)
     raise InputError("--device", shortened(name), "cuda, cpu, or the name of a card", near)
-
-
-def _short(name: str) -> str:
-    name = name.lower()
-    for filler in _FILLERS:
-        name = name.replace(filler, "")
-    return name

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from trl_drgrpo.single_gpu.memory.passes import Phases
+from trl_drgrpo.single_gpu.memory.passes import Passes
 from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup
 from trl_drgrpo.single_gpu.memory.skeleton import build
-from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, FourBitLinear
+from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, QuantizedLinear
 
 MIB = 2**20
 ACTIVATIONS = "activations"
@@ -103,39 +103,34 @@ class Planner:
         self.config = config
         self.setup = setup
         self.memory = memory
-        self._phases = Phases(config, setup)
-        model = self._phases.full.model
-        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._passes = Passes(config, setup)
+        self.model = self._passes.full.model  # on the meta device
+        self.parameters = self._passes.full.parameters
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
         self._gradients = sum(p.nbytes for p in self._trained)
-        self._weights = _weights(model, self._trained if setup.adapter else [])
         self.adapters = self._gradients if setup.adapter else 0
+        self._base = _weights(self.model, self.adapters)
         self._reference = 0
         if setup.reference and setup.adapter is None:
-            self._reference = sum(_weights(build(config, replace(setup, bits=0), plain=True).model, []).values())
-        self.parameters = self._phases.full.parameters
+            self._reference = sum(_weights(build(config, replace(setup, bits=0), plain=True).model, 0).values())
         self._known: dict[Setup, Estimate] = {}
-
-    @property
-    def model(self) -> Any:
-        """The whole model, on the meta device."""
-        return self._phases.full.model
 
     def estimate(self, setup: Setup) -> Estimate:
         """The memory of a run, whose setup is like the planner's in everything that decides how the model is
         loaded."""
         if setup not in self._known:
-            phases = tuple(self._with_overhead(setup, phase) for phase in self._all(setup) if phase.total)
+            phases = tuple(self._complete(setup, name, parts) for name, parts in self._parts(setup).items())
             trained = sum(p.numel() for p in self._trained)
             self._known[setup] = Estimate(setup, phases, self.parameters, trained)
         return self._known[setup]
 
     def training(self, setup: Setup) -> int:
         """Bytes that forward and backward need at least, whatever the other phases need: quick, to search with."""
-        return self._with_overhead(setup, self._train(setup, roughly=True)).total
+        return self._complete(setup, "train", self._train(setup, roughly=True)).total
 
     def _always(self, setup: Setup) -> dict[str, int]:
         return {
-            **self._weights,
+            **self._base,
             "adapters": self.adapters,
             "reference model": self._reference,
             "optimizer state": sum(_state_bytes(p, setup) for p in self._trained),
@@ -143,48 +138,42 @@ class Planner:
             "movement watch": _watched(self._trained),
         }
 
-    def _train(self, setup: Setup, roughly: bool = False) -> Phase:
+    def _train(self, setup: Setup, roughly: bool = False) -> dict[str, int]:
         # None held: they come to be in the backward.
-        activations, held = self._phases.train(setup, self._gradients, roughly)
-        passing = {"gradients": held, ACTIVATIONS: activations}
-        return Phase("train", _parts(self._always(setup), passing))
+        activations, held = self._passes.train(setup, self._gradients, roughly)
+        return {**self._always(setup), "gradients": held, ACTIVATIONS: activations}
 
-    def _load(self) -> Phase:
-        """Weights are cast on the host, but quantized on the device, one after the other."""
-        quantized = [m for m in self.model.modules() if isinstance(m, FourBitLinear)]
-        element = LOADED_IN[self.setup.dtype]
-        sizes = [m.shape[0] * m.shape[1] * element for m in quantized]
-        return Phase("load", _parts(self._weights, {"a weight, not quantized yet": max(sizes, default=0)}))
-
-    def _all(self, setup: Setup) -> list[Phase]:
+    def _parts(self, setup: Setup) -> dict[str, dict[str, int]]:
+        """Of each phase, without what is no tensor."""
         always = self._always(setup)
-        pending = {"gradients": self._gradients if setup.generates_mid_window else 0}
-        step = {"gradients": self._gradients, "optimizer's temporaries": self._temporaries(setup)}
-        phases = [self._load(), self._train(setup), Phase("step", _parts(always, step))]
+        # Weights are cast on the host, but quantized on the device, one after the other.
+        quantized = max((rows * columns for rows, columns in _quantized(self.model)), default=0)
+        phases = {
+            "load": {**self._base, "a weight, not quantized yet": quantized * LOADED_IN[self.setup.dtype]},
+            "train": self._train(setup),
+            "step": {**always, "gradients": self._gradients, "optimizer's temporaries": self._temporaries(setup)},
+        }
+        pending = {**always, "gradients": self._gradients if setup.generates_mid_window else 0}
         if setup.scores_old or setup.reference:
-            score = {ACTIVATIONS: self._phases.score(setup) + _rollouts(setup)}
-            phases.append(Phase("score", _parts(always, pending, score)))
+            phases["score"] = {**pending, ACTIVATIONS: self._passes.score(setup) + _rollouts(setup)}
         if setup.vllm or setup.generates_elsewhere:
-            phases.append(Phase("sync", _parts(always, pending, {"one layer merged": self.one_layer_merged()})))
+            phases["sync"] = {**pending, "one layer merged": self.one_layer_merged()}
         else:
-            cache = self._phases.cache(setup)
-            rest = max(0, self._phases.generate(setup) - cache)
-            sampling = {"keys and values": cache, "logits and activations": rest}
-            phases.append(Phase("generate", _parts(always, pending, sampling)))
+            most, cache = self._passes.generate(setup)
+            phases["generate"] = {**pending, "keys and values": cache, "logits and activations": most - cache}
         return phases
 
-    def _with_overhead(self, setup: Setup, phase: Phase) -> Phase:
-        parts = dict(phase.parts)
+    def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> Phase:
+        """With vLLM, and on a GPU what is no tensor."""
+        parts = dict(parts)
         awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")  # it starts after the model
-        if setup.vllm and phase.name in awake:
+        if setup.vllm and name in awake:
             parts["vLLM"] = int(setup.vllm_share * self.memory)
         if setup.device == "cuda":
             passing = (ACTIVATIONS, "gradients", "keys and values", "logits and activations")
-            moving = sum(parts.get(name, 0) for name in passing)
             parts[CONTEXT_PART] = CONTEXT
-            if slack := int(SLACK * moving):
-                parts[SLACK_PART] = slack
-        return Phase(phase.name, parts)
+            parts[SLACK_PART] = int(SLACK * sum(parts.get(each, 0) for each in passing))
+        return Phase(name, {part: size for part, size in parts.items() if size})
 
     def _temporaries(self, setup: Setup) -> int:
         sizes = [p.nbytes for p in self._trained]
@@ -199,16 +188,17 @@ class Planner:
         return max(sizes, default=0)
 
 
-def _parts(*components: dict[str, int]) -> dict[str, int]:
-    return {name: size for each in components for name, size in each.items() if size}
+def _quantized(model: Any) -> list[tuple[int, int]]:
+    """Rows and columns of each quantized weight."""
+    return [m.shape for m in model.modules() if isinstance(m, QuantizedLinear)]
 
 
-def _weights(model: Any, adapters: list[nn.Parameter]) -> dict[str, int]:
+def _weights(model: Any, adapters: int) -> dict[str, int]:
     """Bytes of the base: embeddings and head, everything else but adapters. Tied weights count once."""
     outer = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()}
     sizes = {id(t): t.nbytes for t in [*model.parameters(), *model.buffers()]}
     ends = sum(size for key, size in sizes.items() if key in outer)
-    return {"embeddings and head": ends, "layers": sum(sizes.values()) - ends - sum(p.nbytes for p in adapters)}
+    return {"embeddings and head": ends, "layers": sum(sizes.values()) - ends - adapters}
 
 
 def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
@@ -267,7 +257,6 @@ def host_phases(planner: Planner) -> dict[str, dict[str, int]]:
 
 def _matrix_sizes(model: Any) -> list[int]:
     """Elements of each weight matrix before it is quantized, the largest first."""
-    quantized = [m for m in model.modules() if isinstance(m, FourBitLinear)]
-    packed = {id(m.weight) for m in quantized}
+    packed = {id(m.weight) for m in model.modules() if isinstance(m, QuantizedLinear)}
     plain = [p.numel() for p in model.parameters() if p.dim() > 1 and id(p) not in packed]
-    return sorted([*plain, *(m.shape[0] * m.shape[1] for m in quantized)], reverse=True)
+    return sorted([*plain, *(rows * columns for rows, columns in _quantized(model))], reverse=True)

@@ -22,30 +22,26 @@ from trl_drgrpo.single_gpu.memory.skeleton import Skeleton, build
 from trl_drgrpo.single_gpu.memory.stand_ins import APART, FusedHead, Ledger
 
 
-def plain_cache(skeleton: Skeleton, setup: Setup, rows: int, length: int) -> Any:
+@torch.no_grad()
+def filled_cache(skeleton: Skeleton, rows: int, length: int) -> Any:
     """A cache of transformers that holds the keys and values of `length` tokens of so many rows."""
-    from transformers import DynamicCache
-
-    config = skeleton.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    dtype = skeleton.precision.dtype or getattr(torch, setup.dtype)
-    cache = DynamicCache(config=config)
-    for layer in range(config.num_hidden_layers):
-        keys, values = (torch.empty(rows, heads, length, size, dtype=dtype, device="meta") for _ in range(2))
-        cache.update(keys, values, layer)
-    return cache
+    ids = torch.empty(rows, length, dtype=torch.long, device="meta")
+    _checkpoint(skeleton, False)
+    with skeleton.precision:
+        return skeleton.model(input_ids=ids, position_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
 
 
-def group_cache(prefilled: Any, setup: Setup, written: int = 0) -> GroupCache:
-    """A cache that holds each prompt of `prefilled` once, and so many tokens of each completion."""
-    rows, prompts = setup.generated_rows, prefilled.layers[0].keys.size(0)
-    cache: Any = GroupCache(prefilled, [row * prompts // rows for row in range(rows)], None, most=setup.completion)
+def group_cache(prefilled: Any, rows: int, most: int, written: int = 0, values_in: Any = None) -> GroupCache:
+    """A cache that holds each prompt of `prefilled` once, and so many tokens of each of the rows' completions, whose
+    values come in a dtype of their own under autocast."""
+    prompts = prefilled.layers[0].keys.size(0)
+    cache: Any = GroupCache(prefilled, [row * prompts // rows for row in range(rows)], None, most=most)
     for layer in cache.layers if written else ():
         window = written + 1 if layer.window is None else layer.window + max(BLOCK, layer.window // 2)
         held = min(written + 1, window)  # with room for the next one
         shape = layer.grid.shape[0], layer.heads, layer.grid.shape[1], held, layer.prompt_values.size(2)
-        layer.keys, layer.values = layer.prompt_values.new_empty(shape), layer.prompt_values.new_empty(shape)
+        layer.keys = layer.prompt_keys.new_empty(shape)
+        layer.values = layer.prompt_values.new_empty(shape, dtype=values_in or layer.prompt_values.dtype)
         layer.tokens, layer.dropped = written, written + 1 - held
     return cache
 
@@ -53,18 +49,15 @@ def group_cache(prefilled: Any, setup: Setup, written: int = 0) -> GroupCache:
 @torch.no_grad()
 def has_group_cache(skeleton: Skeleton, setup: Setup) -> bool:
     """Whether the model takes a cache in which a prompt is held once: one step over it is tried."""
-    config = skeleton.config
-    if not (setup.exact and setup.fast_generation) or getattr(config, "attention_chunk_size", None):
+    if not (setup.exact and setup.fast_generation) or getattr(skeleton.config, "attention_chunk_size", None):
         return False
     ids = torch.empty(1, 1, dtype=torch.long, device="meta")
     try:
-        cache = GroupCache(plain_cache(skeleton, setup, 1, 1), [0], None, most=1)
+        cache = group_cache(filled_cache(skeleton, 1, 1), 1, 1)
         with skeleton.precision, group_attention_in(skeleton.model):
             skeleton.model(input_ids=ids, position_ids=ids, past_key_values=cache, use_cache=True)
     except NOT_SERVED:
         return False
-    finally:
-        skeleton.precision.forget()
     return True
 
 
@@ -79,7 +72,6 @@ def _run(skeleton: Skeleton, *inputs: torch.Tensor | None) -> Any:
     ledger.known([p.grad for p in skeleton.model.parameters() if p.grad is not None])
     with ledger, skeleton.precision:
         yield ledger
-    skeleton.precision.forget()
 
 
 def _hidden(skeleton: Skeleton, setup: Setup, inputs: Any) -> torch.Tensor:
@@ -108,17 +100,17 @@ def _inputs(shape: Shape) -> dict[str, Any]:
         "ids": torch.empty(packs, width, **long),
         "positions": torch.empty(packs, width, **long),
         "mask": mask,
-        "blocks": torch.empty(shape.apart[1], dtype=torch.bool, device="meta") if shape.apart else None,
         "scored": torch.empty(shape.scored, **long),
         "layout": torch.empty(shape.layout, **long),
-        "padded": torch.empty(6, shape.padded, **long),
     }
 
 
-def _input_bytes(inputs: dict[str, Any]) -> int:
-    """Positions, labels, mask and the like live as long as their forward, as do ids and masks in TRL's
-    layout: as parts, joined, and once more as they came."""
-    return sum(each.nbytes for name, each in inputs.items() if each is not None and name != "layout")
+def _input_bytes(shape: Shape) -> int:
+    """Positions, labels, mask and the like live as long as their forward, as do ids and masks in TRL's layout: as
+    parts, joined, and once more as they came."""
+    tokens = shape.packs * shape.width
+    masks = tokens * shape.width * shape.masked + (shape.apart[1] if shape.apart else 0)
+    return masks + 8 * (2 * tokens + shape.scored + 6 * shape.padded)
 
 
 def _log_probs(skeleton: Skeleton, setup: Setup, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,15 +123,13 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     """Forward and backward of one micro-batch."""
     model = skeleton.model
     _checkpoint(skeleton, setup.checkpointing)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trained:  # those of earlier micro-batches; they are counted where the phase is put together
-        parameter.grad = torch.empty_like(parameter) if shape.later else None
+    for parameter in model.parameters():  # those of earlier micro-batches are counted where phases are put together
+        parameter.grad = torch.empty_like(parameter) if shape.later and parameter.requires_grad else None
     inputs = _inputs(shape)
     hooks = _follow_embeddings(model, setup)
-    layers = skeleton.layers
     with _run(skeleton, *inputs.values()) as ledger:
         ledger.mark("forward")
-        hooks += _mark_backward(layers, ledger)
+        hooks += _mark_backward(skeleton.layers, ledger)
         log_probs, entropy = _log_probs(skeleton, setup, _hidden(skeleton, setup, inputs))
         loss = _loss(log_probs[inputs["layout"]] if setup.exact else log_probs, setup)
         skeleton.precision.forget()
@@ -148,9 +138,8 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
         del log_probs, entropy, loss
     for hook in hooks:
         hook.remove()
-    for parameter in trained:
-        parameter.grad = None
-    return {name: peak + _input_bytes(inputs) for name, peak in ledger.peaks.items() if name != "start"}
+    model.zero_grad()
+    return {name: peak + _input_bytes(shape) for name, peak in ledger.peaks.items() if name != "start"}
 
 
 def _loss(log_probs: torch.Tensor, setup: Setup) -> torch.Tensor:
@@ -169,22 +158,9 @@ def _checkpoint(skeleton: Skeleton, on: bool) -> None:
     from torch.utils.checkpoint import checkpoint
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    def checkpointed(function: Any, *args: Any) -> Any:
-        calls = []
-
-        def run(*inputs: Any) -> Any:
-            calls.append(1)
-            if len(calls) == 1:
-                return function(*inputs)
-            # Run again, in backward: function modes have been left there, and autocast is a block of its own.
-            try:
-                with skeleton.precision:
-                    return function(*inputs)
-            finally:
-                skeleton.precision.forget()
-
-        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
-
+    # Run again, in backward, function modes have been left, and autocast is a block of its own.
+    options = {"use_reentrant": False, "preserve_rng_state": False}
+    checkpointed = partial(checkpoint, context_fn=lambda: (nullcontext(), skeleton.precision), **options)
     # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away.
     for module in skeleton.model.modules():
         if isinstance(module, GradientCheckpointingLayer):
@@ -228,74 +204,54 @@ def score(skeleton: Skeleton, setup: Setup, shape: Shape, adapters: bool) -> Pea
         ledger.mark("score")
         _log_probs(skeleton, setup, _hidden(skeleton, setup, inputs))
     skeleton.adapters(enabled=True)
-    return {"score": ledger.peaks["score"] + _input_bytes(inputs)}
-
-
-def cache_bytes(skeleton: Skeleton, setup: Setup) -> Peaks:
-    """Keys and values of a whole generation batch."""
-    if not has_group_cache(skeleton, setup):
-        cache = plain_cache(skeleton, setup, setup.generated_rows, setup.width)
-        return {"cache": sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)}
-    cache = group_cache(plain_cache(skeleton, setup, _prompts(setup), setup.prompt), setup, setup.completion - 1)
-    held = ("prompt_keys", "prompt_values", "keys", "values")
-    return {"cache": sum(getattr(layer, name).nbytes for layer in cache.layers for name in held)}
-
-
-def _prompts(setup: Setup) -> int:
-    """Different prompts of a generation batch."""
-    return max(1, setup.generated_rows // setup.group)
+    return {"score": ledger.peaks["score"] + _input_bytes(shape)}
 
 
 @torch.no_grad()
 def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
-    """The first step, over the prompts, and the last, over one token of every row."""
-    from transformers import DynamicCache
-
+    """The first step, over the prompts, and the last, over one token of every row; and, as `"cache"`, what keys and
+    values take in the end."""
     model, rows = skeleton.model, setup.generated_rows
-    _checkpoint(skeleton, False)
-    shared = setup.exact and setup.fast_generation
-    prompts = _prompts(setup) if shared else rows
+    prompts = max(1, rows // setup.group) if setup.exact and setup.fast_generation else rows
     groups = has_group_cache(skeleton, setup)
+    _checkpoint(skeleton, False)
     long = {"dtype": torch.long, "device": "meta"}
-    peaks = {}
     ids = torch.empty(prompts, setup.prompt, **long)
     mask = torch.empty(prompts, 1, setup.prompt, setup.prompt, dtype=torch.bool, device="meta")
-    positions = torch.empty_like(ids)
-    with _run(skeleton, ids, positions) as ledger:
+    with _run(skeleton, ids) as ledger:
         ledger.mark("prompts")
         ledger._enter(mask)
-        cache: Any = DynamicCache(config=skeleton.config)
-        out = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        out = model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=True, logits_to_keep=1)
+        cache = out.past_key_values
         skeleton.precision.forget()
         ledger.mark("copies")
         del out
         copied = None
         if groups:
             tested = [torch.empty_like(each) for layer in cache.layers for each in (layer.keys, layer.values)]
-            copied = group_cache(cache, setup), tested  # by the first step, over a cache of each kind
+            copied = group_cache(cache, rows, setup.completion), tested  # by the first step, over a cache of each kind
         elif prompts < rows:
             cache.batch_select_indices(torch.empty(rows, **long))
-        peaks |= {name: ledger.peaks[name] for name in ("prompts", "copies")}
         del cache, copied
+    peaks = {name: ledger.peaks[name] for name in ("prompts", "copies")}
+    if groups:
+        mask, prefilled = None, filled_cache(skeleton, prompts, setup.prompt)
+        cache = group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
+    else:
+        mask = torch.empty(rows, 1, 1, setup.width, dtype=torch.bool, device="meta")
+        cache = filled_cache(skeleton, rows, setup.width - 1)
+    skeleton.precision.keeps_casts = not groups
     with _run(skeleton) as ledger, group_attention_in(model) if groups else nullcontext():
         ledger.mark("tokens")
-        ids, positions = torch.empty(rows, 1, **long), torch.empty(rows, 1, **long)
-        mask = None if groups else torch.empty(rows, 1, 1, setup.width, dtype=torch.bool, device="meta")
-        cache = plain_cache(skeleton, setup, prompts if groups else rows, setup.prompt if groups else setup.width - 1)
+        for each in _held(cache):
+            ledger._enter(each)
         if groups:
-            cache = group_cache(cache, setup, setup.completion - 1)
             torch.empty_like(cache.layers[-1].keys)  # the old one, while the last layer grows
-        ledger._note()
-        logits = model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        ).logits[:, -1]
+        ids = torch.empty(rows, 1, **long)
+        out = model(input_ids=ids, attention_mask=mask, position_ids=ids, past_key_values=cache, use_cache=True)
+        logits = out.logits[:, -1]
+        del out
+        peaks["cache"] = sum(each.nbytes for each in _held(cache))
         skeleton.precision.forget()
         ledger.mark("sampling")
         scores = logits.to(copy=True, dtype=torch.float32)
@@ -304,12 +260,19 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
         live = drawn[torch.empty(rows, **long)]
         chosen = probabilities / live
         del logits, scores, probabilities, drawn, live, chosen, cache
+    skeleton.precision.keeps_casts = True
     # Ids, mask and positions of every row so far, the old and the new while one token is added.
     return peaks | {name: ledger.peaks[name] + 6 * rows * setup.width * 8 for name in ("tokens", "sampling")}
 
 
-class Phases:
-    """Peaks of a model's phases, in bytes above what is there all the time.
+def _held(cache: Any) -> list[torch.Tensor]:
+    names = ("prompt_keys", "prompt_values", "keys", "values")
+    held = (getattr(layer, name, None) for layer in cache.layers for name in names)
+    return [each for each in held if each is not None]
+
+
+class Passes:
+    """Peaks of a model's passes, in bytes above what is there all the time.
 
     Args:
         config: Of the text model.
@@ -320,7 +283,7 @@ class Phases:
         self.config = config
         self.full = build(config, setup)
         self._shallow: dict[int, Skeleton] = {}
-        self._known: dict[tuple[str, Setup, Shape | None], int] = {}
+        self._known: dict[tuple[str, Setup, Shape | None], Peaks] = {}
         self._setup = setup
         layers = self.full.layers
         kinds = {tuple((n, tuple(p.shape)) for n, p in layer.named_parameters()) for layer in layers}
@@ -338,7 +301,8 @@ class Phases:
         shapes = trained_shapes(self.config, setup)
         for shape in [max(shapes, key=lambda each: each.packs * each.width)] if roughly else shapes:
             run = partial(train, shape=shape)
-            found.append((self._continued("train", run, _decisive(setup), shape), gradients * shape.later))
+            peaks = self.continued("train", run, _decisive(setup), shape)
+            found.append((max(peaks.values()), gradients * shape.later))
         return max(found, key=sum)
 
     def score(self, setup: Setup) -> int:
@@ -349,19 +313,19 @@ class Phases:
         adapters = setup.scores_old
         name = "score" if adapters else "score without adapters"
         runs = {each: partial(score, shape=each, adapters=adapters) for each in shapes}
-        return max(self._continued(name, run, _decisive(setup), each) for each, run in runs.items())
+        return max(self.continued(name, run, _decisive(setup), each)["score"] for each, run in runs.items())
 
-    def generate(self, setup: Setup) -> int:
-        """Sampling the first and the last token of a generation batch, with its cache of keys and values."""
-        return self._continued("generate", generate, _generating(setup))
+    def generate(self, setup: Setup) -> tuple[int, int]:
+        """Sampling the first and the last token of a generation batch, with its cache of keys and values; and that
+        cache alone."""
+        one_batch = replace(setup, batch=setup.generated_rows, accumulation=1, steps_per_generation=1)
+        peaks = self.continued("generate", generate, one_batch)
+        return max(peaks.values()), peaks["cache"]
 
-    def cache(self, setup: Setup) -> int:
-        """Bytes of keys and values of a whole generation batch."""
-        return self._continued("cache", cache_bytes, _generating(setup))
-
-    def _continued(
+    def continued(
         self, name: str, run: Callable[[Skeleton, Setup], Peaks], setup: Setup, shape: Shape | None = None
-    ) -> int:
+    ) -> Peaks:
+        """What a run gives at the full depth."""
         key = (name, setup, shape)
         if key not in self._known:
             depth = self.config.num_hidden_layers
@@ -370,7 +334,7 @@ class Phases:
             else:
                 two, three = run(self._at(2), setup), run(self._at(3), setup)
                 peaks = {segment: two[segment] + (depth - 2) * (three[segment] - two[segment]) for segment in two}
-            self._known[key] = max(peaks.values())
+            self._known[key] = peaks
         return self._known[key]
 
     def _at(self, layers: int) -> Skeleton:
@@ -384,8 +348,3 @@ def _decisive(setup: Setup) -> Setup:
     return replace(
         setup, prompt=1, completion=1, batch=1, group=1, accumulation=1, steps_per_generation=1, iterations=1
     )
-
-
-def _generating(setup: Setup) -> Setup:
-    """A setup whose one batch is a whole generation batch."""
-    return replace(setup, batch=setup.generated_rows, accumulation=1, steps_per_generation=1)

@@ -1,8 +1,9 @@
 """From an amount of memory to batch sizes that fit: the largest micro-batch, the rest by accumulation.
 
 What the user gave stays as it is. Otherwise, in this order: the rows of an optimizer step are kept (64 where nothing
-says how many); the completion length is 1,024, or the longest below it that fits with the smallest batch; the
-micro-batch is the largest that fits; one generation serves as many micro-batches of the step as fit.
+says how many); the completion length is 1,024, or the longest below it that fits into the model's context, behind the
+prompt, and with the smallest batch; the micro-batch is the largest that fits; one generation serves as many
+micro-batches of the step as fit.
 """
 
 from bisect import bisect_left
@@ -12,6 +13,7 @@ from typing import Any
 
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
 from trl_drgrpo.single_gpu.memory.setup import Setup
+from trl_drgrpo.single_gpu.memory.skeleton import context_length
 
 ROWS_PER_STEP = 64
 LENGTHS = (1024, 768, 512, 384, 256, 128, 64)
@@ -49,7 +51,11 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: 
         says = {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(given)
         rows = setup.batch * setup.accumulation if says else ROWS_PER_STEP
     rows = lcm(rows, setup.group)  # every prompt with all its completions
-    lengths = [setup.completion] if "max_completion_length" in given else list(LENGTHS)
+    lengths = [setup.completion]
+    if "max_completion_length" not in given:
+        context = context_length(planner.config)
+        longest = LENGTHS[0] if context is None else max(1, context - setup.prompt)
+        lengths = sorted({min(length, longest) for length in LENGTHS}, reverse=True)
     least = setup
     for completion in lengths:
         batches = _batches(replace(setup, completion=completion), rows, given)

@@ -4,7 +4,7 @@ Defaults are those of TRL 1.16 and of this package, written out, so that a plan 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
@@ -102,59 +102,61 @@ class Setup:
         return self.steps_per_generation * self.iterations % self.accumulation != 0
 
 
+# Fields that a key of the recipe gives as it is; one that is missing, or null, leaves the field's default.
+_FIELDS = {
+    "nested": "use_bnb_nested_quant",
+    "completion": "max_completion_length",
+    "batch": "per_device_train_batch_size",
+    "accumulation": "gradient_accumulation_steps",
+    "group": "num_generations",
+    "iterations": "num_iterations",
+    "checkpointing": "gradient_checkpointing",
+    "optimizer": "optim",
+    "share_prompts": "share_prompts",
+    "fast_generation": "fast_generation",
+    "vllm_share": "vllm_gpu_memory_utilization",
+    "vllm_sleeps": "vllm_enable_sleep_mode",
+}
+
+
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
     """The setup that keys of `trl-drgrpo train`, typed, describe; what is not there is at its default. `prompt`: the
     longest one, in tokens. Refuses quantized weights without an adapter."""
     refuse_out_of_range(values)
-
-    def whole(name: str, default: int) -> int:
-        value = values.get(name)
-        return default if value is None else value
-
+    values = {key: value for key, value in values.items() if value is not None}
     bits = 4 if values.get("load_in_4bit") else 8 if values.get("load_in_8bit") else 0
-    adapter = None
-    if values.get("use_peft"):
-        targets = values.get("lora_target_modules")
-        if isinstance(targets, (list, tuple)):
-            targets = targets[0] if len(targets) == 1 else tuple(targets)
-        adapter = Adapter(whole("lora_r", 16), targets, float(values.get("lora_dropout", 0.05)))
+    adapter = _adapter(values) if values.get("use_peft") else None
     if bits and adapter is None:
         remedy = "Add use_peft: quantized weights cannot be trained."
         raise InputError("load_in_4bit", "a quantized model without an adapter", "use_peft with it", remedy)
-    batch, accumulation = whole("per_device_train_batch_size", 8), whole("gradient_accumulation_steps", 1)
-    steps = whole("steps_per_generation", accumulation)
-    if values.get("generation_batch_size"):
-        steps = max(1, whole("generation_batch_size", 1) // batch)
-    reduced = "float16" if values.get("fp16") else None if values.get("bf16") is False else "bfloat16"
-    if values.get("bf16") is None and device == "cpu":
-        reduced = None
-    vllm = bool(values.get("use_vllm"))
-    colocate = values.get("vllm_mode", "colocate") == "colocate"
-    return Setup(
+    dtype = values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")
+    reduced = "bfloat16" if values.get("bf16", device == "cuda") else None
+    setup = Setup(
         device=device,
-        dtype=_dtype(values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")),
-        autocast=reduced,
+        dtype=_dtype(dtype),
+        autocast="float16" if values.get("fp16") else reduced,
         adapter=adapter,
         bits=bits,
-        nested=bool(values.get("use_bnb_nested_quant")),
         prompt=prompt,
-        completion=whole("max_completion_length", 512),
-        batch=batch,
-        accumulation=accumulation,
-        steps_per_generation=steps,
-        group=whole("num_generations", 8),
-        iterations=whole("num_iterations", 1),
-        checkpointing=values.get("gradient_checkpointing", True) is not False,
-        optimizer=str(values.get("optim") or "adamw_torch_fused"),
         reference=bool(values.get("beta")),
         exact=values.get("micro_batching", "exact") == "exact",
-        share_prompts=values.get("share_prompts", True) is not False,
-        fast_generation=values.get("fast_generation", True) is not False,
-        vllm=vllm and colocate,
-        vllm_share=float(values.get("vllm_gpu_memory_utilization", 0.3)),
-        vllm_sleeps=bool(values.get("vllm_enable_sleep_mode")),
-        generates_elsewhere=vllm and not colocate,
+        **{field: values[key] for field, key in _FIELDS.items() if key in values},
     )
+    steps = values.get("steps_per_generation", setup.accumulation)
+    if values.get("generation_batch_size"):
+        steps = max(1, values["generation_batch_size"] // setup.batch)
+    vllm = bool(values.get("use_vllm"))
+    colocate = values.get("vllm_mode", "colocate") == "colocate"
+    return replace(
+        setup, steps_per_generation=steps, vllm=vllm and colocate, generates_elsewhere=vllm and not colocate
+    )
+
+
+def _adapter(values: Mapping[str, Any]) -> Adapter:
+    targets = values.get("lora_target_modules")
+    if isinstance(targets, (list, tuple)):
+        targets = targets[0] if len(targets) == 1 else tuple(targets)
+    return Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
 
 
 def _dtype(value: Any) -> str:

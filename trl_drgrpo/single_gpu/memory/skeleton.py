@@ -7,6 +7,7 @@ to import and want real tensors.
 
 import copy
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from torch import nn
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.single_gpu.memory.setup import Adapter, Setup
-from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, EightBitLinear, FourBitLinear, Precision
+from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, Precision, QuantizedLinear
 
 ATTENTION = "trl_drgrpo_planned"
 
@@ -43,6 +44,21 @@ def read_config(name: str) -> tuple[Any, bool]:
         config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name)
     text = config.get_text_config(decoder=True)
     return text, text is not config
+
+
+def context_length(config: Any) -> int | None:
+    """The tokens that a model has positions for, prompt and completion together, with what a scaling of its rotary
+    positions adds; `None` where positions have no end."""
+    text = config.get_text_config()
+    length = getattr(text, "max_position_embeddings", None)
+    if not isinstance(length, int) or getattr(text, "alibi", False):
+        return None
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for scaling in (rope, *rope.values()):  # newer configurations have one mapping per kind of layer
+        if isinstance(scaling, Mapping) and isinstance(factor := scaling.get("factor"), (int, float)):
+            original = scaling.get("original_max_position_embeddings") or text.max_position_embeddings
+            length = max(length, int(factor * original))
+    return length
 
 
 @dataclass(frozen=True)
@@ -172,7 +188,7 @@ def _linears(skeleton: Skeleton) -> list[tuple[str, nn.Module, int, int]]:
     for name, module in skeleton.model.named_modules():
         if module is skeleton.head:
             continue
-        if isinstance(module, nn.Linear):
+        if isinstance(module, (nn.Linear, QuantizedLinear)):
             found.append((name, module, module.in_features, module.out_features))
         elif type(module).__name__ == "Conv1D":  # GPT-2's, stored the other way round
             weight: Any = module.weight
@@ -189,23 +205,15 @@ def _quantize(skeleton: Skeleton, setup: Setup) -> None:
     compute = getattr(torch, setup.dtype)
     for name, module, columns, rows in _linears(skeleton):
         bias: Any = module.bias
-        quantized = (
-            FourBitLinear(rows, columns, bias, compute, setup.nested, packed=setup.device == "cpu")
-            if setup.bits == 4
-            else EightBitLinear(rows, columns, bias, compute)
-        )
+        packed = setup.device == "cpu"
+        quantized = QuantizedLinear(rows, columns, bias, compute, setup.bits, setup.nested, packed)
         _replace(skeleton.model, name, quantized)
 
 
 def _adapt(skeleton: Skeleton, adapter: Adapter) -> None:
     skeleton.model.requires_grad_(False)
     targets = adapter.targets if adapter.targets is not None else _default_targets(skeleton.config.model_type)
-    sizes = [
-        (name, module, *reversed(module.shape))
-        for name, module in skeleton.model.named_modules()
-        if isinstance(module, FourBitLinear)
-    ] or _linears(skeleton)
-    chosen = [each for each in sizes if _is_target(each[0], targets)]
+    chosen = [each for each in _linears(skeleton) if _is_target(each[0], targets)]
     if not chosen:
         raise InputError(
             "lora_target_modules",

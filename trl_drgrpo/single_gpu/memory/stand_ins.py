@@ -12,7 +12,7 @@ anything:
 - `Precision`: autocast (the meta device has none): casts, and their cache of trained float32 weights;
 - `attend`: a fused attention kernel (flash or memory-efficient on GPUs, flash on CPUs);
 - `FusedHead`: TRL's log-probabilities in chunks, as its Triton kernel runs on a GPU;
-- `FourBitLinear`, `EightBitLinear`: weights of bitsandbytes, unpacked for each product;
+- `QuantizedLinear`: weights of bitsandbytes, unpacked for each product;
 - `AdaptedLinear`: PEFT's LoRA layer.
 """
 
@@ -26,10 +26,6 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-# Of ops whose result is new memory: shape, strides and type by op and arguments.
-_RESULTS: dict[Any, Any] = {}
-_MAKES_NEW: dict[Any, bool] = {}
 
 
 class Ledger(TorchDispatchMode):
@@ -63,12 +59,9 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = _result(func, args, kwargs or {})
-        if isinstance(out, torch.Tensor):
-            self._enter(out)
-        elif isinstance(out, (tuple, list)):
-            for each in out:
-                if isinstance(each, torch.Tensor):
-                    self._enter(each)
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(each, torch.Tensor):
+                self._enter(each)
         return out
 
     def _enter(self, tensor: torch.Tensor, counts: bool = True) -> None:
@@ -91,50 +84,33 @@ class Ledger(TorchDispatchMode):
             self.peaks[self.segment] = self.live
 
 
+# Of ops whose result is new memory: shape, strides and type by op and arguments.
+_RESULTS: dict[Any, Any] = {}
+_MAKES_NEW: dict[Any, bool] = {}
+
+
 def _result(func: Any, args: Any, kwargs: Any) -> Any:
-    """Result of an op; on the meta device from what it returned before, where that is new memory."""
-    makes_new = _MAKES_NEW.get(func)
-    if makes_new is None:
+    """Result of an op; on the meta device as it was before, where that is new memory."""
+    if func not in _MAKES_NEW:
         returns = func._schema.returns
         one = len(returns) == 1 and returns[0].alias_info is None and str(returns[0].type) == "Tensor"
-        makes_new = _MAKES_NEW[func] = one and not func._schema.is_mutable
-    if not makes_new:
+        _MAKES_NEW[func] = one and not func._schema.is_mutable
+    if not _MAKES_NEW[func]:
         return func(*args, **kwargs)
-    on_meta: list[bool] = []
-    key = (func, _signature(args, on_meta), _signature(tuple(kwargs.items()), on_meta))
-    if not all(on_meta) or not on_meta:
-        return func(*args, **kwargs)
-    try:
-        known = _RESULTS.get(key)
-    except TypeError:  # an argument that cannot be a key
-        return func(*args, **kwargs)
-    if known is not None:
-        return torch.empty_strided(known[0], known[1], dtype=known[2], device="meta")
+    key = (func, _signature(args), _signature(tuple(kwargs.items())))
+    if key in _RESULTS:
+        shape, strides, dtype = _RESULTS[key]
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     out = func(*args, **kwargs)
-    if type(out) is torch.Tensor and out.is_meta and out.untyped_storage().nbytes() == _span(out):
+    if type(out) is torch.Tensor and out.is_meta and out.untyped_storage().nbytes() == out.nbytes:
         _RESULTS[key] = (tuple(out.shape), out.stride(), out.dtype)
     return out
 
 
-def _signature(values: Any, on_meta: list[bool]) -> Any:
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            on_meta.append(value.is_meta)
-            found.append((value.shape, value.stride(), value.dtype))
-        elif isinstance(value, (tuple, list)):
-            found.append(_signature(value, on_meta))
-        else:
-            found.append((type(value), value))
-    return tuple(found)
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Bytes from the first to the last element."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+def _signature(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    return tuple(map(_signature, value)) if isinstance(value, (tuple, list)) else (type(value), value)
 
 
 # Of TRL's fused head: tokens and vocabulary entries of a tile. `trl.kernels.chunked_logprob`, `trl.trainer.utils`.
@@ -142,32 +118,11 @@ HEAD_TOKENS, HEAD_VOCABULARY = 4096, 32768
 # Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books.
 BLOCK, NESTED_BLOCK, CODE_BYTES = 64, 256, 64 + 1024
 
-_LOWER = {
-    functional.linear,
-    functional.conv1d,
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
-    torch.bmm,
-    torch.baddbmm,
-    torch.addmm,
-    torch.einsum,
-    functional.scaled_dot_product_attention,
-}
-_FLOAT32_ON_GPU = {
-    functional.layer_norm,
-    functional.softmax,
-    functional.log_softmax,
-    torch.softmax,
-    torch.Tensor.softmax,
-    torch.pow,
-    torch.Tensor.pow,
-    torch.rsqrt,
-    torch.cumsum,
-    torch.Tensor.cumsum,
-}
-
-
+# What autocast runs in its type; and what it runs in float32, on a GPU alone.
+_LOWER = {functional.linear, functional.conv1d, functional.scaled_dot_product_attention, torch.einsum}
+_LOWER |= {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.baddbmm, torch.addmm}
+_FLOAT32_ON_GPU = {functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax, torch.pow}
+_FLOAT32_ON_GPU |= {torch.Tensor.softmax, torch.Tensor.pow, torch.rsqrt, torch.cumsum, torch.Tensor.cumsum}
 # Products of tokens, sorted by expert, with each expert's weights: on the meta device they take bfloat16 alone.
 _GROUPED = {getattr(functional, "grouped_mm", None), getattr(torch, "_grouped_mm", None)} - {None}
 
@@ -184,7 +139,12 @@ class Precision(TorchFunctionMode):
         super().__init__()
         self.dtype = dtype
         self.device = device
+        self.keeps_casts = True  # not behind prompts that are held once: measured on a CPU, they go one by one
         self._casts: dict[int, torch.Tensor] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.forget()
 
     def forget(self) -> None:
         """Autocast's outermost block ends: cast weights that nothing else holds are freed."""
@@ -208,7 +168,7 @@ class Precision(TorchFunctionMode):
     def _lowered(self, value: Any) -> Any:
         if not _is_float(value) or value.dtype == self.dtype:
             return value
-        if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+        if not (self.keeps_casts and value.is_leaf and value.requires_grad and value.dtype == torch.float32):
             return value.to(self.dtype)
         if id(value) not in self._casts:
             self._casts[id(value)] = value.to(self.dtype)
@@ -335,49 +295,43 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor, compute: torch.dtype, fold
     return made_of
 
 
-class FourBitLinear(nn.Module):
-    """bitsandbytes' `Linear4bit`: half a byte per weight, scales per block, unpacked for each product.
+class QuantizedLinear(nn.Module):
+    """bitsandbytes' layers, whose weights are unpacked for each product.
+
+    `Linear4bit`: half a byte per weight, scales per block. `Linear8bitLt`: one byte per weight and a scale per row;
+    the input is quantized as well.
 
     Args:
         rows, columns (`int`): Of the weight.
         bias (`torch.Tensor`, *optional*): Kept as it is.
         compute (`torch.dtype`): Compute dtype of the product.
-        nested (`bool`): Whether the scales are quantized too.
-        packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU.
+        bits (`int`): 4 or 8.
+        nested (`bool`): Whether the scales of 4 bits are quantized too.
+        packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU; of 8 bits it does.
     """
 
-    def __init__(self, rows: int, columns: int, bias: Any, compute: torch.dtype, nested: bool, packed: bool):
+    def __init__(
+        self, rows: int, columns: int, bias: Any, compute: torch.dtype, bits: int, nested: bool, packed: bool
+    ) -> None:
         super().__init__()
-        self.shape, self.compute, self.packed = (rows, columns), compute, packed
+        self.out_features, self.in_features, self.shape = rows, columns, (rows, columns)
+        self.compute, self.bits, self.packed = compute, bits, packed or bits == 8
         blocks = -(-rows * columns // BLOCK)
-        scales = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES if nested else 4 * blocks + 64
-        self.weight = nn.Parameter(_bytes(-(-rows * columns // 2)), requires_grad=False)
-        self.register_buffer("scales", _bytes(scales))
+        four = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES if nested else 4 * blocks + 64
+        self.weight = nn.Parameter(_bytes(-(-rows * columns * bits // 8)), requires_grad=False)
+        self.register_buffer("scales", _bytes(four if bits == 4 else 4 * rows))
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = x.dtype
-        return _Unpacked.apply(x.to(self.compute), self).to(given)  # type: ignore[union-attr]
-
-
-class EightBitLinear(FourBitLinear):
-    """bitsandbytes' `Linear8bitLt`: one byte per weight and a scale per row; the input is quantized as well."""
-
-    def __init__(self, rows: int, columns: int, bias: Any, compute: torch.dtype):
-        super().__init__(rows, columns, bias, compute, nested=False, packed=True)
-        self.weight = nn.Parameter(_bytes(rows * columns), requires_grad=False)
-        self.register_buffer("scales", _bytes(4 * rows))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        quantized = torch.empty_like(x, dtype=torch.int8)
-        out = super().forward(x)
+        quantized = torch.empty_like(x, dtype=torch.int8) if self.bits == 8 else None
+        out = _Unpacked.apply(x.to(self.compute), self).to(x.dtype)  # type: ignore[union-attr]
         del quantized
         return out
 
 
 class _Unpacked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, layer: FourBitLinear) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
         ctx.layer = layer
         weight = None if layer.packed else x.new_empty(layer.shape)
         out = x.new_empty(*x.shape[:-1], layer.shape[0])
@@ -422,7 +376,7 @@ class AdaptedLinear(nn.Module):
         if not self.enabled:
             return result
         given = result.dtype
-        if isinstance(self.base, FourBitLinear):
+        if isinstance(self.base, QuantizedLinear):
             result = result.clone()
             if self.precision.dtype is None:
                 x = x.to(self.lora_a.weight.dtype)
