@@ -12,7 +12,7 @@ from told import G, Told
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, warning_thresholds
-from trl_drgrpo.features.diagnostics.warning_causes import distance_from_usual, looks_hacked, moved
+from trl_drgrpo.features.diagnostics.warning_causes import distance_from_usual, moved
 
 
 def noise(mean, std, length, seed, correlation=0.0):
@@ -127,11 +127,12 @@ UP, DOWN, FLAT = ramp(1, 0.05, 0.05), ramp(1, -0.05, 0.05, seed=1), ramp(1, 0, 0
         (UP, FLAT, False),
         (FLAT, DOWN, False),
         (DOWN, DOWN, False),
-        (UP[:6], DOWN[:6], False),  # too short to tell
+        (UP[:19], DOWN[:19], False),  # too short to tell
     ],
 )
 def test_hacking_is_process_up_and_outcome_down(process, outcome, expected):
-    assert looks_hacked(process[:40], outcome[:40]) is expected
+    told = Told().feed(process__steps_mean=FLAT[: len(outcome)], process__reward_mean=process, reward=outcome)
+    assert (told.finish().causes == ["process_hacked"]) is expected
 
 
 @pytest.mark.parametrize(
