@@ -23,6 +23,7 @@ from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
@@ -399,15 +400,22 @@ def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
         own_rows=slice(0, 2),
     )
     seen = BatchSnapshot(batch, 0, {second[-1]}, {0})
-    assert [(row.length, row.trained, row.gradient_weight, row.truncated) for row in seen.own] == [
-        (4, 4, 2.0, True),
-        (3, 3, 1.5, False),
+    own = {name: seen.own[name] for name in ("lengths", "trained", "gradient_weights", "truncated")}
+    assert own == {
+        "lengths": [4, 3],
+        "trained": [4, 3],
+        "gradient_weights": [2.0, 1.5],
+        "truncated": [True, False],
+    }
+    rows = list(seen.records(["r"], [True, False], Aligner(tokenizer)))
+    assert [[(s["text"], s["advantage"], s["masked"]) for s in row["spans"]] for row in rows] == [
+        [("ab", 0.5, False), ("123", 0, True), ("cd", 0.5, False)],
+        [("xyz", -0.5, False)],
     ]
-    rows = list(seen.recorded_rows(["r"], [True, False]))
-    assert list(rows[0].trained) == [True, True, False, False, False, True, True]
-    assert list(rows[0].token_advantages) == [0.5, 0.5, 0, 0, 0, 0.5, 0.5]
-    assert list(rows[1].token_advantages) == [-0.5] * 3
-    assert [row.correct for row in rows] == [True, False]
+    assert [(row["right"], row["rewards"], row["columns"]) for row in rows] == [
+        (True, {"r": 1.0}, {}),
+        (False, {"r": 0.0}, {}),
+    ]
 
 
 def test_a_truncated_row_that_is_masked_is_recorded_as_such(settings, prompts, tokenizer):

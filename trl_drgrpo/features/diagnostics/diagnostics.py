@@ -19,7 +19,7 @@ from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
-from trl_drgrpo.features.diagnostics.run_log import RunLog, group_records, recorded_groups, row_record
+from trl_drgrpo.features.diagnostics.run_log import RunLog, group_records, recorded_groups
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics, step_statistics
@@ -222,7 +222,7 @@ class Diagnostics(DescribingFeature):
         seen = BatchSnapshot(batch, trainer.own_rows.start, trainer.stop_token_ids, set(recorded))
         rule = self.correctness_rule
         correct = rule.judge(seen.per_func[rule.index]) if rule else None
-        records = [row_record(row, self._aligner) for row in seen.recorded_rows(trainer.reward_func_names, correct)]
+        records = list(seen.records(trainer.reward_func_names, correct, self._aligner))
         return _Seen(seen, correct, records)
 
     def _described(self, seen: "_Seen | None", everyone: list[Any]) -> dict[str, float]:
@@ -231,18 +231,14 @@ class Diagnostics(DescribingFeature):
             return {}  # said already
         if None in everyone:
             raise RuntimeError("another process could not describe its rows; its log says why")
-        batch, own = seen.batch.batch, [row for rows, _ in everyone for row in rows]  # of all ranks, in their order
-        rows = BatchRows(
+        batch = seen.batch.batch
+        columns = {name: [value for own, _ in everyone for value in own[name]] for name in seen.batch.own}
+        rows = BatchRows(  # of all ranks, in their order
             num_generations=batch.num_generations,
             rewards=seen.batch.rewards,
-            lengths=[row.length for row in own],
-            trained=[row.trained for row in own],
-            gradient_weights=[row.gradient_weight for row in own],
-            truncated=[row.truncated for row in own],
-            texts=[row.text for row in own],
             correct=seen.correct,
-            weights=None if own[0].weight is None else [row.weight for row in own],
-            copies=batch.forks.copies([row.length for row in own]) if batch.forks else None,
+            copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
+            **columns,
         )
         trains, step = self.trainer.model.training, self.trainer.state.global_step
         if trains:
