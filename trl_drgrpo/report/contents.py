@@ -28,8 +28,8 @@ from trl_drgrpo.report.curves import (
 )
 from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
-from trl_drgrpo.report.reading import LOG_FOLDER
-from trl_drgrpo.report.records import Run, number
+from trl_drgrpo.report.reading import LOG_FOLDER, Run
+from trl_drgrpo.report.records import number
 
 FORMAT = 3
 COMPLETION_BYTES = 3_200_000  # of the page's five megabytes

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from trl_drgrpo.features.diagnostics.statistics import Push, decision_scores, stop_push
-from trl_drgrpo.report.records import Group, Logged, Row, Run
+from trl_drgrpo.report.reading import Logged, Run
+from trl_drgrpo.report.records import Group, Row
 
 _HOLE = 8  # times the usual distance of two logged steps
 _ONCE = ("train_", "total_flos")  # written at the end of a run: no curves

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
-from trl_drgrpo.report.page import html_page
+from trl_drgrpo.report.page import html_page, markdown_page
 from trl_drgrpo.report.reading import LOG_FOLDER, read_runs
 
 ReportFormat = Literal["html", "md", "json", "png"]
@@ -85,7 +85,6 @@ def _write(contents: dict[str, Any], path: Path, format: str) -> None:
         written = json.dumps(contents, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
     elif format == "md":
         from trl_drgrpo.report.figure import draw_figure, has_matplotlib
-        from trl_drgrpo.report.markdown import markdown_page
 
         plot = draw_figure(contents, path.with_suffix(".png")) if has_matplotlib() else None
         written = markdown_page(contents, plot)

@@ -8,8 +8,8 @@ from trl_drgrpo.report.completions import RecordedCompletions
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.curves import Curve, axes_of, curves_of, headline, push_note, push_rows
 from trl_drgrpo.report.panels import other_metrics, panels_for
-from trl_drgrpo.report.reading import read_run
-from trl_drgrpo.report.records import Group, Logged, Row, Run, Span, Warned
+from trl_drgrpo.report.reading import Logged, Run, Warned, read_run
+from trl_drgrpo.report.records import Group, Row, Span
 
 
 def test_gaps_stay_gaps():

@@ -13,7 +13,7 @@ from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import difficulty, report_contents
 from trl_drgrpo.report.curves import Curve
-from trl_drgrpo.report.markdown import markdown_page
+from trl_drgrpo.report.page import markdown_page
 from trl_drgrpo.report.reading import read_runs
 
 
