@@ -109,17 +109,8 @@ Rows = list[tuple[str, Any]]
 _SURROUNDINGS = ("output_dir", "run_name", "report_to", "disable_tqdm", "do_eval", "debug", "use_cpu", "tf32")
 _SURROUNDINGS_START = ("hub_", "push_to_hub", "log_", "logging_", "trackio_", "save_", "resume_", "ddp_", "local_rank")
 _SURROUNDINGS_START += ("overwrite_", "dataloader_", "accelerator_config", "deepspeed", "fsdp", "vllm_server_")
-_PACKAGES = (
-    "trl-drgrpo",
-    "trl",
-    "transformers",
-    "torch",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "peft",
-    "bitsandbytes",
-)
+_PACKAGES = ["trl-drgrpo", "trl", "transformers", "torch", "accelerate", "datasets", "tokenizers", "peft"]
+_PACKAGES += ["bitsandbytes"]
 
 
 def is_hub_id(name: Any) -> bool:
@@ -277,21 +268,21 @@ def changed_settings(args: Any) -> dict[str, Any]:
         surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
         if surrounding or not field.init or value == default:
             continue
-        shown[field.name] = _plain_data(value)
+        shown[field.name] = plain_data(value)
     return without_paths(scrubbed(shown))
 
 
-def _plain_data(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
     if isinstance(value, Enum):
-        return _plain_data(value.value)
+        return plain_data(value.value)
     if isinstance(value, Mapping):
-        return {key if type(key) in (str, int) else str(key): _plain_data(each) for key, each in value.items()}
+        return {key if type(key) in (str, int) else str(key): plain_data(each) for key, each in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain_data(each) for each in value]
+        return [plain_data(each) for each in value]
     if value is None or type(value) in (str, int, float, bool):
         return value
-    return _plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
+    return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
 
 
 def machine_rows(trainer: Any) -> Rows:
