@@ -243,8 +243,8 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
                     "unit": panel.unit,
                     "role": line.role,
                     "share": panel.share,
-                    "first": [rounded(number(end.first), 4) if end else None for end in ends],
-                    "last": [rounded(number(end.last), 4) if end else None for end in ends],
+                    "first": [rounded(number(end[0]), 4) if end else None for end in ends],
+                    "last": [rounded(number(end[1]), 4) if end else None for end in ends],
                     "end": [rounded(known_points(curve)[-1][1], 4) if curve else None for curve in found],
                 }
             )

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, FORMAT, METRICS, RUN, WARNINGS
+from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics
 from trl_drgrpo.report.completions import Completions, RecordedCompletions, SavedCompletions
 from trl_drgrpo.report.records import Group, JsonLines, Starts, listed, mapping, number, read_object, text, whole
 
-LOG_FOLDER, FORMAT = "_drgrpo", 1
-
-_FILES = ("run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl")
+_FILES = (RUN, METRICS, COMPLETIONS, WARNINGS)
 
 
 @dataclass
@@ -124,7 +124,7 @@ def read_run(folder: str | Path) -> Run:
 def read_run_log(log: Path) -> Run:
     """Reads the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
     notes: list[str] = []
-    about = _about(log / "run.json", notes)
+    about = _about(log / RUN, notes)
     entries = [mapping(start) for start in listed(about.get("starts")) if isinstance(start, dict)]
     starts = Starts([(number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0) for entry in entries])
     output_dir = log.resolve().parent
@@ -140,16 +140,16 @@ def read_run_log(log: Path) -> Run:
         resumed_at=starts.resumed_at,
         notes=notes,
     )
-    logged, superseded = _entries(log / "metrics.jsonl", starts, notes)
+    logged, superseded = _entries(log / METRICS, starts, notes)
     for step, line in logged:
         metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
         run.logged.append(Logged(step, text(line.get("mode", "train")), metrics, number(line.get("time"))))
     if superseded:
         notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")
-    for step, line in _entries(log / "warnings.jsonl", starts, notes)[0]:
+    for step, line in _entries(log / WARNINGS, starts, notes)[0]:
         run.warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
-    completions = RecordedCompletions(log / "completions.jsonl", starts)
-    _note_unreadable(completions.unreadable, "completions.jsonl", notes)
+    completions = RecordedCompletions(log / COMPLETIONS, starts)
+    _note_unreadable(completions.unreadable, COMPLETIONS, notes)
     run.completions = completions if completions.groups else None
     run.status = _status(about, run.logged)
     return run

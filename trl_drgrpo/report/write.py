@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -136,11 +137,9 @@ class FollowedReport:
         )
         found = []
         for path in (path for folder in self._folders for pattern in patterns for path in folder.glob(pattern)):
-            try:
+            with suppress(OSError):  # deleted just now
                 state = path.stat()
-            except OSError:  # deleted just now
-                continue
-            found.append((str(path), state.st_size, state.st_mtime_ns))
+                found.append((str(path), state.st_size, state.st_mtime_ns))
         return sorted(found)
 
 

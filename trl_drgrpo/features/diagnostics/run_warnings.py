@@ -40,25 +40,26 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
 
     ```
     """
-    setting = _parsed(setting)
-    if setting is False:
+    chosen = _parsed(setting)
+    if chosen is False:
         return {}
-    chosen: dict[str, Any] = {} if setting is True else setting
-    thresholds = {}
+    chosen = {} if chosen is True else chosen
     for cause in chosen:
         _refuse_unknown(cause, DEFAULTS, "")
+    thresholds = {}
     for cause, defaults in DEFAULTS.items():
         given = chosen.get(cause, True)
-        if given is False:
-            continue
-        if given is not True and not isinstance(given, Mapping):
+        if not isinstance(given, bool | Mapping):
             remedy = f"Write for example {{{cause!r}: {dict(defaults)}}}."
             raise InputError("run_warnings", f"{given!r} for {cause}", "a mapping of thresholds, or false", remedy)
-        overrides = {} if given is True else dict(given)
+        overrides = given if isinstance(given, Mapping) else {}
         for name, value in overrides.items():
             _refuse_unknown(name, defaults, f" under {cause}")
-            _check_value(cause, name, value)
-        thresholds[cause] = {**defaults, **overrides}
+            allowed = _RANGES.get(name, positive())
+            if not allowed.allows(value):
+                raise InputError("run_warnings", f"{value!r} for {cause}: {name}", str(allowed), allowed.remedy)
+        if given is not False:
+            thresholds[cause] = {**defaults, **overrides}
     return thresholds
 
 
@@ -80,12 +81,6 @@ def _refuse_unknown(name: Any, known: Iterable[str], where: str) -> None:
         return
     remedy = did_you_mean(name, known, "Remove it.", form="{!r}")
     raise InputError("run_warnings", f"{name!r}{where}", f"one of {', '.join(known)}", remedy)
-
-
-def _check_value(cause: str, name: str, value: Any) -> None:
-    allowed = _RANGES.get(name, positive())
-    if not allowed.allows(value):
-        raise InputError("run_warnings", f"{value!r} for {cause}: {name}", str(allowed), allowed.remedy)
 
 
 class RunWarnings:
