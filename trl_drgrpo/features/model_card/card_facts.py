@@ -233,25 +233,24 @@ def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dic
     labeled = []
     for entry in history:
         split = next((split for split in splits if f"eval_{split}_runtime" in entry), None)
-        named = (
-            entry if split is None else {k if k in ("step", "epoch") else f"{k} ({split})": entry[k] for k in entry}
-        )
-        labeled.append(named)
+        mark = "" if split is None else f" ({split})"
+        labeled.append({name if name in ("step", "epoch") else f"{name}{mark}": entry[name] for name in entry})
     return labeled
+
+
+_WORTH_A_LINE = re.compile(
+    r"(reward|reward_std|kl|entropy|loss|grad_norm)(/|$)|rewards/|process_rewards/|process/reward"
+    r"|completions/mean_length|completions/clipped_ratio|drgrpo/zero_signal"
+)
 
 
 def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
     """Name, first and last logged value of each metric worth a line, and the step of the last."""
-    wanted = ("reward", "reward_std", "rewards/", "process_rewards/", "process/reward", "kl", "entropy")
-    wanted += ("completions/mean_length", "completions/clipped_ratio", "drgrpo/zero_signal", "loss", "grad_norm")
     values: dict[str, list[tuple[int, float]]] = {}
     for entry in history:
         for name, value in entry.items():
             stem = name.removeprefix("eval_").partition(" (")[0]
-            if isinstance(value, (int, float)) and any(
-                stem == start or ("/" in start and stem.startswith(start)) or stem.startswith(f"{start}/")
-                for start in wanted
-            ):
+            if isinstance(value, (int, float)) and _WORTH_A_LINE.match(stem):
                 values.setdefault(name, []).append((int(entry.get("step", 0)), float(value)))
     order = sorted(values, key=lambda name: (not name.startswith("eval_"), not name.endswith("reward"), name))
     return [
