@@ -198,20 +198,17 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     for bucket, curve in shares.items():
         at = dict(zip(curve.steps, curve.values, strict=True)) if curve else {}
         groups[bucket] = [rounded(mean([at.get(step) for step in column]), 3) for column in columns]
-    gradient_weight = {}
-    for kind in _GRADIENT_WEIGHT_KINDS:
+
+    def means(kind: str, missing: float | None) -> dict[str, float | None]:
         found = by_bucket(kind)
-        if any(found.values()):
-            gradient_weight[kind] = {
-                bucket: rounded(mean(curve.values), 4) if curve else 0.0 for bucket, curve in found.items()
-            }
-    kept = by_bucket("keep_probability")
-    keep_probability = {bucket: rounded(mean(curve.values), 4) if curve else None for bucket, curve in kept.items()}
+        each = {bucket: rounded(mean(curve.values), 4) if curve else missing for bucket, curve in found.items()}
+        return each if any(found.values()) else {}
+
     return {
         "steps": [column[-1] for column in columns],
         "groups": groups,
-        "gradient_weight": gradient_weight,
-        "keep_probability": keep_probability if any(kept.values()) else {},
+        "gradient_weight": {kind: weights for kind in _GRADIENT_WEIGHT_KINDS if (weights := means(kind, 0.0))},
+        "keep_probability": means("keep_probability", None),
     }
 
 

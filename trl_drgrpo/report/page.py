@@ -61,24 +61,9 @@ def visible(text: object) -> str:
 _MARKDOWN = re.compile(r"[\\`*_\[\]|$]")
 _BEGINNING = 300  # characters of a completion in Markdown
 
-_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "tree.css", "group_widget.css")
-_SCRIPTS = (
-    "uplot/uPlot.iife.min.js",
-    "dom.js",
-    "state.js",
-    "curves.js",
-    "charts.js",
-    "tools.js",
-    "difficulty.js",
-    "group.js",
-    "tree.js",
-    "detail.js",
-    "completions.js",
-    "group_widget.js",
-    "widget_section.js",
-    "live.js",
-    "page.js",
-)
+_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "group_widget.css")
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "charts.js", "tools.js", "difficulty.js", "detail.js")
+_SCRIPTS += ("completions.js", "group_widget.js", "page.js")
 _PAGE_DATA = ("buckets", "panels", "other_metrics")
 # Of a run, what the template writes and no script reads.
 _WRITTEN = ("status", "headline", "facts", "formula", "objective", "right", "notes", "push", "mean_of", "evaluations")

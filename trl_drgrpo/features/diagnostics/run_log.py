@@ -90,7 +90,7 @@ def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: s
 
 
 def spans_of(
-    token_ids: Sequence[int],
+    token_ids: list[int],
     advantages: Sequence[float],
     trained: Sequence[float],
     aligner: "Aligner",
@@ -101,7 +101,7 @@ def spans_of(
     """Runs of tokens of one kind; their texts joined are the decoded completion.
 
     Args:
-        token_ids (`Sequence[int]` of length `T`): The completion.
+        token_ids (`list[int]` of length `T`): The completion.
         advantages, trained (`Sequence[float]` of length `T`): Of each token; `trained` is 0 on those that are masked
             (tool results).
         aligner ([`Aligner`]): Of the run's tokenizer.
