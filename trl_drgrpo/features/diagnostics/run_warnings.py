@@ -149,4 +149,6 @@ class RunWarnings:
         """Restore what `state_dict` returned; causes that are watched anew start from nothing."""
         self.said, self.step = state["said"], state["step"]
         for window in self._windows:
-            window.seen = state["seen"].get(window.cause.judge.__name__, window.seen)
+            seen = state["seen"].get(window.cause.judge.__name__, {})
+            if seen.keys() == window.seen.keys():
+                window.seen = seen
