@@ -11,7 +11,8 @@ import numpy as np
 from trl_drgrpo.check.bias import OBJECTIVES
 from trl_drgrpo.common.drawing import COLORS, ROLES, new_figure
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.records import Group, Run
+from trl_drgrpo.report.reading import Run
+from trl_drgrpo.report.records import Group
 
 sys.path.append(str(Path(__file__).parents[1] / "recipes/studies"))
 from frame import table

@@ -24,19 +24,11 @@ def write_lines(path, lines):
 
 
 def about(**changes):
+    versions = {"trl-drgrpo": "0.1.0", "trl": "1.16.0", "torch": "2.13.0"}
     return {
         "format": 1,
         "made_by": "trl-drgrpo",
-        "trainer": "DrGRPOTrainer",
-        "starts": [
-            {
-                "time": START,
-                "step": 0,
-                "versions": {"trl-drgrpo": "0.1.0", "trl": "1.16.0", "torch": "2.13.0"},
-                "device": "cpu",
-                "processes": 1,
-            }
-        ],
+        "starts": [{"time": START, "step": 0, "versions": versions, "device": "cpu", "processes": 1}],
         "ended": {"time": START + 4000, "step": 200, "how": "finished"},
         "max_steps": 200,
         "model": "Qwen/Qwen2.5-Math-1.5B",
@@ -46,29 +38,8 @@ def about(**changes):
             "loss = 1 / (B * L) * sum over rows i and tokens t of l_it      L = 512 tokens",
             "A_i  = r_i - <b>",
         ],
-        "objective": {
-            "loss_normalizer": 512,
-            "advantage_baseline": "group_mean",
-            "beta": 0.001,
-            "beta_warmup_steps": 0,
-            "epsilon": 0.2,
-            "epsilon_high": 0.28,
-            "scale_by_running_std": False,
-            "importance_sampling_level": "token",
-            "step_credit": "immediate",
-            "step_baseline": "deepseekmath",
-            "outcome_weight": 1.0,
-            "process_weight": 0.5,
-        },
-        "settings": {
-            "learning_rate": 1e-6,
-            "lr_scheduler_type": "constant",
-            "per_device_train_batch_size": 64,
-            "num_generations": 8,
-            "max_completion_length": 512,
-            "temperature": 1.0,
-            "seed": 0,
-        },
+        "objective": {"loss_normalizer": 512, "beta": 0.001, "epsilon": 0.2, "scale_by_running_std": False},
+        "settings": {"learning_rate": 1e-6, "lr_scheduler_type": "constant", "num_generations": 8, "seed": 0},
         "rewards": {"names": ["math_reward", "format_reward"], "weights": [1.0, 0.1]},
         "step_rewards": {"names": ["line_is_true"], "weights": [1.0]},
         "right": {"reward": "math_reward", "threshold": 1.0},
@@ -82,7 +53,7 @@ def bucket(rate):
     return BUCKETS[1 + sum(rate > edge for edge in (0.25, 0.5, 0.75))]
 
 
-def completion(rng, right, text_length, number):
+def completion(rng, right, text_length):
     """Spans of a sum worked out line by line, each line one step, some of them wrong."""
     spans, total, step, length = [], rng.randint(1, 9), 0, 0
     while length < text_length:
@@ -90,51 +61,41 @@ def completion(rng, right, text_length, number):
         slip = not right and rng.random() < 0.4
         said = total + term + (1 if slip else 0)
         text = f"{total}+{term}={said}" + rng.choice(["", ", so we carry on", " (checked)"]) + "\n"
-        spans.append(
-            {
-                "text": text,
-                "advantage": round((0.5 if right else -0.4) + (-0.3 if slip else 0.12), 3),
-                "step": step,
-                "step_reward": 0.0 if slip else 1.0,
-                "masked": False,
-            }
-        )
+        advantage = round((0.5 if right else -0.4) + (-0.3 if slip else 0.12), 3)
+        spans.append({"text": text, "advantage": advantage, "step": step, "step_reward": 1.0 - slip, "masked": False})
         total, step, length = said, step + 1, length + len(text)
     spans[-1]["text"] += f"\\boxed{{{total}}}<|im_end|>"
     return spans
 
 
-def group_line(rng, step, index, g=8, rate=0.5, text_length=120, time=None, number=0):
+def group_line(rng, step, index, g=8, rate=0.5, text_length=120, time=None):
     rights = [rng.random() < rate for _ in range(g)]
     rewards = [float(right) for right in rights]
     totals = [reward + 0.1 for reward in rewards]
     mean = statistics.fmean(totals)
     rows = []
     for right, reward, total in zip(rights, rewards, totals, strict=True):
-        spans = completion(rng, right, max(10, int(rng.gauss(text_length, text_length / 3))), number)
-        rows.append(
-            {
-                "spans": spans,
-                "rewards": {"math_reward": reward, "format_reward": 1.0},
-                "reward": total,
-                "advantage": total - mean,
-                "length": sum(len(span["text"]) for span in spans) // 2,
-                "truncated": False,
-                "right": right,
-            }
-        )
-    return {
-        "step": step,
-        "time": START + 20 * step if time is None else time,
-        "mode": "train",
-        "group": index,
-        "prompt": f"What is the sum of {rng.randint(10, 99)}, {rng.randint(10, 99)} and {rng.randint(10, 99)}?",
-        "G": g,
-        "baseline": mean,
-        "std": statistics.stdev(totals),
-        "rows": rows,
-        "columns": {"answer": str(rng.randint(30, 300)), "level": rng.choice(["easy", "hard"])},
-    }
+        spans = completion(rng, right, max(10, int(rng.gauss(text_length, text_length / 3))))
+        rows.append(row_line(spans, {"math_reward": reward, "format_reward": 1.0}, total, total - mean))
+        rows[-1] |= {"length": rows[-1]["length"] // 2, "right": right}
+    numbers = [rng.randint(10, 99) for _ in range(3)]
+    columns = {"answer": str(rng.randint(30, 300)), "level": rng.choice(["easy", "hard"])}
+    prompt = "What is the sum of {}, {} and {}?".format(*numbers)
+    return line_of(rows, prompt, columns, step=step, time=START + 20 * step if time is None else time, group=index)
+
+
+def row_line(spans, rewards, reward, advantage):
+    length = sum(len(span["text"]) for span in spans)
+    fields = {"rewards": rewards, "reward": reward, "advantage": advantage, "length": length}
+    return {"spans": spans, **fields, "truncated": False, "right": reward >= 1.0}
+
+
+def line_of(rows, prompt, columns, **fields):
+    rewards = [row["reward"] for row in rows]
+    statistic = {"baseline": statistics.fmean(rewards), "std": statistics.stdev(rewards)}
+    head = {name: fields.pop(name) for name in ("step", "time")}
+    whole = {"prompt": prompt, "G": len(rows), **statistic, "rows": rows, "columns": columns}
+    return {**head, "mode": "train", "group": 0, **whole, **fields}
 
 
 def forked_line(step, text="", **changes):
@@ -152,31 +113,13 @@ def forked_line(step, text="", **changes):
         ([("2+3=6\n", -0.5), ("no, 5\n", 0.5), ("9", 1.0)], 1.0),
         ([("2+3=6\n", -0.5), ("no, 5\n", 0.5), (f"8{text}", -1.0)], 0.0),
     ]
-    return {
-        "step": step,
-        "time": START + 20 * step,
-        "mode": "train",
-        "group": 0,
-        "prompt": "What is 2+3+4?",
-        "G": 8,
-        "baseline": 0.5,
-        "std": statistics.stdev([reward for _, reward in rows]),
-        "rows": [
-            {
-                "spans": [{"text": t, "advantage": a, "level": level} for level, (t, a) in enumerate(spans)],
-                "rewards": {"math_reward": reward},
-                "reward": reward,
-                "advantage": statistics.fmean(a for _, a in spans),
-                "length": sum(len(t) for t, _ in spans),
-                "truncated": False,
-                "right": reward == 1.0,
-            }
-            for spans, reward in rows
-        ],
-        "columns": {"answer": "9"},
-        "forks": [2, 2],
-        **changes,
-    }
+    lines = []
+    for spans, reward in rows:
+        spans = [{"text": t, "advantage": a, "level": level} for level, (t, a) in enumerate(spans)]
+        mean = statistics.fmean(span["advantage"] for span in spans)
+        lines.append(row_line(spans, {"math_reward": reward}, reward, mean))
+    fields = {"step": step, "time": START + 20 * step, "forks": [2, 2], **changes}
+    return line_of(lines, "What is 2+3+4?", {"answer": "9"}, **fields)
 
 
 def write_forked(folder, text=""):
@@ -242,31 +185,17 @@ def write_run_log(folder, steps=200, groups_per_step=1, every=10, g=8, seed=0, g
         rate, logs = metrics(rng, step, steps, growth)
         logged.append({"step": step, "time": START + 20 * step, "epoch": step / steps, "mode": "train", "logs": logs})
         if step % every == 0:
-            groups += [
-                group_line(rng, step, index, g, rate, text_length, number=step) for index in range(groups_per_step)
-            ]
+            groups += [group_line(rng, step, index, g, rate, text_length) for index in range(groups_per_step)]
         if step % 50 == 0:
             values = {"eval_reward": rate, "eval_drgrpo/pass_rate": rate - 0.05}
             logged.append({"step": step, "time": START + 20 * step + 1, "mode": "eval", "logs": values})
     write_lines(log / "metrics.jsonl", logged)
     write_lines(log / "completions.jsonl", groups)
-    write_lines(
-        log / "warnings.jsonl",
-        [
-            {
-                "step": int(steps * 0.35),
-                "time": START + 20 * int(steps * 0.35),
-                "cause": "dead_groups_too_hard",
-                "message": "61% of the groups were all wrong for 20 steps: the prompts are too hard. Use easier ones.",
-            },
-            {
-                "step": int(steps * 0.8),
-                "time": START + 20 * int(steps * 0.8),
-                "cause": "kl_out_of_range",
-                "message": "KL is four times its usual value. Lower the learning rate, or raise beta.",
-            },
-        ],
-    )
+    hard = "61% of the groups were all wrong for 20 steps: the prompts are too hard. Use easier ones."
+    high = "KL is four times its usual value. Lower the learning rate, or raise beta."
+    warnings = (0.35, "dead_groups_too_hard", hard), (0.8, "kl_out_of_range", high)
+    lines = [{"step": int(steps * at), "cause": cause, "message": message} for at, cause, message in warnings]
+    write_lines(log / "warnings.jsonl", [{**line, "time": START + 20 * line["step"]} for line in lines])
     return folder
 
 

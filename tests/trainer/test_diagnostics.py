@@ -4,15 +4,17 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import statistics
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import ClassVar
 
 import pandas
 import pytest
 import torch
-from runs import assert_same_weights, build, step_reward, train, weights
+from runs import assert_same_weights, build, short_run, step_reward, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -23,6 +25,7 @@ from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
@@ -46,8 +49,29 @@ def read(settings, name):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_the_run_log_of_a_run(settings, prompts, tokenizer):
-    trainer = run(settings, prompts, tokenizer, record_groups=-1, hub_token="hf_secret", correct_threshold=1.0)
+class Capture(TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.seen.append(dict(logs))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, prompts, tokenizer):
+    """One run for several tests: its trainer, its settings and what a callback saw."""
+    pytest.importorskip("tensorboard")
+    fields = short_run(tmp_path_factory.mktemp("whole") / "run")
+    fields |= {"max_steps": 4, "record_groups": -1, "hub_token": "hf_secret", "correct_threshold": 1.0}
+    capture = Capture()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path_factory.mktemp("events")))
+        trainer = run(fields, prompts, tokenizer, trainer_arguments={"callbacks": [capture]}, report_to="tensorboard")
+        return trainer, fields, capture.seen, os.environ["TENSORBOARD_LOGGING_DIR"]
+
+
+def test_the_run_log_of_a_run(whole):
+    trainer, settings, _, _ = whole
     facts = read(settings, "run.json")
     assert facts["ended"]["how"] == "finished"
     assert [(start["step"], start["device"], start["processes"]) for start in facts["starts"]] == [(0, "cpu", 1)]
@@ -55,20 +79,18 @@ def test_the_run_log_of_a_run(settings, prompts, tokenizer):
     assert "A_i  = r_i - mean of its group's 4 rewards" in facts["formula"]
     assert facts["right"] == {"reward": "parity_reward", "threshold": 1.0}
     assert facts["rewards"] == {"names": ["parity_reward"], "weights": [1.0]}
-    assert (facts["max_steps"], facts["step_rewards"], facts["adapter"]) == (3, None, None)
+    assert (facts["max_steps"], facts["step_rewards"], facts["adapter"]) == (4, None, None)
     assert "hf_secret" not in json.dumps(facts)
     metrics = read(settings, "metrics.jsonl")
-    history = trainer.state.log_history
-    assert [entry["step"] for entry in metrics] == [1, 2, 3, 3]  # the last one is transformers' summary
-    for entry, logged in zip(metrics, history, strict=True):
+    assert [entry["step"] for entry in metrics] == [1, 2, 3, 4, 4]  # the last one is transformers' summary
+    for entry, logged in zip(metrics, trainer.state.log_history, strict=True):
         assert {name: logged[name] for name in entry["logs"]} == entry["logs"]
-    assert {entry["step"] for entry in read(settings, "completions.jsonl")} == {1, 2, 3}
+    assert {entry["step"] for entry in read(settings, "completions.jsonl")} == {1, 2, 3, 4}
 
 
-def test_logged_metrics_are_those_of_the_recorded_rows(settings, prompts, tokenizer):
-    run(settings, prompts, tokenizer, record_groups=-1, max_steps=4)
-    groups = read(settings, "completions.jsonl")
-    for entry in read(settings, "metrics.jsonl")[:4]:
+def test_logged_metrics_are_those_of_the_recorded_rows(whole):
+    groups = read(whole[1], "completions.jsonl")
+    for entry in read(whole[1], "metrics.jsonl")[:4]:
         logs, of_step = entry["logs"], [g for g in groups if g["step"] == entry["step"]]
         rows = [row for group in of_step for row in group["rows"]]
         assert (len(of_step), len(rows)) == (2, 8)
@@ -82,28 +104,36 @@ def test_logged_metrics_are_those_of_the_recorded_rows(settings, prompts, tokeni
             assert mean == (pytest.approx(statistics.fmean(lengths)) if lengths else None)
         dead = [len({row["reward"] for row in group["rows"]}) == 1 for group in of_step]
         assert logs["drgrpo/zero_signal_frac"] == statistics.fmean(dead) == logs["frac_reward_zero_std"]
-        gradient_weights = [abs(row["advantage"]) * row["length"] for row in rows]
         shares = dict.fromkeys(BUCKETS, 0.0)
         for group in of_step:
-            share = 4 * group["baseline"]
-            bucket = "0" if share == 0 else "100" if share == 4 else ("0-25", "25-50", "50-75")[int(share) - 1]
-            shares[bucket] += sum(abs(r["advantage"]) * r["length"] for r in group["rows"])
-        if sum(gradient_weights):
+            bucket = dict(zip((0, 1, 2, 3, 4), ("0", "0-25", "25-50", "50-75", "100"), strict=True))
+            weight = sum(abs(row["advantage"]) * row["length"] for row in group["rows"])
+            shares[bucket[4 * group["baseline"]]] += weight
+        if total := sum(shares.values()):
             logged = {b: logs[f"difficulty/gradient_weight_frac/{b}"] for b in shares}
-            assert logged == pytest.approx({b: part / sum(gradient_weights) for b, part in shares.items()})
-        assert logs["time/generate_s"] > 0
-        assert logs["time/train_s"] > 0
-        seconds = sum(logs[f"time/{phase}_s"] for phase in ("generate", "score", "train"))
-        assert logs["time/tokens_per_s"] == pytest.approx(sum(row["length"] for row in rows) / seconds)
+            assert logged == pytest.approx({b: part / total for b, part in shares.items()})
+        seconds = [logs[f"time/{phase}_s"] for phase in ("generate", "train", "score")]
+        assert min(seconds[:2]) > 0
+        assert logs["time/tokens_per_s"] == pytest.approx(sum(row["length"] for row in rows) / sum(seconds))
 
 
-def test_looking_changes_nothing(settings, prompts, tokenizer, tmp_path):
-    seen = run(settings, prompts, tokenizer, record_groups=-1)
-    unseen = run(
-        {**settings, "output_dir": str(tmp_path / "off")}, prompts, tokenizer, run_log=False, run_warnings=False
-    )
-    assert_same_weights(weights(seen), weights(unseen))
+def test_looking_changes_nothing(whole, prompts, tokenizer, tmp_path):
+    silent = {"output_dir": str(tmp_path / "off"), "run_log": False, "run_warnings": False}
+    unseen = run({**whole[1], **silent}, prompts, tokenizer)
+    assert_same_weights(weights(whole[0]), weights(unseen))
     assert not (tmp_path / "off" / "_drgrpo").exists()
+
+
+def test_callbacks_and_trackers_see_what_was_logged_once(whole):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer, _, seen, folder = whole
+    assert ["drgrpo/pass_rate" in logs and "time/train_s" in logs for logs in seen] == [True] * 4 + [False]
+    events = EventAccumulator(folder)
+    events.Reload()
+    for name in ("drgrpo/pass_rate", "difficulty/gradient_weight_frac_grpo/25-50", "time/train_s"):
+        logged = {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
+        assert {e.step: e.value for e in events.Scalars(f"train/{name}")} == pytest.approx(logged)
 
 
 @pytest.mark.parametrize(("record", "kept"), [(0, None), (1, [0]), (2, [0, 1])])
@@ -298,88 +328,43 @@ def test_bad_settings_are_named(fields):
         DrGRPOConfig(**fields)
 
 
-def test_a_callback_sees_what_was_logged_once(settings, prompts, tokenizer):
-    class Capture(TrainerCallback):
-        seen = []  # noqa: RUF012
-
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            self.seen.append(dict(logs))
-
-    run(settings, prompts, tokenizer, trainer_arguments={"callbacks": [Capture()]})
-    assert len(Capture.seen) == 4
-    assert all("drgrpo/pass_rate" in logs and "time/train_s" in logs for logs in Capture.seen[:3])
-    assert "time/train_s" not in Capture.seen[3]  # the summary
-
-
-def test_trackers_get_the_metrics_unchanged(settings, prompts, tokenizer, tmp_path, monkeypatch):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    trainer = run(settings, prompts, tokenizer, report_to="tensorboard")
-    events = accumulator.EventAccumulator(str(tmp_path / "events"))
-    events.Reload()
-    for name in ("drgrpo/pass_rate", "difficulty/gradient_weight_frac_grpo/25-50", "time/train_s"):
-        logged = {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
-        assert {e.step: e.value for e in events.Scalars(f"train/{name}")} == pytest.approx(logged)
-
-
-def test_recorded_groups_reach_a_tracker(settings, prompts, tokenizer, monkeypatch):
-    class Trackio:
+@pytest.mark.parametrize("log_completions", [False, True])
+def test_a_tracker_gets_the_recorded_groups_or_the_table_of_completions(
+    settings, prompts, tokenizer, monkeypatch, log_completions
+):
+    class Trackio:  # not installed here: what it is handed is what counts
         __spec__ = ModuleSpec("trackio", None)
-        logged = []  # noqa: RUF012
+        logged: ClassVar = {}
 
         @classmethod
         def log(cls, entry, **kwargs):
-            cls.logged.append(entry)
+            cls.logged |= entry
 
         @staticmethod
-        def Table(columns, data):
-            return [dict(zip(columns, row, strict=True)) for row in data]
+        def Table(columns=None, data=None, dataframe=None):
+            return pandas.DataFrame(data, columns=columns) if dataframe is None else dataframe
 
-    trainer = build(DrGRPOTrainer, {**settings, "max_steps": 1}, prompts, tokenizer, parity_reward)
-    monkeypatch.setattr("trl.extras.profiling.trackio", Trackio, raising=False)
-    monkeypatch.setitem(sys.modules, "trackio", Trackio)  # not installed here: what it is handed is what counts
+    monkeypatch.setitem(sys.modules, "trackio", Trackio)
+    for module in ("trl.extras.profiling", "trl.trainer.grpo_trainer"):
+        monkeypatch.setattr(f"{module}.trackio", Trackio, raising=False)
+    fields = {**settings, "max_steps": 1, "log_completions": log_completions, "step_separator": ["tokens:3"]}
+    trainer = build(DrGRPOTrainer, fields, prompts, tokenizer, parity_reward, step_reward_funcs=step_reward)
     trainer.args.report_to = ["trackio"]
     trainer.train()
-    (table,) = [entry["drgrpo/groups"] for entry in Trackio.logged if "drgrpo/groups" in entry]
-    groups = read(settings, "completions.jsonl")
-    assert [row["reward"] for row in table] == [row["reward"] for group in groups for row in group["rows"]]
-
-
-def test_the_table_of_completions_has_steps_rewards_and_advantages_once(settings, prompts, tokenizer, monkeypatch):
-    import trl.trainer.grpo_trainer as host
-
-    class Trackio:
-        tables = []  # noqa: RUF012
-
-        @staticmethod
-        def Table(dataframe):
-            return dataframe
-
-        @classmethod
-        def log(cls, entry):
-            cls.tables.append(entry["completions"])
-
-    monkeypatch.setattr(host, "trackio", Trackio, raising=False)
-    fields = {**settings, "max_steps": 1, "log_completions": True, "step_separator": ["tokens:3"]}
-    trainer = build(DrGRPOTrainer, fields, prompts, tokenizer, parity_reward, step_reward_funcs=step_reward)
-    trainer.args.report_to = ["trackio"]  # not installed here: what TRL hands it is what counts
-    trainer.train()
-    table = Trackio.tables[0]
+    rewards = [row["reward"] for group in read(settings, "completions.jsonl") for row in group["rows"]]
+    assert ("drgrpo/groups" in Trackio.logged) != log_completions
+    if not log_completions:
+        assert list(Trackio.logged["drgrpo/groups"]["reward"]) == rewards
+        return
+    table = Trackio.logged["completions"]
     stored = pandas.read_parquet(next(Path(settings["output_dir"]).glob("completions/*.parquet")))
     assert list(stored.columns) == list(table.columns)
-    assert sorted(table.columns) == sorted(
-        ["step", "prompt", "completion", "parity_reward", "steps", "step_rewards", "advantage", *extra_columns(table)]
-    )
+    columns = {"step", "prompt", "completion", "parity_reward", "steps", "step_rewards", "advantage"}
+    assert set(table.columns) - {"answer"} == columns  # TRL logs columns of the dataset that rewards ask for
     assert len(table) == 8
     assert [len(s) for s in table["steps"]] == [len(r) for r in table["step_rewards"]]
     # The row's advantage is its mean over tokens; the run log has it token by token.
-    groups = read(settings, "completions.jsonl")
-    assert {row["reward"] for group in groups for row in group["rows"]} <= set(table["parity_reward"])
-
-
-def extra_columns(table):
-    """TRL logs columns of the dataset that rewards ask for; none here."""
-    return [name for name in table.columns if name == "answer"]
+    assert set(rewards) <= set(table["parity_reward"])
 
 
 def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
@@ -399,15 +384,22 @@ def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
         own_rows=slice(0, 2),
     )
     seen = BatchSnapshot(batch, 0, {second[-1]}, {0})
-    assert [(row.length, row.trained, row.gradient_weight, row.truncated) for row in seen.own] == [
-        (4, 4, 2.0, True),
-        (3, 3, 1.5, False),
+    own = {name: seen.own[name] for name in ("lengths", "trained", "gradient_weights", "truncated")}
+    assert own == {
+        "lengths": [4, 3],
+        "trained": [4, 3],
+        "gradient_weights": [2.0, 1.5],
+        "truncated": [True, False],
+    }
+    rows = list(seen.records(["r"], [True, False], Aligner(tokenizer)))
+    assert [[(s["text"], s["advantage"], s["masked"]) for s in row["spans"]] for row in rows] == [
+        [("ab", 0.5, False), ("123", 0, True), ("cd", 0.5, False)],
+        [("xyz", -0.5, False)],
     ]
-    rows = list(seen.recorded_rows(["r"], [True, False]))
-    assert list(rows[0].trained) == [True, True, False, False, False, True, True]
-    assert list(rows[0].token_advantages) == [0.5, 0.5, 0, 0, 0, 0.5, 0.5]
-    assert list(rows[1].token_advantages) == [-0.5] * 3
-    assert [row.correct for row in rows] == [True, False]
+    assert [(row["right"], row["rewards"], row["columns"]) for row in rows] == [
+        (True, {"r": 1.0}, {}),
+        (False, {"r": 0.0}, {}),
+    ]
 
 
 def test_a_truncated_row_that_is_masked_is_recorded_as_such(settings, prompts, tokenizer):

@@ -140,24 +140,60 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
         assert text in card.text, text
 
 
+built = partial(runs.build, DrGRPOTrainer)  # it does not train: what it would optimize is known
+STEPS = {"step_reward_funcs": step_reward}
+TO_GO = "A_it(process) = Q_ik - mean of Q_jk over the other rows j; Q_ik = "
+FORKS = {"forks": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+FORKED = "A_c  = R_c - mean of R over the siblings of node c"
+FORKED_STEPS = "A_it = 1 * A_c + 1 * A_ck of the node c and step k of token t"
+
+
 @pytest.mark.parametrize(
-    ("credit", "formula"),
+    ("fields", "arguments", "said"),
     [
-        ("return_to_go", "Q_ik - mean of Q_jk over the other rows j; Q_ik = sum over steps l >= k of s_il, 0 once"),
-        ("immediate", "Q_ik - mean of Q_jk over the other rows j; Q_ik = s_ik, 0 once row i has ended"),
-        ("min_increments", "Q_ik - mean of Q_jk over the other rows j; Q_ik = sum over steps l >= k of (m_il - m_i"),
+        ({"step_credit": "return_to_go"}, STEPS, [TO_GO + "sum over steps l >= k of s_il, 0 once row i has ended"]),
+        (
+            {"step_credit": "immediate", "process_weight": 0.5},
+            STEPS,
+            [TO_GO + "s_ik, 0", "A_it = 1 * A_i + 0.5 * A_it"],
+        ),
+        ({"step_credit": "min_increments"}, STEPS, [TO_GO + "sum over steps l >= k of (m_il - m_i"]),
+        ({"dynamic_sampling": True, "curriculum": True}, {}, ["(K - 1) / (M - 1)", "q >= 0.2", "1 / q"]),
+        ({"dynamic_sampling": "dapo"}, {}, ["as in DAPO", "a factor that changes as the model learns"]),
+        (
+            {**FORKS, "fork_depth": 2, "num_generations": 8},
+            {},
+            [
+                "2 completions are sampled per prompt; each is cut behind the first step in which a place drawn "
+                "beforehand is reached and goes on in 2 branches, and the branches are cut again, 2 levels in all: 8 "
+                "rows. Siblings are the branches of one cut, or the 2 parents of one prompt.",
+                FORKED,
+                "A_it = A_c of the node c that token t of row i is in",
+            ],
+        ),
+        (
+            {**FORKS, "fork_at": "entropy", "fork_threshold": 1.5},
+            STEPS,
+            ["the first step in which the mean entropy exceeds 1.5 nats per token and goes on in 2 branches: 4 rows."],
+        ),
+        (
+            {**FORKS, "fork_at": "doubt", "fork_threshold": 0.5},
+            STEPS,
+            ["the first step in which 1 - score exceeds 0.5 and goes on", FORKED, FORKED_STEPS, "\nQ_ik = sum over"],
+        ),
     ],
 )
-def test_process_supervision_is_stated_and_cited(credit, formula, settings, prompts, tokenizer, reward):
-    settings |= {"max_steps": 1, "step_credit": credit, "process_weight": 0.5, "step_separator": ["tokens:3"]}
-    _, card = run(settings, prompts, tokenizer, reward, step_reward_funcs=step_reward)
-    assert f"A_it(process) = {formula}" in card.text
-    assert "A_it = 1 * A_i + 0.5 * A_it(process)" in card.text
-    assert "2402.03300" in card.text
-    assert row(card, "step&#95;reward") == ["step reward", "1"]
-
-
-built = partial(runs.build, DrGRPOTrainer)  # it does not train: what it would optimize is known
+def test_credit_sampling_and_forks_are_stated(fields, arguments, said, settings, prompts, tokenizer, reward):
+    if "dynamic_sampling" in fields:
+        fields = {**fields, "max_sampling_rounds": 1}
+    trainer = built({**settings, **fields}, prompts, tokenizer, reward, **arguments)
+    objective = objective_of(trainer)
+    text = "\n".join([*objective.formula, *objective.notes])
+    assert [each for each in said if each not in text] == []
+    assert any("A_i " in line for line in objective.formula) == ("forks" not in fields)
+    facts = objective_facts(trainer)  # a resumed run compares them
+    assert facts["forks"] == fields.get("forks", 1)
+    assert facts["dynamic_sampling"] == ("dapo" if fields.get("dynamic_sampling") == "dapo" else None)
 
 
 @pytest.mark.parametrize("passed_in", [False, True])
@@ -169,53 +205,6 @@ def test_the_reference_of_an_adapter(passed_in, settings, prompts, tokenizer, re
     notes = objective_of(built({**settings, "beta": 0.1}, prompts, tokenizer, reward, **arguments)).notes
     expected = "the starting adapter, frozen" if passed_in else "the base model without the adapter"
     assert any(f"the reference is {expected};" in note for note in notes)
-
-
-@pytest.mark.parametrize(
-    ("fields", "said", "recorded"),
-    [
-        ({"dynamic_sampling": True, "curriculum": True}, ["(K - 1) / (M - 1)", "q >= 0.2", "1 / q"], None),
-        ({"dynamic_sampling": "dapo"}, ["as in DAPO", "a factor that changes as the model learns"], "dapo"),
-    ],
-)
-def test_sampling_is_stated(fields, said, recorded, settings, prompts, tokenizer, reward):
-    trainer = built({**settings, **fields, "max_sampling_rounds": 1}, prompts, tokenizer, reward)
-    notes = " ".join(objective_of(trainer).notes)
-    assert all(text in notes for text in said)
-    assert objective_facts(trainer)["dynamic_sampling"] == recorded  # a resumed run compares it
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        (
-            {"fork_depth": 2, "num_generations": 8},
-            "2 completions are sampled per prompt; each is cut behind the first step in which a place drawn "
-            "beforehand is reached and goes on in 2 branches, and the branches are cut again, 2 levels in all: 8 rows."
-            " Siblings are the branches of one cut, or the 2 parents of one prompt.",
-        ),
-        (
-            {"fork_at": "entropy", "fork_threshold": 1.5},
-            "the first step in which the mean entropy exceeds 1.5 nats per token and goes on in 2 branches: 4 rows.",
-        ),
-        ({"fork_at": "doubt", "fork_threshold": 0.5}, "the first step in which 1 - score exceeds 0.5 and goes on"),
-    ],
-)
-def test_forks_are_stated(fields, said, settings, prompts, tokenizer, reward):
-    settings |= {"forks": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, **fields}
-    has_steps = "fork_at" in fields
-    trainer = built(settings, prompts, tokenizer, reward, step_reward_funcs=step_reward if has_steps else None)
-    objective = objective_of(trainer)
-    assert said in " ".join(objective.notes)
-    assert "A_c  = R_c - mean of R over the siblings of node c" in objective.formula
-    assert not any("A_i " in line for line in objective.formula)
-    if has_steps:
-        credit = "A_it = 1 * A_c + 1 * A_ck of the node c and step k of token t"
-        assert {credit, "Q_ik = sum over steps l >= k of s_il, 0 once row i has ended"} <= {*objective.formula}
-    else:
-        assert "A_it = A_c of the node c that token t of row i is in" in objective.formula
-    assert objective_facts(trainer)["forks"] == 2
-    assert objective_facts(built(short_run(settings["output_dir"]), prompts, tokenizer, reward))["forks"] == 1
 
 
 def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
@@ -340,13 +329,8 @@ def test_options_of_any_type_are_stated_and_end_no_run(tmp_path):
     generation = {"sequence_bias": {(10,): -1.0}, "suppress_tokens": (3,)}
     args = DrGRPOConfig("out", report_to="none", model_init_kwargs=options, generation_kwargs=generation)
     shown = yaml.safe_load(yaml.safe_dump(card_facts.changed_settings(args)))
-    config = {"load_in_4bit": True, "dtype": "torch.bfloat16"}
-    assert shown["model_init_kwargs"] == {
-        "dtype": "torch.float32",
-        "cache_dir": "(local path)",
-        "config": config,
-        "max_memory": {0: "2GiB"},
-    }
+    config = {"config": {"load_in_4bit": True, "dtype": "torch.bfloat16"}, "max_memory": {0: "2GiB"}}
+    assert shown["model_init_kwargs"] == {"dtype": "torch.float32", "cache_dir": "(local path)", **config}
     assert shown["generation_kwargs"] == {"sequence_bias": {"(10,)": -1.0}, "suppress_tokens": [3]}
 
 
@@ -380,6 +364,8 @@ def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, pr
     assert "steps are cut by 'tokens:3'" in card.text
     assert "r_i  = 0.5 * length_reward + 2 * other\n" in card.text
     assert "s_ik =" not in card.text
+    assert "2402.03300" in card.text
+    assert row(card, "step&#95;reward") == ["step reward", "1"]
     assert "/home/me" not in card.text
     rewards = logged(trainer, "eval_reward")
     for split, value in zip(("easy", "hard"), rewards, strict=True):
@@ -448,18 +434,9 @@ def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
     assert not draw_curves([{"step": s, "reward": 1.0} for s in (1, 2)], tmp_path / "c.png")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        *((name, True) for name in ("org/name", "gpt2")),
-        *((name, False) for name in ("/tmp/model", "./x", "~/x", "tests", "a/b/c", "", None, "C:\\models\\x")),
-    ],
-)
-def test_what_a_hub_id_is(name, expected):
-    assert card_facts.is_hub_id(name) is expected
-
-
-def test_the_dataset_says_where_it_is_from(prompts):
+def test_what_a_hub_id_is_and_where_a_dataset_says_it_is_from(prompts):
+    others = ("/tmp/model", "./x", "~/x", "tests", "a/b/c", "", None, "C:\\models\\x")
+    assert [name for name in ("org/name", "gpt2", *others) if card_facts.is_hub_id(name)] == ["org/name", "gpt2"]
     assert card_facts.dataset_id(prompts) is None
     copied = Dataset.from_dict({"prompt": ["a"]})
     copied.info.download_checksums = {"hf://datasets/openai/gsm8k@0123abc/main/train.parquet": {}}
@@ -488,24 +465,12 @@ def test_a_fence_is_longer_than_any_in_the_text(text):
 
 
 def test_secrets_by_name():
-    nested = {
-        "token": "t",
-        "eos_token": "</s>",
-        "max_tokens": 3,
-        "deep": [{"api_key": "k", "n": 1}],
-        "hub_token": None,
-    }
-    assert scrubbed(nested) == {
-        "token": None,
-        "eos_token": "</s>",
-        "max_tokens": 3,
-        "deep": [{"api_key": None, "n": 1}],
-        "hub_token": None,
-    }
+    kept = {"eos_token": "</s>", "max_tokens": 3, "hub_token": None}
+    nested = {"token": "t", "deep": [{"api_key": "k", "n": 1}], **kept}
+    assert scrubbed(nested) == {"token": None, "deep": [{"api_key": None, "n": 1}], **kept}
     assert nested["token"] == "t"
-    assert is_secret("JUDGE_API_KEY")
-    assert is_secret("AWS_SECRET_ACCESS_KEY")
-    assert not is_secret("tokenizer")
+    names = ("JUDGE_API_KEY", "AWS_SECRET_ACCESS_KEY", "tokenizer")
+    assert [is_secret(name) for name in names] == [True, True, False]
 
 
 def test_known_secrets_are_taken_out_of_a_text(monkeypatch):

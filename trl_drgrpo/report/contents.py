@@ -28,8 +28,8 @@ from trl_drgrpo.report.curves import (
 )
 from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
-from trl_drgrpo.report.reading import LOG_FOLDER
-from trl_drgrpo.report.records import Run, number
+from trl_drgrpo.report.reading import LOG_FOLDER, Run
+from trl_drgrpo.report.records import number
 
 FORMAT = 3
 COMPLETION_BYTES = 3_200_000  # of the page's five megabytes
@@ -198,20 +198,17 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     for bucket, curve in shares.items():
         at = dict(zip(curve.steps, curve.values, strict=True)) if curve else {}
         groups[bucket] = [rounded(mean([at.get(step) for step in column]), 3) for column in columns]
-    gradient_weight = {}
-    for kind in _GRADIENT_WEIGHT_KINDS:
+
+    def means(kind: str, missing: float | None) -> dict[str, float | None]:
         found = by_bucket(kind)
-        if any(found.values()):
-            gradient_weight[kind] = {
-                bucket: rounded(mean(curve.values), 4) if curve else 0.0 for bucket, curve in found.items()
-            }
-    kept = by_bucket("keep_probability")
-    keep_probability = {bucket: rounded(mean(curve.values), 4) if curve else None for bucket, curve in kept.items()}
+        each = {bucket: rounded(mean(curve.values), 4) if curve else missing for bucket, curve in found.items()}
+        return each if any(found.values()) else {}
+
     return {
         "steps": [column[-1] for column in columns],
         "groups": groups,
-        "gradient_weight": gradient_weight,
-        "keep_probability": keep_probability if any(kept.values()) else {},
+        "gradient_weight": {kind: weights for kind in _GRADIENT_WEIGHT_KINDS if (weights := means(kind, 0.0))},
+        "keep_probability": means("keep_probability", None),
     }
 
 
@@ -243,8 +240,8 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
                     "unit": panel.unit,
                     "role": line.role,
                     "share": panel.share,
-                    "first": [rounded(number(end.first), 4) if end else None for end in ends],
-                    "last": [rounded(number(end.last), 4) if end else None for end in ends],
+                    "first": [rounded(number(end[0]), 4) if end else None for end in ends],
+                    "last": [rounded(number(end[1]), 4) if end else None for end in ends],
                     "end": [rounded(known_points(curve)[-1][1], 4) if curve else None for curve in found],
                 }
             )

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from trl_drgrpo.features.diagnostics.statistics import Push, decision_scores, stop_push
-from trl_drgrpo.report.records import Group, Logged, Row, Run
+from trl_drgrpo.report.reading import Logged, Run
+from trl_drgrpo.report.records import Group, Row
 
 _HOLE = 8  # times the usual distance of two logged steps
 _ONCE = ("train_", "total_flos")  # written at the end of a run: no curves
@@ -119,29 +120,22 @@ def known_points(curve: Curve) -> list[tuple[int, float]]:
     return [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None]
 
 
-@dataclass
-class Ends:
-    """First and last level of a metric: means over the first and the last tenth of its values (at least one)."""
-
-    first: float
-    last: float
-
-
-def ends_of(curve: Curve) -> Ends:
+def ends_of(curve: Curve) -> tuple[float, float]:
     """
-    The mean of the first and of the last tenth of a curve that has a value.
+    First and last level of a curve that has a value: means over the first and the last tenth of its values (at least
+    one).
 
     Example:
 
     ```python
     >>> ends_of(Curve([1, 2, 3], [0.0, None, 1.0]))
-    Ends(first=0.0, last=1.0)
+    (0.0, 1.0)
 
     ```
     """
     known = [value for _, value in known_points(curve)]
     tenth = max(1, len(known) // 10)
-    return Ends(statistics.fmean(known[:tenth]), statistics.fmean(known[-tenth:]))
+    return statistics.fmean(known[:tenth]), statistics.fmean(known[-tenth:])
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -153,29 +147,6 @@ def mean(values: Sequence[float | None]) -> float | None:
 def rounded(value: float | None, digits: int = 5) -> float | None:
     """A number with that many significant digits."""
     return None if value is None else float(f"{value:.{digits}g}")
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A number of the first screen. `metrics`: the first one that is there counts; `is_mean`: over the whole run,
-    in seconds, instead of first and last value; `complement`: 1 minus the metric."""
-
-    name: str
-    metrics: tuple[str, ...]
-    unit: str = ""
-    share: bool = False
-    is_mean: bool = False
-    complement: bool = False
-
-
-_SECONDS = ("time/generate_s", "time/score_s", "time/train_s")  # per step
-_PASS_RATE = _Number("Pass rate", ("drgrpo/pass_rate",), share=True)
-_REWARD = _Number("Reward", ("reward",))
-_NUMBERS = (
-    _Number("Mean length", ("completions/mean_length",), "tokens"),
-    _Number("Live groups", ("drgrpo/zero_signal_frac", "frac_reward_zero_std"), share=True, complement=True),
-    _Number("Speed", ("time/tokens_per_s",), "tokens/s", is_mean=True),
-)
 
 
 def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
@@ -191,24 +162,32 @@ def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
         `last` (values logged at these steps; `first` is `None` for a mean over all of them) and `last_tenth` (mean of
         the last tenth of the values). `last` is `None` where nothing was logged or recorded.
     """
-    first = _PASS_RATE if any(name in curves for name in _PASS_RATE.metrics) else _REWARD
+    rate, speed = curves.get("drgrpo/pass_rate"), curves.get("time/tokens_per_s")
+    dead = curves.get("drgrpo/zero_signal_frac", curves.get("frac_reward_zero_std"))
     warned = None if run.kind == "trl" else len(run.warnings)
-    warnings = {"name": "Warnings", "unit": "", "share": False, "steps": [], "first": None, "last": warned}
-    return [*(_value(number, curves) for number in (first, *_NUMBERS)), {**warnings, "last_tenth": None}]
+    mean_speed = {"last": rounded(_over_time(speed, curves))} if speed else {}
+    return [
+        _logged("Pass rate", rate, share=True) if rate else _logged("Reward", curves.get("reward")),
+        _logged("Mean length", curves.get("completions/mean_length"), unit="tokens"),
+        _logged(
+            "Live groups", dead and Curve(dead.steps, [v if v is None else 1 - v for v in dead.values]), share=True
+        ),
+        {**_logged("Speed", speed, unit="tokens/s"), "first": None, "last_tenth": None, **mean_speed},
+        {**_logged("Warnings", None), "last": warned},
+    ]
 
 
-def _value(number: _Number, curves: dict[str, Curve]) -> dict[str, Any]:
-    curve = next((curves[name] for name in number.metrics if name in curves), None)
-    value: dict[str, Any] = {"name": number.name, "unit": number.unit, "share": number.share}
+def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False) -> dict[str, Any]:
+    """A number of the first screen: the first and the last value of a curve, as logged."""
+    number: dict[str, Any] = {"name": name, "unit": unit, "share": share, "steps": [], "first": None, "last": None}
     if curve is None:
-        return {**value, "steps": [], "first": None, "last": None, "last_tenth": None}
-    points = known_points(curve)
-    steps, values = [points[0][0], points[-1][0]], [value for _, value in points]
-    if number.is_mean:
-        return {**value, "steps": steps, "first": None, "last": rounded(_over_time(curve, curves)), "last_tenth": None}
-    shown = (values[0], values[-1], ends_of(curve).last)
-    first, last, tenth = (rounded(1 - each if number.complement else each) for each in shown)
-    return {**value, "steps": steps, "first": first, "last": last, "last_tenth": tenth}
+        return {**number, "last_tenth": None}
+    (start, first), (end, last) = known_points(curve)[0], known_points(curve)[-1]
+    number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
+    return {**number, "last_tenth": rounded(ends_of(curve)[1])}
+
+
+_SECONDS = ("time/generate_s", "time/score_s", "time/train_s")  # per step
 
 
 def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
@@ -228,15 +207,8 @@ def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
 _FEWEST = 8  # groups with a signal that an interval is worth
 
 
-@dataclass(frozen=True)
-class PushRow:
-    """Input of a push from one row: its place, length, whether it ended by itself, correctness, advantage."""
-
-    step: int
-    length: int
-    stopped: bool
-    correct: bool
-    advantage: float
+# Input of a push from one row: its step, length, whether it ended by itself, whether it is correct, its advantage.
+PushRow = tuple[int, int, bool, bool, float]
 
 
 def push_rows(group: Group) -> list[PushRow]:
@@ -244,8 +216,7 @@ def push_rows(group: Group) -> list[PushRow]:
     if group.mode != "train" or not all(_is_known(row) for row in group.rows):
         return []
     return [
-        PushRow(group.step, row.length or 0, not row.truncated, bool(row.right), row.advantage or 0.0)
-        for row in group.rows
+        (group.step, row.length or 0, not row.truncated, bool(row.right), row.advantage or 0.0) for row in group.rows
     ]
 
 
@@ -258,14 +229,11 @@ def push_note(groups: Sequence[Sequence[PushRow]]) -> str | None:
     Returns:
         `str` or `None`: One sentence with 95% intervals; `None` where too little is recorded.
     """
-    rows = [(number, row) for number, group in enumerate(groups) for row in group]
+    rows = [(number, *row) for number, group in enumerate(groups) for row in group]
     if not rows:
         return None
-    number, step = np.array([number for number, _ in rows]), np.array([row.step for _, row in rows])
-    lengths = np.array([row.length for _, row in rows])
-    scores = decision_scores(lengths, np.array([row.stopped for _, row in rows]), number, step)
-    correct = np.array([row.correct for _, row in rows])
-    advantages = np.array([row.advantage for _, row in rows])
+    number, step, lengths, stopped, correct, advantages = map(np.array, zip(*rows, strict=True))
+    scores = decision_scores(lengths, stopped, number, step)
     pushes = {
         name: (stop_push(weights, scores, ~correct, number), stop_push(weights, scores, correct, number))
         for name, weights in (("this run's weights", advantages), ("a mean per row (GRPO)", advantages / lengths))

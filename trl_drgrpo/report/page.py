@@ -1,17 +1,20 @@
-"""The report as one HTML page that needs nothing else, and lets nothing else in.
+"""The report as one HTML page that needs nothing else, and lets nothing else in; and as Markdown.
 
-Styles, scripts and data are part of the page. Its content security policy allows exactly the style and the script that
-stand in it, by their hashes, and no connection to anywhere. Texts of a run reach the page as escaped text (`visible`:
-characters that cannot be seen, or that turn the text around them, are shown by their codes) or as JSON that cannot end
-the script element it stands in (`embedded`), whatever a completion holds.
+Both are templates (`assets/page.html.j2`, `assets/report.md.j2`). Styles, scripts and data are part of the page. Its
+content security policy allows exactly the style and the script that stand in it, by their hashes, and no connection to
+anywhere. Texts of a run reach the page as escaped text (`visible`: characters that cannot be seen, or that turn the
+text around them, are shown by their codes) or as JSON that cannot end the script element it stands in (`embedded`),
+whatever a completion holds.
 """
 
 import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 # `<` opens tags and comments; direction marks would turn the source around; surrogates have no UTF-8; and so on.
@@ -55,24 +58,12 @@ def visible(text: object) -> str:
     return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", str(text))
 
 
-_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "tree.css", "group_widget.css")
-_SCRIPTS = (
-    "uplot/uPlot.iife.min.js",
-    "dom.js",
-    "state.js",
-    "curves.js",
-    "charts.js",
-    "tools.js",
-    "difficulty.js",
-    "group.js",
-    "tree.js",
-    "detail.js",
-    "completions.js",
-    "group_widget.js",
-    "widget_section.js",
-    "live.js",
-    "page.js",
-)
+_MARKDOWN = re.compile(r"[\\`*_\[\]|$]")
+_BEGINNING = 300  # characters of a completion in Markdown
+
+_STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "group_widget.css")
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "charts.js", "tools.js", "difficulty.js", "detail.js")
+_SCRIPTS += ("completions.js", "group_widget.js", "page.js")
 _PAGE_DATA = ("buckets", "panels", "other_metrics")
 # Of a run, what the template writes and no script reads.
 _WRITTEN = ("status", "headline", "facts", "formula", "objective", "right", "notes", "push", "mean_of", "evaluations")
@@ -81,23 +72,15 @@ _WRITTEN = ("status", "headline", "facts", "formula", "objective", "right", "not
 def html_page(contents: dict[str, Any], version: str | None = None) -> str:
     """Renders `contents`, of `report_contents`, as one page; encodable as UTF-8. With a `version`, of these contents,
     the page asks its server for newer ones."""
-    from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("trl_drgrpo.report", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["value"] = shown
-    environment.filters["amount"] = amount
-    environment.filters["headline"] = headline_text
-    environment.filters["visible"] = visible
     style = _joined(_STYLES)
     script = (
         f'"use strict";\n/*\nuPlot: {_joined(("uplot/LICENSE",))}*/\n{_joined(_SCRIPTS)}'  # its licence goes with it
     )
     data = {name: contents[name] for name in _PAGE_DATA}
     data["runs"] = [{name: run[name] for name in run if name not in _WRITTEN} for run in contents["runs"]]
-    return environment.get_template("page.html.j2").render(
+    return _template("page.html.j2", autoescape=True).render(
         **contents,
         version=version,
         made=f"{datetime.fromtimestamp(contents['made_at'], UTC):%Y-%m-%d %H:%M} UTC",
@@ -107,6 +90,53 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
         script_hash=_hash(script),
         data=Markup(embedded(data)),
     )
+
+
+def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
+    """Renders the Markdown file. `contents`: of `report_contents`; `plot`: the picture in the same folder, `None`
+    without matplotlib."""
+    return _template("report.md.j2", autoescape=False).render(**contents, plot=plot.name if plot else "")
+
+
+def _template(name: str, autoescape: bool) -> Any:
+    from jinja2 import Environment, PackageLoader
+
+    loader = PackageLoader("trl_drgrpo.report", "assets")
+    environment = Environment(
+        loader=loader,
+        autoescape=autoescape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=not autoescape,
+    )
+    environment.filters |= {
+        "value": shown,
+        "amount": amount,
+        "headline": headline_text,
+        "visible": visible,
+        "cell": cell,
+        "row": _row,
+        "head": lambda cells: f"{_row(cells)}\n{_row(['---'] * len(cells))}",
+        "beginning": _beginning,
+    }
+    return environment.get_template(name)
+
+
+def cell(value: str) -> str:
+    """Text that is neither Markdown, nor markup, nor the end of a table's cell."""
+    text = visible(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return " ".join(_MARKDOWN.sub(r"\\\g<0>", text).split())
+
+
+def _row(cells: Sequence[Any]) -> str:
+    return f"| {' | '.join(cell(shown(each)) for each in cells)} |"
+
+
+def _beginning(spans: Sequence[dict[str, Any]], level: int | None = None, cut: int = 0) -> str:
+    """The start of a completion, or of its stretch behind so many forks. `cut`: characters that are left out
+    already."""
+    text = "".join(span["text"] for span in spans if level is None or span.get("level", 0) == level)
+    return f"{text[:_BEGINNING]} [...]" if len(text) + cut > _BEGINNING else text
 
 
 def shown(value: Any) -> str:

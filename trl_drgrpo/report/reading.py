@@ -2,33 +2,86 @@
 
 The run log is `<output_dir>/_drgrpo/`: `run.json` and three files of JSON Lines, which grow while the run goes on.
 What is missing, torn or damaged costs only itself, and a note in the report says so.
+
+Plain TRL leaves the log history in `trainer_state.json`, and `completions/*.parquet` if it kept them. It writes
+neither objective nor settings down where they can be read safely (`training_args.bin` is a pickle, which executes what
+it holds), so the report has none for such a run. What `DrGRPOTrainer` would have logged follows from the completions,
+under its names and by its definitions. Only where every reward is 0 or 1: what counts as correct is never guessed from
+a continuous reward.
 """
 
+import math
 import time as clock
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.completions import RecordedCompletions
-from trl_drgrpo.report.records import (
-    JsonLines,
-    Logged,
-    Run,
-    Starts,
-    Warned,
-    listed,
-    mapping,
-    number,
-    read_object,
-    text,
-    whole,
-)
+from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, FORMAT, METRICS, RUN, WARNINGS
+from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
+from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics
+from trl_drgrpo.report.completions import Completions, RecordedCompletions, SavedCompletions
+from trl_drgrpo.report.records import Group, JsonLines, Starts, listed, mapping, number, read_object, text, whole
 
-LOG_FOLDER, FORMAT = "_drgrpo", 1
+_FILES = (RUN, METRICS, COMPLETIONS, WARNINGS)
 
-_FILES = ("run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl")
+
+@dataclass
+class Warned:
+    """A warning that the run gave: its step, the name of its cause, and what to do."""
+
+    step: int
+    cause: str
+    message: str
+
+
+@dataclass
+class Logged:
+    """One call of `Trainer.log`: the step, `"train"` or `"eval"`, and the metrics (`None` = logged as NaN)."""
+
+    step: int
+    mode: str
+    metrics: dict[str, float | None]
+    time: float | None = None
+
+
+@dataclass
+class Run:
+    """Everything that is known of one run.
+
+    Args:
+        name (`str`): Short and different for every run of a report.
+        path (`str`): The folder, as it was given.
+        kind (`str`): `"trl-drgrpo"` (it has a run log) or `"trl"`.
+        status (`str`): How it ended, in words.
+        facts (`dict[str, str]`): Model, dataset, device, versions, ...
+        formula (`list[str]`): The objective in lines of plain text; empty where nobody wrote it down.
+        objective, settings (`dict`): Of the run; empty where nobody wrote them down.
+        right (`dict` or `None`): What counts as correct: `{"reward": name, "threshold": x}`.
+        logged (`list[Logged]`): In the order of the steps.
+        warnings (`list[Warned]`): In the order of the steps.
+        resumed_at (`list[int]`): Steps at which it was resumed.
+        completions (`Completions` or `None`): `None` if none were recorded.
+        notes (`list[str]`): What could not be read, and what was left out: shown in the report.
+    """
+
+    name: str
+    path: str
+    kind: str
+    status: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+    formula: list[str] = field(default_factory=list)
+    objective: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    right: dict[str, Any] | None = None
+    logged: list[Logged] = field(default_factory=list)
+    warnings: list[Warned] = field(default_factory=list)
+    resumed_at: list[int] = field(default_factory=list)
+    completions: Completions | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
@@ -49,8 +102,6 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
 def read_run(folder: str | Path) -> Run:
     """Reads one run from its `output_dir`, its `_drgrpo` folder, or one of its checkpoints. Errors are those of
     `read_runs`."""
-    from trl_drgrpo.report.plain_trl import read_plain_run
-
     folder = Path(folder)
     if not folder.is_dir():
         got = "a file" if folder.exists() else "nothing there"
@@ -73,7 +124,7 @@ def read_run(folder: str | Path) -> Run:
 def read_run_log(log: Path) -> Run:
     """Reads the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
     notes: list[str] = []
-    about = _about(log / "run.json", notes)
+    about = _about(log / RUN, notes)
     entries = [mapping(start) for start in listed(about.get("starts")) if isinstance(start, dict)]
     starts = Starts([(number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0) for entry in entries])
     output_dir = log.resolve().parent
@@ -89,16 +140,16 @@ def read_run_log(log: Path) -> Run:
         resumed_at=starts.resumed_at,
         notes=notes,
     )
-    logged, superseded = _entries(log / "metrics.jsonl", starts, notes)
+    logged, superseded = _entries(log / METRICS, starts, notes)
     for step, line in logged:
         metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
         run.logged.append(Logged(step, text(line.get("mode", "train")), metrics, number(line.get("time"))))
     if superseded:
         notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")
-    for step, line in _entries(log / "warnings.jsonl", starts, notes)[0]:
+    for step, line in _entries(log / WARNINGS, starts, notes)[0]:
         run.warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
-    completions = RecordedCompletions(log / "completions.jsonl", starts)
-    _note_unreadable(completions.unreadable, "completions.jsonl", notes)
+    completions = RecordedCompletions(log / COMPLETIONS, starts)
+    _note_unreadable(completions.unreadable, COMPLETIONS, notes)
     run.completions = completions if completions.groups else None
     run.status = _status(about, run.logged)
     return run
@@ -199,3 +250,122 @@ def _entries(path: Path, starts: Starts, notes: list[str]) -> tuple[list[tuple[i
 def _note_unreadable(count: int, name: str, notes: list[str]) -> None:
     if count:
         notes.append(f"{name}: {count} unreadable line{'s' if count > 1 else ''} (cut off or damaged), left out.")
+
+
+STATE_FILE = "trainer_state.json"
+_NOT_METRICS = ("step", "epoch")
+
+
+def read_plain_run(folder: Path) -> Run | None:
+    """Reads a run that has no run log, from its output folder or a checkpoint: no objective, no settings; `None` where
+    there is none. The trainer state that got furthest counts, in the folder or in one of its checkpoints."""
+    paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
+    if not paths and not any((folder / "completions").glob("completions_*.parquet")):
+        return None
+    states = [(_state(path), path) for path in paths]
+    state, path = max(states, key=lambda each: _step(each[0]), default=({}, folder))
+    run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
+    run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
+    torn = [str(other.relative_to(folder)) for content, other in states if _step(content) < 0]
+    if torn:
+        run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
+    run.logged = [entry for line in state.get("log_history") or [] if (entry := _logged(line)) is not None]
+    completions = SavedCompletions(folder)
+    if completions.groups:
+        run.completions = completions
+        derived, notes = derived_metrics(completions)
+        run.logged = _merged(run.logged, derived)
+        completions.one_is_correct = bool(derived)
+        run.notes += notes
+    run.notes += completions.notes
+    if state:
+        run.facts = {"max_steps": str(state.get("max_steps")), "read from": str(path.relative_to(folder))}
+        step, last = whole(state.get("global_step")), whole(state.get("max_steps"))
+        run.status = f"finished at step {step}" if step == last else f"saved at step {step} of {last}"
+    else:
+        run.status = "no trainer state saved yet"
+    return run
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path) or {}
+    except OSError:
+        return {}
+
+
+def _step(state: dict[str, Any]) -> int:
+    """Of a trainer state; -1 where it cannot be read."""
+    step = whole(state.get("global_step"))
+    return -1 if step is None else step
+
+
+def _logged(line: Any) -> Logged | None:
+    """An entry of `log_history`."""
+    step = whole(mapping(line).get("step"))
+    if step is None:
+        return None
+    metrics = {str(name): number(value) for name, value in line.items() if name not in _NOT_METRICS}
+    return Logged(step, "eval" if any(name.startswith("eval_") for name in metrics) else "train", metrics)
+
+
+def _merged(logged: list[Logged], derived: dict[int, dict[str, float | None]]) -> list[Logged]:
+    """The log with what was derived for a step put into that step's entry, or into one of its own."""
+    at = {entry.step: entry for entry in reversed(logged) if entry.mode == "train"}
+    for step, metrics in derived.items():
+        if step in at:
+            at[step].metrics = {**metrics, **at[step].metrics}
+        else:
+            logged.append(Logged(step, "train", metrics))
+    return sorted(logged, key=lambda entry: entry.step)
+
+
+def derived_metrics(completions: SavedCompletions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
+    """Metrics per logged step of a run of plain TRL, and notes on their origin. Where a reward is neither 0 nor 1: no
+    metrics, and the reason."""
+    batches: dict[int, list[Group]] = defaultdict(list)
+    several = False
+    for _, group in completions.looked_at():
+        several |= any(len(row.rewards) > 1 for row in group.rows)
+        if any(row.reward not in (0, 1, None) for row in group.rows):
+            return {}, ["Some rewards are neither 0 nor 1, so correct and incorrect completions are not told apart."]
+        batches[group.step].append(group)
+    notes = [
+        "Correct = reward 1. Pass rates, dead groups, lengths and difficulty are computed from saved completions."
+    ]
+    if several:
+        notes.append("The weights of its reward functions are not recorded: rewards are summed with weight 1.")
+    lengths = [row.length for groups in batches.values() for group in groups for row in group.rows]
+    if any(length is not None for length in lengths):
+        notes.append("Lengths are tokens counted with the saved tokenizer; special tokens are not in the saved text.")
+    return {step: batch_metrics(groups) for step, groups in sorted(batches.items())}, notes
+
+
+# What can be told without advantages: of the metrics of a batch, those whose names begin so.
+_DERIVED = ("drgrpo/pass_rate", "drgrpo/all_", "difficulty/")
+_DERIVED_FROM_LENGTHS = ("completions/length_correct", "completions/length_incorrect")
+
+
+def batch_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
+    """Metrics of one batch whose rewards are 0 or 1 (`batch_statistics`), without those that have nothing to be
+    computed from. Dr. GRPO would weigh each token of a row with `|r - mean|`."""
+    groups = [group for group in groups if any(row.reward is not None for row in group.rows)]
+    if not groups:
+        return {}
+    rows = [(row, row.reward, group.baseline or 0.0) for group in groups for row in group.rows]
+    lengths = [row.length or 0 for row, _, _ in rows]
+    weights = [0.0 if reward is None else abs(reward - mean) for _, reward, mean in rows]
+    sizes = [len(group.rows) for group in groups]
+    batch = BatchRows(
+        num_generations=max(sizes),
+        sizes=sizes,
+        rewards=[math.nan if reward is None else reward for _, reward, _ in rows],
+        lengths=lengths,
+        trained=lengths,
+        gradient_weights=[weight * length for weight, length in zip(weights, lengths, strict=True)],
+        truncated=[False] * len(rows),
+        texts=range(len(rows)),
+        correct=[None if reward is None else reward == 1 for _, reward, _ in rows],
+    )
+    wanted = (*_DERIVED, *(_DERIVED_FROM_LENGTHS if any(lengths) else ()))
+    return {name: value for name, value in batch_statistics(batch).items() if name.startswith(wanted)}

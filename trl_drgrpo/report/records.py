@@ -1,4 +1,4 @@
-"""The report's view of a run, whatever wrote it: plain data, checked when it is read.
+"""What a report reads of a run, whatever wrote it: plain data, checked when it is read.
 
 A run log may be half-written, or written by another version. So every value is looked at here, once: what is no number
 is `None`, what is no text becomes one, and the rest of the report need not ask again. Lines that cannot be read, since
@@ -14,12 +14,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl_drgrpo.features.diagnostics.statistics import grpo_zscores
-
-if TYPE_CHECKING:
-    from trl_drgrpo.report.completions import Completions
 
 
 @dataclass
@@ -101,61 +98,6 @@ class Group:
     columns: dict[str, str] = field(default_factory=dict)
     prompt_cut: int = 0
     forks: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Warned:
-    """A warning that the run gave: its step, the name of its cause, and what to do."""
-
-    step: int
-    cause: str
-    message: str
-
-
-@dataclass
-class Logged:
-    """One call of `Trainer.log`: the step, `"train"` or `"eval"`, and the metrics (`None` = logged as NaN)."""
-
-    step: int
-    mode: str
-    metrics: dict[str, float | None]
-    time: float | None = None
-
-
-@dataclass
-class Run:
-    """Everything that is known of one run.
-
-    Args:
-        name (`str`): Short and different for every run of a report.
-        path (`str`): The folder, as it was given.
-        kind (`str`): `"trl-drgrpo"` (it has a run log) or `"trl"`.
-        status (`str`): How it ended, in words.
-        facts (`dict[str, str]`): Model, dataset, device, versions, ...
-        formula (`list[str]`): The objective in lines of plain text; empty where nobody wrote it down.
-        objective, settings (`dict`): Of the run; empty where nobody wrote them down.
-        right (`dict` or `None`): What counts as correct: `{"reward": name, "threshold": x}`.
-        logged (`list[Logged]`): In the order of the steps.
-        warnings (`list[Warned]`): In the order of the steps.
-        resumed_at (`list[int]`): Steps at which it was resumed.
-        completions (`Completions` or `None`): `None` if none were recorded.
-        notes (`list[str]`): What could not be read, and what was left out: shown in the report.
-    """
-
-    name: str
-    path: str
-    kind: str
-    status: str = ""
-    facts: dict[str, str] = field(default_factory=dict)
-    formula: list[str] = field(default_factory=list)
-    objective: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    right: dict[str, Any] | None = None
-    logged: list[Logged] = field(default_factory=list)
-    warnings: list[Warned] = field(default_factory=list)
-    resumed_at: list[int] = field(default_factory=list)
-    completions: "Completions | None" = None
-    notes: list[str] = field(default_factory=list)
 
 
 def number(value: Any) -> float | None:

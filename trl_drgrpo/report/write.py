@@ -10,13 +10,14 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
-from trl_drgrpo.report.page import html_page
+from trl_drgrpo.report.page import html_page, markdown_page
 from trl_drgrpo.report.reading import LOG_FOLDER, read_runs
 
 ReportFormat = Literal["html", "md", "json", "png"]
@@ -85,7 +86,6 @@ def _write(contents: dict[str, Any], path: Path, format: str) -> None:
         written = json.dumps(contents, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
     elif format == "md":
         from trl_drgrpo.report.figure import draw_figure, has_matplotlib
-        from trl_drgrpo.report.markdown import markdown_page
 
         plot = draw_figure(contents, path.with_suffix(".png")) if has_matplotlib() else None
         written = markdown_page(contents, plot)
@@ -137,11 +137,9 @@ class FollowedReport:
         )
         found = []
         for path in (path for folder in self._folders for pattern in patterns for path in folder.glob(pattern)):
-            try:
+            with suppress(OSError):  # deleted just now
                 state = path.stat()
-            except OSError:  # deleted just now
-                continue
-            found.append((str(path), state.st_size, state.st_mtime_ns))
+                found.append((str(path), state.st_size, state.st_mtime_ns))
         return sorted(found)
 
 

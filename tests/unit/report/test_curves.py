@@ -1,15 +1,17 @@
 """Curves, their panels, the numbers of the first screen, and the push on the decision to stop."""
 
 import random
+from dataclasses import replace
 
+import pytest
 from report_runs import write_run_log
 
 from trl_drgrpo.report.completions import RecordedCompletions
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.curves import Curve, axes_of, curves_of, headline, push_note, push_rows
 from trl_drgrpo.report.panels import other_metrics, panels_for
-from trl_drgrpo.report.reading import read_run
-from trl_drgrpo.report.records import Group, Logged, Row, Run, Span, Warned
+from trl_drgrpo.report.reading import Logged, Run, Warned, read_run
+from trl_drgrpo.report.records import Group, Row, Span
 
 
 def test_gaps_stay_gaps():
@@ -43,39 +45,36 @@ def test_the_later_entry_of_a_step_and_the_runs_end():
     assert {name: curve.values for name, curve in curves_of(logged, "train").items()} == {"a": [2.0]}
 
 
-def test_weights_of_a_correction_are_drawn_by_length_and_by_correctness():
-    names = [f"sampling/weight_{of}_mean" for of in ("q1", "q2", "q3", "q4", "correct", "incorrect")]
-    by_length, by_correctness = panels_for(set(names))
-    assert [line.metrics[0] for line in (*by_length.lines, *by_correctness.lines)] == names
-    assert [line.role for line in by_correctness.lines] == ["correct", "incorrect"]
+WEIGHTS = [f"sampling/weight_{of}_mean" for of in ("q1", "q2", "q3", "q4", "correct", "incorrect")]
+FORKS = [f"forks/{name}" for name in ("cut_frac", "cut_position", "sampled_token_frac", "live_frac")]
+BY_LENGTH = ("Weight by length", ["shortest quarter", "second", "third", "longest quarter"])
 
 
-def test_forks_are_drawn_where_they_were_logged():
-    names = {f"forks/{name}" for name in ("cut_frac", "cut_position", "sampled_token_frac", "live_frac")}
-    panels = panels_for(names)
-    assert [panel.title for panel in panels] == ["Forks", "First fork", "Sampled tokens"]
-    assert all(panel.share for panel in panels)
-    assert other_metrics(names, panels) == []
-    assert not any("ork" in panel.title for panel in panels_for({"reward"}))
-
-
-def test_sampling_is_drawn_where_it_was_logged():
-    names = {"sampling/draws", "sampling/groups_live", "sampling/keep_probability/0-25", "sampling/capped_frac"}
-    panels = panels_for(names)
-    assert [(panel.title, [line.label for line in panel.lines]) for panel in panels] == [
-        ("Sampled prompts", ["drawn", "live"])
-    ]
-    assert other_metrics(names, panels) == ["sampling/capped_frac"]
-    assert not any("ampl" in panel.title for panel in panels_for({"reward"}))
-
-
-def test_steps_and_outcome_of_one_environment_have_two_titles():
-    panels = panels_for({"rewards/Walk/mean", "rewards/f/mean", "process_rewards/Walk/mean"})
-    assert [(panel.title, panel.unit) for panel in panels] == [
-        ("Walk, steps", "mean step reward"),
-        ("Walk", "mean reward"),
-        ("f", "mean reward"),
-    ]
+@pytest.mark.parametrize(
+    ("metrics", "panels", "others"),
+    [
+        (WEIGHTS, [BY_LENGTH, ("Weight by correctness", ["correct", "incorrect"])], []),
+        (FORKS, [("Forks", ["cut", "live, of those cut"]), ("First fork", [""]), ("Sampled tokens", [""])], []),
+        (
+            ["sampling/draws", "sampling/groups_live", "sampling/keep_probability/0-25", "sampling/capped_frac"],
+            [("Sampled prompts", ["drawn", "live"])],
+            ["sampling/capped_frac"],
+        ),
+        # Steps and outcome of one environment have two titles.
+        (
+            ["rewards/Walk/mean", "rewards/f/mean", "process_rewards/Walk/mean"],
+            [("Walk, steps", [""]), ("Walk", [""]), ("f", [""])],
+            [],
+        ),
+        (["reward"], [("Reward", [""])], []),
+    ],
+)
+def test_what_was_logged_is_drawn(metrics, panels, others):
+    found = panels_for(set(metrics))
+    assert [(panel.title, [line.label for line in panel.lines]) for panel in found] == panels
+    assert other_metrics(metrics, found) == others
+    lines = [line for panel in found for line in panel.lines if line.label.endswith("correct")]
+    assert [line.role for line in lines] == [line.label for line in lines]
 
 
 def by_name(run, **curves):
@@ -107,11 +106,8 @@ def test_a_run_without_anything():
     assert list(numbers) == ["Reward", "Mean length", "Live groups", "Speed", "Warnings"]
 
 
-def note_of(groups):
-    return push_note([push_rows(group) for group in groups])
-
-
-def recorded(steps=30, **changes):
+def note_of(steps=30, **changes):
+    """What is said of recorded groups whose rows are changed so."""
     rng = random.Random(0)
     groups = []
     for step in range(steps):
@@ -122,28 +118,19 @@ def recorded(steps=30, **changes):
                 rows.append(Row([], reward=float(correct), length=1 + int(rng.expovariate(0.1)), truncated=False))
                 rows[-1].right = correct
             mean = sum(row.reward for row in rows) / 4
-            for row in rows:
-                row.advantage = row.reward - mean
-                for name, value in changes.items():
-                    setattr(row, name, value)
-            groups.append(Group(step, "train", index, "?", rows))
-    return groups
+            rows = [replace(row, **{"advantage": row.reward - mean, **changes}) for row in rows]
+            groups.append(push_rows(Group(step, "train", index, "?", rows)))
+    return push_note(groups)
 
 
-def test_the_push_is_said_with_intervals():
-    note = note_of(recorded())
+def test_the_push_is_said_with_intervals_of_what_is_known():
+    note = note_of()
     assert note.startswith("Push to go on instead of stopping, ")
     assert "under this run's weights; incorrect +" in note
     assert note.endswith("under a mean per row (GRPO).")
-
-
-def test_nothing_is_said_of_what_is_not_known():
-    assert note_of([]) is None
-    assert note_of(recorded(steps=2)) is None
-    assert note_of(recorded(right=None)) is None
     steps = [Span("a", advantage=1.0), Span("b", advantage=-1.0)]
-    assert note_of(recorded(spans=steps[:1])) is not None
-    assert note_of(recorded(spans=steps)) is None  # credit per step, or forks
+    assert note_of(spans=steps[:1]) == note
+    assert [note_of(spans=steps), note_of(steps=2), note_of(right=None), push_note([])] == [None] * 4
 
 
 def test_a_report_parses_each_group_once(tmp_path, monkeypatch):

@@ -72,8 +72,8 @@ def test_the_newest_the_spread_and_the_extremes():
 
 def test_max_groups():
     assert [g.step for g in sample_groups(InMemory(groups_of(50)), 10_000_000, max_groups=1).groups] == [49]
-    assert sample_groups(InMemory(groups_of(50)), 10_000_000, max_groups=0).groups == []
-    assert sample_groups(None, 1000).groups == []
+    nothing = sample_groups(InMemory(groups_of(50)), 10_000_000, max_groups=0), sample_groups(None, 1000)
+    assert [sample.groups for sample in nothing] == [[], []]
 
 
 def test_long_texts_lose_their_middle_when_too_few_groups_fit():
@@ -146,36 +146,27 @@ def test_every_stretch_is_in_the_tree_once():
     assert [node[0] for node in cut[3]] == [(6, 7), (7, 8)]
 
 
-def test_a_parent_that_was_never_cut_stands_there_once():
+def changed(first, end, change):
+    """The forked line with some of its rows changed."""
     line = forked_line(3)
-    for row in line["rows"][4:]:
-        row["spans"] = [{"text": "10", "advantage": -0.75, "level": 0}]
-    assert outline(fork_tree(group_of(line)))[1] == ((4, 8), 0.25, [-0.75, -0.75], [])
+    for row in line["rows"][first:end]:
+        change(row)
+    return fork_tree(group_of(line))
 
 
-def test_steps_have_advantages_of_their_own():
-    line = forked_line(3)
-    for row in line["rows"][:4]:
-        row["spans"].insert(0, {"text": "0+", "advantage": -0.25, "level": 0})
-    assert fork_tree(group_of(line))[0]["advantages"] == [-0.25, 0.5]
-
-
-def test_the_text_is_of_a_row_that_is_trained_on():
-    line = forked_line(3)
-    for span in line["rows"][0]["spans"]:  # cut off at the limit and masked
-        span |= {"masked": True, "advantage": 0.0}
-    parent = fork_tree(group_of(line))[0]
+def test_steps_masks_and_failures_in_a_tree():
+    step = {"text": "0+", "advantage": -0.25, "level": 0}
+    assert changed(0, 4, lambda row: row["spans"].insert(0, step))[0]["advantages"] == [-0.25, 0.5]
+    # Cut off at the limit and masked: the text is of a row that is trained on.
+    parent = changed(0, 1, lambda row: [span.update(masked=True, advantage=0.0) for span in row["spans"]])[0]
     assert (parent["shown"], parent["advantages"]) == (1, [0.5, 0.5])
     assert parent["branches"][0]["branches"][0]["advantages"] == []
-
-
-def test_rewards_that_failed_are_left_out_of_the_mean():
-    line = forked_line(3)
-    for row in line["rows"][1:4]:
-        row["reward"] = None
-    parent, _ = fork_tree(group_of(line))
-    assert parent["reward"] == 1.0
-    assert parent["branches"][1]["reward"] is None
+    # Rewards that failed are left out of the mean.
+    parent = changed(1, 4, lambda row: row.update(reward=None))[0]
+    assert (parent["reward"], parent["branches"][1]["reward"]) == (1.0, None)
+    # A parent that was never cut stands there once.
+    uncut = {"text": "10", "advantage": -0.75, "level": 0}
+    assert outline(changed(4, 8, lambda row: row.update(spans=[uncut])))[1] == ((4, 8), 0.25, [-0.75, -0.75], [])
 
 
 def test_a_long_branch_keeps_its_place_in_the_tree():

@@ -8,8 +8,7 @@ from runs import train
 from trl import GRPOTrainer
 
 from trl_drgrpo.report.contents import report_contents
-from trl_drgrpo.report.plain_trl import batch_metrics
-from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.reading import batch_metrics, read_run
 from trl_drgrpo.report.records import Group, Row, Span, finish_group
 
 

@@ -40,15 +40,9 @@ def test_a_whole_run(folder):
     assert sorted(group.step for group in groups.values()) == [5, 10, 15, 20]
     assert (run.completions.groups, run.completions.rows, run.completions.rows_are_exact) == (4, 32, True)
     assert run.notes == []
-
-
-def test_correctness_without_a_threshold(folder):
     (folder / "_drgrpo" / "run.json").write_text(json.dumps(about(right={"reward": "r", "threshold": None})))
-    assert read_run(folder).facts["correct"] == "r is 1 (of 0 and 1)"
-
-
-def test_the_log_folder_itself_names_the_same_run(folder):
-    assert read_run(folder / "_drgrpo").name == "first"
+    run = read_run(folder / "_drgrpo")
+    assert (run.name, run.facts["correct"]) == ("first", "r is 1 (of 0 and 1)")
 
 
 def test_a_run_in_progress(tmp_path):
@@ -69,14 +63,9 @@ def test_garbage_lines_and_torn_groups_are_counted(folder):
     run = read_run(folder)
     assert run.completions.groups == 3
     assert run.notes == ["completions.jsonl: 4 unreadable lines (cut off or damaged), left out."]
-
-
-def test_a_group_that_breaks_later_is_left_out(folder):
-    path = folder / "_drgrpo" / "completions.jsonl"
-    first, *rest = path.read_text().splitlines()
-    path.write_text("\n".join([first.replace('"rows": [', '"rows": [[[', 1), *rest]) + "\n")
+    path.write_bytes(b"\n".join([lines[0].replace(b'"rows": [', b'"rows": [[[', 1), *lines[1:]]) + b"\n")
     run = read_run(folder)
-    assert len(looked_at(run)) == run.completions.groups == 3
+    assert len(looked_at(run)) == run.completions.groups == 3  # that it is broken is seen when it is read
 
 
 def test_what_a_resumed_run_did_again_is_left_out(tmp_path):
@@ -117,50 +106,37 @@ def test_a_run_started_anew_in_the_folder_of_another_is_alone(tmp_path):
 
 
 @pytest.mark.parametrize("gone", ["run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl"])
-def test_any_file_may_be_missing(folder, gone):
-    (folder / "_drgrpo" / gone).unlink()
+def test_any_file_may_be_missing_or_torn(folder, gone):
+    path = folder / "_drgrpo" / gone
+    content = path.read_text()
+    path.unlink()
     run = read_run(folder)
     assert run.kind == "trl-drgrpo"
     assert (run.completions is None) == (gone == "completions.jsonl")
     assert bool(run.notes) == (gone == "run.json")
-
-
-def test_a_torn_run_json_costs_only_itself(folder):
-    path = folder / "_drgrpo" / "run.json"
-    path.write_text(path.read_text()[:100])
+    path.write_text(content[:100])
     run = read_run(folder)
-    assert run.objective == {}
-    assert len(run.logged) == 20
-    assert "run.json cannot be read" in run.notes[0]
+    assert len(run.logged) == (20 if gone != "metrics.jsonl" else 0)
+    assert (run.objective == {}) == (gone == "run.json")
+    assert len(run.notes) == 1
+    assert ("run.json cannot be read" in run.notes[0]) == (gone == "run.json")
 
 
-def test_values_of_other_types_are_survived(folder):
+def test_values_of_other_types_and_beyond_every_type_are_survived(folder):
     log = folder / "_drgrpo"
-    (log / "run.json").write_text(
-        json.dumps(about(objective=[1], settings="x", right=3, starts=[{"time": "t"}, 7], rewards={"names": "r"}))
-    )
-    write_lines(
-        log / "completions.jsonl",
-        [{"step": 1, "rows": [7, {"spans": "text", "rewards": [], "reward": "1", "length": 2.5, "right": 1}]}],
-    )
-    write_lines(log / "metrics.jsonl", [{"step": "1"}, {"step": 2, "logs": {"reward": "x", "kl": 1e400}}])
+    odd = {"objective": [1], "settings": "x", "right": 3, "rewards": {"names": "r"}, "formula": 5}
+    for starts in ([{"time": "t"}, 7], 7):
+        (log / "run.json").write_text(json.dumps(about(**odd, starts=starts)))
+        assert read_run(folder).formula == []
+    rows = [7, {"spans": "text", "rewards": [], "reward": "1", "length": 2.5, "right": 1}]
+    write_lines(log / "completions.jsonl", [{"step": 1, "rows": rows}])
+    logged = [{"step": "1"}, {"step": 10**400}, {"step": 2, "logs": {"reward": "x", "kl": 1e400}}]
+    write_lines(log / "metrics.jsonl", [*logged, {"step": 3, "time": 10**400, "logs": {"reward": 10**400}}])
     run = read_run(folder)
     (group,) = looked_at(run).values()
     assert [(row.reward, row.length, row.right) for row in group.rows] == [(None, None, None)] * 2
-    assert run.logged[0].metrics == {"reward": None, "kl": None}
-
-
-def test_numbers_beyond_every_type_and_lists_that_are_none(folder):
-    log = folder / "_drgrpo"
-    settings = json.loads((log / "run.json").read_text())
-    (log / "run.json").write_text(json.dumps({**settings, "formula": 5, "starts": 7}))
-    with (log / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 10**400, "logs": {"reward": 1}}) + "\n")
-        file.write(json.dumps({"step": 1, "time": 10**400, "logs": {"reward": 10**400}}) + "\n")
-    run = read_run(folder)
-    assert run.formula == []
-    assert any("metrics.jsonl: 1 unreadable line" in note for note in run.notes)
-    assert any(entry.metrics == {"reward": None} for entry in run.logged)
+    assert [entry.metrics for entry in run.logged] == [{"reward": None, "kl": None}, {"reward": None}]
+    assert any("metrics.jsonl: 2 unreadable lines" in note for note in run.notes)
 
 
 def test_another_format_is_refused(folder):
@@ -169,17 +145,20 @@ def test_another_format_is_refused(folder):
         read_run(folder)
 
 
-def test_what_is_no_run(tmp_path):
-    with pytest.raises(InputError, match="got nothing there; expected the output folder of a run"):
-        read_run(tmp_path / "nothing")
+@pytest.mark.parametrize(
+    ("name", "got"),
+    [
+        ("nothing", "nothing there; expected the output folder of a run"),
+        ("", "a folder with empty/, model.safetensors; expected a run: _drgrpo/"),
+        ("empty", "an empty folder"),
+        ("model.safetensors", "a file"),
+    ],
+)
+def test_what_is_no_run(tmp_path, name, got):
     (tmp_path / "model.safetensors").write_text("")
-    with pytest.raises(InputError, match=r"got a folder with model.safetensors; expected a run: _drgrpo/"):
-        read_run(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="got an empty folder"):
-        read_run(tmp_path / "empty")
-    with pytest.raises(InputError, match="got a file"):
-        read_run(tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=f"got {got}"):
+        read_run(tmp_path / name)
     with pytest.raises(InputError, match="got no folder; expected at least one"):
         read_runs([])
 
@@ -195,14 +174,10 @@ def test_a_group_and_its_zscores():
     # rewards 1, 0, 0, 1: mean 0.5, sample std sqrt(1/3) = 0.57735; z = 0.5 / (0.57735 + 1e-4) = 0.86588
     rows = [{"reward": reward, "spans": [{"text": "a", "advantage": 0.5}]} for reward in (1.0, 0.0, 0.0, 1.0)]
     group = group_of({"step": 3, "group": 1, "prompt": "p", "rows": rows})
-    assert group.baseline == 0.5
-    assert group.std == pytest.approx(math.sqrt(1 / 3))
+    assert (group.baseline, group.std) == (0.5, pytest.approx(math.sqrt(1 / 3)))
     assert [row.zscore for row in group.rows] == pytest.approx([0.86588, -0.86588, -0.86588, 0.86588], abs=1e-5)
-
-
-def test_equal_rewards_and_unscorable_rows_have_no_signal():
-    group = group_of({"step": 1, "rows": [{"reward": 0.7}, {"reward": 0.7}, {"reward": None}]})
-    assert [row.zscore for row in group.rows] == [0.0, 0.0, None]
+    equal = group_of({"step": 1, "rows": [{"reward": 0.7}, {"reward": 0.7}, {"reward": None}]})  # one is unscorable
+    assert [row.zscore for row in equal.rows] == [0.0, 0.0, None]
 
 
 @given(st.binary(max_size=300))
@@ -249,7 +224,5 @@ def test_conversations_become_text():
     assert conversation("plain") == "plain"
     assert conversation(turns[:1]) == "4"
     assert conversation(turns) == "[assistant] 4\n[tool] ok"
-    assert (
-        conversation([{"role": "user", "content": [{"type": "text", "text": "é"}]}])
-        == '[{"type": "text", "text": "é"}]'
-    )
+    parts = [{"type": "text", "text": "é"}]
+    assert conversation([{"role": "user", "content": parts}]) == '[{"type": "text", "text": "é"}]'

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
-from trl_drgrpo.features.diagnostics.run_log import RunLog, group_records, recorded_groups, row_record
+from trl_drgrpo.features.diagnostics.run_log import RunLog, group_records, recorded_groups
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics, step_statistics
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 GENERATE, SCORE, TRAIN = "generate", "score", "train"
 # Places, as the guard names them.
 _STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
+_END = "The end of the run log"
 
 
 class PhaseClock:
@@ -125,17 +126,17 @@ class Diagnostics(DescribingFeature):
     Attributes:
         correctness_rule ([`CorrectnessRule`], *optional*): Which completions are correct; `None` where there is no
             outcome reward.
-        run_log ([`RunLog`], *optional*): On the main process, unless switched off.
+        run_log ([`RunLog`]): Started on the main process, unless switched off.
         run_warnings ([`RunWarnings`]): Watches the logs of the main process.
     """
 
     takes = ("run_log", "run_warnings", "correct_reward", "correct_threshold")
+    run_log: RunLog
     run_warnings: RunWarnings
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
         self.correctness_rule: CorrectnessRule | None = None
-        self.run_log: RunLog | None = None
         self.newest_groups: list[dict[str, Any]] = []  # recorded, on the main process; who shows them empties it
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
@@ -149,8 +150,7 @@ class Diagnostics(DescribingFeature):
             self.correctness_rule = CorrectnessRule(
                 trainer.reward_func_names, args.correct_reward, args.correct_threshold
             )
-        if args.run_log and trainer.accelerator.is_main_process:
-            self.run_log = RunLog(Path(str(args.output_dir)))
+        self.run_log = RunLog(Path(str(args.output_dir)))
         thresholds = warning_thresholds(args.run_warnings)
         if args.process_role == "baseline":
             thresholds.pop("process_hacked", None)  # a score that is not paid cannot be exploited
@@ -167,11 +167,9 @@ class Diagnostics(DescribingFeature):
             yield
         except BaseException as error:
             how = f"failed: {type(error).__name__}"
-            if isinstance(error, DiskFullError) and self.run_log is not None:
-                with suppress(OSError):  # that error says it already
-                    self.run_log.end(self.trainer.state.global_step, how)
-            else:
-                self._end_run_log(how)
+            said_already = suppress(OSError) if isinstance(error, DiskFullError) else nullcontext()
+            with self.describing(_END), said_already:
+                self.run_log.end(self.trainer.state.global_step, how)
             raise
 
     # Phases
@@ -222,7 +220,7 @@ class Diagnostics(DescribingFeature):
         seen = BatchSnapshot(batch, trainer.own_rows.start, trainer.stop_token_ids, set(recorded))
         rule = self.correctness_rule
         correct = rule.judge(seen.per_func[rule.index]) if rule else None
-        records = [row_record(row, self._aligner) for row in seen.recorded_rows(trainer.reward_func_names, correct)]
+        records = list(seen.records(trainer.reward_func_names, correct, self._aligner))
         return _Seen(seen, correct, records)
 
     def _described(self, seen: "_Seen | None", everyone: list[Any]) -> dict[str, float]:
@@ -231,18 +229,14 @@ class Diagnostics(DescribingFeature):
             return {}  # said already
         if None in everyone:
             raise RuntimeError("another process could not describe its rows; its log says why")
-        batch, own = seen.batch.batch, [row for rows, _ in everyone for row in rows]  # of all ranks, in their order
-        rows = BatchRows(
+        batch = seen.batch.batch
+        columns = {name: [value for own, _ in everyone for value in own[name]] for name in seen.batch.own}
+        rows = BatchRows(  # of all ranks, in their order
             num_generations=batch.num_generations,
             rewards=seen.batch.rewards,
-            lengths=[row.length for row in own],
-            trained=[row.trained for row in own],
-            gradient_weights=[row.gradient_weight for row in own],
-            truncated=[row.truncated for row in own],
-            texts=[row.text for row in own],
             correct=seen.correct,
-            weights=None if own[0].weight is None else [row.weight for row in own],
-            copies=batch.forks.copies([row.length for row in own]) if batch.forks else None,
+            copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
+            **columns,
         )
         trains, step = self.trainer.model.training, self.trainer.state.global_step
         if trains:
@@ -250,7 +244,7 @@ class Diagnostics(DescribingFeature):
         mode, step = ("train", step + 1) if trains else ("eval", step)
         first_group = self._groups_before(mode, step, len(rows.groups))
         records = [record for _, each in everyone for record in each]
-        if self.run_log is not None and records:
+        if records and self.trainer.accelerator.is_main_process:
             with self.describing("The run log's completions"):
                 groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
                 self.run_log.completions(groups)
@@ -268,9 +262,8 @@ class Diagnostics(DescribingFeature):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        if self.run_log is not None:
-            with self.describing("The run log's metrics"):
-                self.run_log.metrics(state.global_step, state.epoch, logs)
+        with self.describing("The run log's metrics"):
+            self.run_log.metrics(state.global_step, state.epoch, logs)
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
         with self.describing("The remarks on the first loss"):
@@ -279,7 +272,7 @@ class Diagnostics(DescribingFeature):
                     logger.warning(remark)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or self.run_log is None:
+        if not state.is_world_process_zero or not self.trainer.args.run_log:
             return
         start = self.describing.value("The facts of the start", lambda: start_facts(self.trainer), otherwise={})
         facts = self.describing.value(
@@ -292,17 +285,12 @@ class Diagnostics(DescribingFeature):
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.finish()
-            self._end_run_log("finished")
-
-    def _end_run_log(self, how: str) -> None:
-        if self.run_log is not None:
-            with self.describing("The end of the run log"):
-                self.run_log.end(self.trainer.state.global_step, how)
+            with self.describing(_END):
+                self.run_log.end(self.trainer.state.global_step, "finished")
 
     def _record_warning(self, step: int, cause: str, message: str) -> None:
-        if self.run_log is not None:
-            with self.describing("The run log's warnings"):
-                self.run_log.warning(step, cause, message)
+        with self.describing("The run log's warnings"):
+            self.run_log.warning(step, cause, message)
 
     def _record_failure(self, place: str, error: Exception) -> None:
         message = f"{place} failed ({type(error).__name__}): the run goes on without it. The log says why."

@@ -109,26 +109,17 @@ class MovementWatch(DescribingFeature):
         self._signal_steps += had_signal
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._samples and self._signal_steps >= self.steps:
-            self.movements = _movements(self._samples)
-            self._samples = []
-            self._warn()
-
-    def _warn(self) -> None:
-        still = [movement for movement in self.movements if movement.share < LEAST_SHARE]
-        if not still:
+        if not self._samples or self._signal_steps < self.steps:
             return
-        least = min(still, key=lambda movement: movement.share)
-        logger.warning(
-            "Of the elements of %s (%s) that had a gradient, %.1f%% changed in the first %d optimizer steps with "
-            "signal, at learning rate %.1e: %s",
-            least.group,
-            str(least.dtype).removeprefix("torch."),
-            100 * least.share,
-            self._signal_steps,
-            self._learning_rate,
-            _remedy(least),
-        )
+        self.movements, self._samples = _movements(self._samples), []
+        least = min(self.movements, key=lambda movement: movement.share, default=None)
+        if least is not None and least.share < LEAST_SHARE:
+            dtype = str(least.dtype).removeprefix("torch.")
+            logger.warning(
+                f"Of the elements of {least.group} ({dtype}) that had a gradient, {least.share:.1%} changed in the "
+                f"first {self._signal_steps} optimizer steps with signal, at learning rate {self._learning_rate:.1e}: "
+                f"{_remedy(least)}"
+            )
 
 
 def _remedy(movement: Movement) -> str:

@@ -10,31 +10,21 @@ import torch
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.model_card.card import is_conversational
+from trl_drgrpo.features.model_card.card_facts import plain_data
 from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
+# Fields of the configuration, a line for each matter.
 _OBJECTIVE = (
-    "advantage_baseline",
-    "beta",
-    "beta_warmup_steps",
-    "epsilon",
-    "epsilon_high",
-    "delta",
-    "scale_by_running_std",
-    "importance_sampling_level",
-    "use_bias_correction_kl",
-    "entropy_coef",
-    "use_adaptive_entropy",
-    "top_entropy_quantile",
-    "mask_truncated_completions",
-    "off_policy_mask_threshold",
+    *("advantage_baseline", "beta", "beta_warmup_steps"),
+    *("epsilon", "epsilon_high", "delta", "scale_by_running_std"),
+    *("importance_sampling_level", "use_bias_correction_kl", "entropy_coef", "use_adaptive_entropy"),
+    *("top_entropy_quantile", "mask_truncated_completions", "off_policy_mask_threshold"),
 )
 _VLLM_OBJECTIVE = (
-    "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_clip_max",
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
 )
 _STEP_OBJECTIVE = ("process_role", "step_credit", "step_baseline", "deepseekmath_step_std")
 _WEIGHTS = ("outcome_weight", "process_weight")
@@ -43,37 +33,15 @@ _SAMPLING = (
     *("forks", "fork_depth", "fork_at", "fork_threshold"),
 )
 _SETTINGS = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "optim",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-    "num_iterations",
-    "num_generations_eval",
-    "max_completion_length",
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
+    *("num_iterations", "num_generations_eval", "max_completion_length"),
     *_SAMPLING,
-    "dynamic_sampling",
-    "max_sampling_rounds",
-    "curriculum",
-    "curriculum_q_min",
-    "use_vllm",
-    "vllm_mode",
-    "seed",
-    "bf16",
-    "fp16",
-    "gradient_checkpointing",
-    "logging_steps",
-    "micro_batching",
-    "share_prompts",
-    "fast_generation",
-    "on_reward_error",
-    "record_groups",
+    *("dynamic_sampling", "max_sampling_rounds", "curriculum", "curriculum_q_min"),
+    *("use_vllm", "vllm_mode", "seed", "bf16", "fp16", "gradient_checkpointing"),
+    *("logging_steps", "micro_batching", "share_prompts", "fast_generation", "on_reward_error", "record_groups"),
 )
+_ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules")
 
 
 def start_facts(trainer: Any) -> dict[str, Any]:
@@ -91,12 +59,13 @@ def start_facts(trainer: Any) -> dict[str, Any]:
 def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, Any]:
     """Facts of the run, JSON-ready. `correctness` says which completions are correct."""
     args, scorer = trainer.args, trainer.step_scorer
+    info = getattr(trainer.train_dataset, "info", None)
     return {
         "trainer": type(trainer).__name__,
         "max_steps": trainer.state.max_steps,
         "model": str(getattr(trainer.model.config, "_name_or_path", "")) or type(trainer.model).__name__,
         "adapter": adapter_facts(trainer.accelerator.unwrap_model(trainer.model)),
-        "dataset": trainer.dataset_name or _dataset_name(trainer.train_dataset),
+        "dataset": trainer.dataset_name or getattr(info, "dataset_name", None) or None,
         "prompts": "messages" if is_conversational(trainer.train_dataset) else "texts",
         "formula": objective_of(trainer).formula,
         "objective": _objective(trainer),
@@ -144,12 +113,7 @@ def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:
 
 def fields_of(args: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """Arguments by name, those that this version has; enumerations by their value."""
-    return {name: _plain(getattr(args, name)) for name in names if hasattr(args, name)}
-
-
-def _plain(value: Any) -> Any:
-    value = getattr(value, "value", value)
-    return value if isinstance(value, str | int | float | bool | list | dict) or value is None else str(value)
+    return {name: plain_data(getattr(args, name)) for name in names if hasattr(args, name)}
 
 
 def adapter_facts(model: Any) -> dict[str, Any] | None:
@@ -157,11 +121,6 @@ def adapter_facts(model: Any) -> dict[str, Any] | None:
     config = getattr(model, "active_peft_config", None)
     if config is None:
         return None
-    names = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules")
-    facts = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return {name: sorted(v) if isinstance(v, set) else _plain(v) for name, v in facts.items()}
-
-
-def _dataset_name(dataset: Any) -> str | None:
-    info = getattr(dataset, "info", None)
-    return getattr(info, "dataset_name", None) or None
+    facts = fields_of(config, _ADAPTER)
+    modules = getattr(config, "target_modules", None)
+    return facts | ({"target_modules": sorted(modules)} if isinstance(modules, set) else {})

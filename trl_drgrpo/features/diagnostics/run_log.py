@@ -2,8 +2,8 @@
 
 Completions are kept as text cut into spans of equal advantage, with rewards and steps. Which groups of a generation
 batch are kept depends on their number alone, not on a random generator, so the same ones are kept after a resume. Each
-rank makes the records of its own rows (`row_record`); the main process puts the groups together (`group_records`) and
-writes (`RunLog`).
+rank makes the records of its own rows (`snapshot.py`, `spans_of`); the main process puts the groups together
+(`group_records`) and writes (`RunLog`).
 """
 
 import json
@@ -11,7 +11,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ if TYPE_CHECKING:  # the command line reads the names of files here, before anyt
     from trl_drgrpo.process_rewards.steps.alignment import Aligner
 
 COLUMN_CHARACTERS = 500
-_NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
 
 
 def recorded_groups(groups: int, wanted: int) -> list[int]:
@@ -40,60 +38,6 @@ def recorded_groups(groups: int, wanted: int) -> list[int]:
     return [i * groups // kept for i in range(kept)]
 
 
-@dataclass(frozen=True)
-class RecordedRow:
-    """A recorded row.
-
-    Args:
-        index (`int`): Row among those of all ranks.
-        prompt (`str` or `list[dict]`): The prompt, a text or messages.
-        columns (`dict`): Its row of the dataset.
-        token_ids (`list[int]` of length `T`): The completion.
-        token_advantages (`list[float]` of length `T`): Advantage of each token.
-        trained (`list[bool]` of length `T`): False on tokens that are masked (tool results).
-        step_ends (`Sequence[int]`): Inclusive last tokens of the steps; empty without step rewards.
-        step_rewards (`Sequence[float or None]`): One per step.
-        rewards (`dict[str, float]`): Per reward function.
-        reward, advantage (`float`): The weighted sum, and the outcome advantage.
-        length (`int`): Tokens that the model wrote.
-        truncated (`bool`): Whether it was cut off.
-        correct (`bool` or `None`): Whether it is correct, `None` for neither or not known.
-        cuts (`Sequence[int]`, *optional*): Tokens before each fork, see [`Forks`]; `None` in a group without.
-    """
-
-    index: int
-    prompt: Any
-    columns: Mapping[str, Any]
-    token_ids: list[int]
-    token_advantages: Sequence[float]
-    trained: Sequence[bool]
-    step_ends: Sequence[int]
-    step_rewards: Sequence[float | None]
-    rewards: dict[str, float]
-    reward: float
-    advantage: float
-    length: int
-    truncated: bool
-    correct: bool | None
-    cuts: Sequence[int] | None = None
-
-
-def row_record(row: RecordedRow, aligner: "Aligner") -> dict[str, Any]:
-    """A row as it stands in `completions.jsonl`, with what its group needs under `index`, `prompt`, `columns`."""
-    return {
-        "index": row.index,
-        "prompt": prompt_text(row.prompt),
-        "columns": {name: short_text(value) for name, value in row.columns.items() if name not in _NO_COLUMNS},
-        "spans": list(_spans(row, aligner)),
-        "rewards": {name: _number(value) for name, value in row.rewards.items()},
-        "reward": _number(row.reward),
-        "advantage": _number(row.advantage),
-        "length": row.length,
-        "truncated": row.truncated,
-        "right": row.correct,
-    }
-
-
 def group_records(
     rows: Sequence[dict[str, Any]],
     num_generations: int,
@@ -105,7 +49,7 @@ def group_records(
     """The lines of `completions.jsonl`.
 
     Args:
-        rows (`Sequence[dict]`): From [`row_record`], of all ranks, every group complete.
+        rows (`Sequence[dict]`): From [`BatchSnapshot.records`], of all ranks, every group complete.
         num_generations (`int`): G.
         step (`int`): The optimizer step that is first trained on them; in an evaluation the steps done.
         mode (`str`): `"train"` or `"eval"`.
@@ -138,27 +82,42 @@ def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: s
         "group": number,
         "prompt": members[0]["prompt"],
         "G": len(members),
-        "baseline": _number(mean),
-        "std": _number(std),
+        "baseline": readable(mean),
+        "std": readable(std),
         "rows": [{key: value for key, value in row.items() if key not in outside} for row in members],
         "columns": members[0]["columns"],
     }
 
 
-def _spans(row: RecordedRow, aligner: "Aligner") -> Iterator[dict[str, Any]]:
-    """Runs of tokens of one kind; their texts joined are the decoded completion."""
-    step_of: list[int | None] = [k for k, _ in enumerate(row.step_ends) for _ in range(_step_size(row.step_ends, k))]
-    step_of += [None] * (len(row.token_ids) - len(step_of))  # the closing, or a row without steps
-    levels = [None if row.cuts is None else sum(cut <= t for cut in row.cuts) for t in range(len(row.token_ids))]
-    kinds = [
-        (advantage, step, not trained, level)
-        for advantage, step, trained, level in zip(row.token_advantages, step_of, row.trained, levels, strict=True)
-    ]
+def spans_of(
+    token_ids: list[int],
+    advantages: Sequence[float],
+    trained: Sequence[float],
+    aligner: "Aligner",
+    step_ends: Sequence[int] = (),
+    step_rewards: Sequence[float | None] = (),
+    cuts: Sequence[int] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Runs of tokens of one kind; their texts joined are the decoded completion.
+
+    Args:
+        token_ids (`list[int]` of length `T`): The completion.
+        advantages, trained (`Sequence[float]` of length `T`): Of each token; `trained` is 0 on those that are masked
+            (tool results).
+        aligner ([`Aligner`]): Of the run's tokenizer.
+        step_ends (`Sequence[int]`, *optional*): Inclusive last tokens of the steps; empty without step rewards.
+        step_rewards (`Sequence[float or None]`, *optional*): One per step.
+        cuts (`Sequence[int]`, *optional*): Tokens before each fork, see [`Forks`]; `None` in a group without.
+    """
+    step_of: list[int | None] = [k for k, _ in enumerate(step_ends) for _ in range(_step_size(step_ends, k))]
+    step_of += [None] * (len(token_ids) - len(step_of))  # the closing, or a row without steps
+    levels = [None if cuts is None else sum(cut <= t for cut in cuts) for t in range(len(token_ids))]
+    kinds = zip(advantages, step_of, [mask <= 0 for mask in trained], levels, strict=True)
     runs = [(kind, len(list(tokens))) for kind, tokens in groupby(kinds)]
     text, lengths = "", [0]
-    if row.token_ids:
-        alignment = aligner.align(row.token_ids) if len(runs) > 1 else None
-        text = alignment.text if alignment else aligner.decode(row.token_ids)
+    if token_ids:
+        alignment = aligner.align(token_ids) if len(runs) > 1 else None
+        text = alignment.text if alignment else aligner.decode(token_ids)
         lengths = alignment.lengths if alignment else [len(text)]
     token = start = 0
     for number, ((advantage, step, masked, level), size) in enumerate(runs, start=1):
@@ -166,9 +125,9 @@ def _spans(row: RecordedRow, aligner: "Aligner") -> Iterator[dict[str, Any]]:
         stop = len(text) if number == len(runs) else min(max(lengths[token - 1], start), len(text))
         yield {
             "text": text[start:stop],
-            "advantage": _number(advantage),
+            "advantage": readable(advantage),
             "step": step,
-            "step_reward": None if step is None else _number(row.step_rewards[step]),
+            "step_reward": None if step is None else readable(step_rewards[step]),
             "masked": masked,
             **({} if level is None else {"level": level}),  # forks in front of it
         }
@@ -220,7 +179,7 @@ def _is_image(value: Any) -> bool:
     return is_stored or isinstance(value, bytes) or (hasattr(value, "getpixel") and hasattr(value, "mode"))
 
 
-def _number(value: float | None) -> float | None:
+def readable(value: float | None) -> float | None:
     """Six digits are enough to be read; NaN is null."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 

@@ -11,15 +11,13 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import positive, share, whole
-from trl_drgrpo.features.diagnostics.warning_causes import WATCHES, Metrics, Watch
+from trl_drgrpo.features.diagnostics.warning_causes import CAUSES, Window
 
 logger = logging.getLogger(__name__)
 
-ALL_DEAD = "all_dead"  # judged at the end of a run, from what was counted
-DEFAULTS: dict[str, dict[str, float]] = {
-    **{watch.cause: watch.defaults for watch in WATCHES},
-    ALL_DEAD: {"steps": 5},
-}
+DEFAULTS: dict[str, dict[str, float]] = {}
+for _row in CAUSES:
+    DEFAULTS.setdefault(_row.name, {}).update(_row.thresholds)
 _RANGES = {
     **dict.fromkeys(("share", "rise", "distinct"), share()),
     **dict.fromkeys(("steps", "consecutive"), whole(1)),
@@ -42,25 +40,26 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
 
     ```
     """
-    setting = _parsed(setting)
-    if setting is False:
+    chosen = _parsed(setting)
+    if chosen is False:
         return {}
-    chosen: dict[str, Any] = {} if setting is True else setting
-    thresholds = {}
+    chosen = {} if chosen is True else chosen
     for cause in chosen:
         _refuse_unknown(cause, DEFAULTS, "")
+    thresholds = {}
     for cause, defaults in DEFAULTS.items():
         given = chosen.get(cause, True)
-        if given is False:
-            continue
-        if given is not True and not isinstance(given, Mapping):
+        if not isinstance(given, bool | Mapping):
             remedy = f"Write for example {{{cause!r}: {dict(defaults)}}}."
             raise InputError("run_warnings", f"{given!r} for {cause}", "a mapping of thresholds, or false", remedy)
-        overrides = {} if given is True else dict(given)
+        overrides = given if isinstance(given, Mapping) else {}
         for name, value in overrides.items():
             _refuse_unknown(name, defaults, f" under {cause}")
-            _check_value(cause, name, value)
-        thresholds[cause] = {**defaults, **overrides}
+            allowed = _RANGES.get(name, positive())
+            if not allowed.allows(value):
+                raise InputError("run_warnings", f"{value!r} for {cause}: {name}", str(allowed), allowed.remedy)
+        if given is not False:
+            thresholds[cause] = {**defaults, **overrides}
     return thresholds
 
 
@@ -84,12 +83,6 @@ def _refuse_unknown(name: Any, known: Iterable[str], where: str) -> None:
     raise InputError("run_warnings", f"{name!r}{where}", f"one of {', '.join(known)}", remedy)
 
 
-def _check_value(cause: str, name: str, value: Any) -> None:
-    allowed = _RANGES.get(name, positive())
-    if not allowed.allows(value):
-        raise InputError("run_warnings", f"{value!r} for {cause}: {name}", str(allowed), allowed.remedy)
-
-
 class RunWarnings:
     """Watches the metrics of a run, optimizer step by optimizer step, and warns, once per cause.
 
@@ -104,85 +97,58 @@ class RunWarnings:
         self,
         thresholds: dict[str, dict[str, float]],
         num_generations: int,
-        tell: Callable[[int, str, str], None] | None = None,
+        tell: Callable[[int, str, str], None] = lambda *what: None,
     ):
-        self.thresholds = thresholds
-        self.tell = tell
+        self.thresholds, self.tell = thresholds, tell
         self.said: dict[str, int] = {}  # cause -> step
         self.step = 0  # the last one that was observed
-        self.signal_steps = self.dead_steps = 0  # those that say something about signal, those without any
         self._newest: dict[str, Any] = {}  # newest value of each metric
-        self._watches = [
-            watch(thresholds[watch.cause], num_generations) for watch in WATCHES if watch.cause in thresholds
+        self._windows = [
+            Window(cause, thresholds[cause.name], num_generations) for cause in CAUSES if cause.name in thresholds
         ]
 
-    def observe(self, step: int, metrics: Metrics) -> None:
+    def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Take in the metrics of an optimizer step, logged or not. A step that is not above the last one starts
         another run."""
         if step <= self.step:
-            self.signal_steps = self.dead_steps = 0
-            for watch in self._watches:
-                watch.forget()
+            for window in self._windows:
+                window.forget()
         self.step = step
         self._newest.update(metrics)
-        dead = metrics.get("drgrpo/zero_signal_frac")
-        if dead is not None:
-            self.signal_steps += 1
-            self.dead_steps += dead >= 1
-        self._judge((watch, watch.observe(step, metrics)) for watch in self._watches if not watch.from_logs)
+        self._say((w, w.take(step, metrics)) for w in self._windows if not w.cause.from_logs)
 
-    def observe_log(self, step: int, logs: Metrics) -> None:
+    def observe_log(self, step: int, logs: Mapping[str, Any]) -> None:
         """Take in what was logged at an optimizer step; evaluations (`eval_...`) say nothing here."""
         logs = {**logs, **self._newest}  # of the step, not a mean since the last log
-        self._judge((watch, watch.observe(step, logs)) for watch in self._watches if watch.from_logs)
+        self._say((w, w.take(step, logs)) for w in self._windows if w.cause.from_logs)
 
     def finish(self) -> None:
         """The run is over: judge what was too short for a window, and a run in which no group had a signal."""
-        explained: tuple[str, ...] = ()
-        enough = ALL_DEAD in self.thresholds and self.signal_steps >= self.thresholds[ALL_DEAD]["steps"]
-        if enough and self.dead_steps == self.signal_steps:
-            explained = ("all_incorrect", "dead_groups")
-            self._say(
-                ALL_DEAD,
-                "No group of the whole run had a signal: every group's rewards were equal, so nothing was learned "
-                "from them. Check the reward on a few completions (`trl-drgrpo score`), the difficulty of the "
-                "prompts, and that sampling is on.",
-            )
-        self._judge(((watch, watch.conclude()) for watch in self._watches), explained)
+        self._say(((w, w.conclude()) for w in self._windows), is_over=True)
 
-    def _judge(self, judged: Iterable[tuple[Watch, str | None]], explained: tuple[str, ...] = ()) -> None:
+    def _say(self, judged: Iterable[tuple[Window, str | None]], is_over: bool = False) -> None:
         """Say what is not said yet, and is not explained by a cause that was said and still holds."""
-        for watch, message in judged:
-            if message is None or watch.cause in explained:
+        explained: set[str] = set()
+        for window, message in judged:
+            cause = window.cause
+            if message is None or cause.name in explained or (cause.at_end and not is_over):
                 continue
-            self._say(watch.cause, message)
-            explained += watch.explains
-
-    def _say(self, cause: str, message: str) -> None:
-        if cause in self.said:
-            return
-        self.said[cause] = self.step
-        logger.warning("%s (%s; run_warnings={%r: False} silences this)", message, cause, cause)
-        if self.tell is not None:
-            self.tell(self.step, cause, message)
+            explained.update(cause.explains)
+            if cause.name in self.said:
+                continue
+            self.said[cause.name] = self.step
+            logger.warning("%s (%s; run_warnings={%r: False} silences this)", message, cause.name, cause.name)
+            self.tell(self.step, cause.name, message)
 
     def state_dict(self) -> dict[str, Any]:
         """Warnings and readings so far, JSON-ready."""
-        return {
-            "said": self.said,
-            "step": self.step,
-            "signal_steps": self.signal_steps,
-            "dead_steps": self.dead_steps,
-            "seen": {watch.cause: watch.seen for watch in self._watches},
-        }
+        seen = {window.cause.judge.__name__: window.seen for window in self._windows}
+        return {"said": self.said, "step": self.step, "seen": seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; causes that are watched anew start from nothing."""
-        self.said = state["said"]
-        self.step = state["step"]
-        self.signal_steps = state["signal_steps"]
-        self.dead_steps = state["dead_steps"]
-        seen = state["seen"]
-        for watch in self._watches:
-            if seen.get(watch.cause, {}).keys() == watch.seen.keys():
-                watch.seen = seen[watch.cause]
+        self.said, self.step = state["said"], state["step"]
+        for window in self._windows:
+            seen = state["seen"].get(window.cause.judge.__name__, {})
+            if seen.keys() == window.seen.keys():
+                window.seen = seen

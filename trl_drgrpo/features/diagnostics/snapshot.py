@@ -1,25 +1,18 @@
 """One generation batch, copied from the device to the host in one transfer, as statistics and run log read it."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trl_drgrpo.features.diagnostics.run_log import RecordedRow
+from trl_drgrpo.features.diagnostics.run_log import prompt_text, readable, short_text, spans_of
 from trl_drgrpo.upstream.batches import CreditedBatch
 
+if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.steps.alignment import Aligner
 
-@dataclass(frozen=True)
-class OwnRow:
-    """One row of this rank for the statistics; see [`BatchRows`]. `weight` is `None` where nothing is corrected."""
 
-    length: int
-    trained: int
-    gradient_weight: float
-    truncated: bool
-    text: int
-    weight: float | None = None
+_NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
 
 
 class BatchSnapshot:
@@ -34,7 +27,7 @@ class BatchSnapshot:
     Attributes:
         rewards (`list[float]` of length `B`): Over all ranks; NaN = unscorable.
         per_func (`list[list[float]]` of shape `(F, B)`): Each function's rewards, over all ranks.
-        own (`list[OwnRow]` of length `b`): This rank's rows.
+        own (`dict[str, list]`, each of length `b`): This rank's rows, as columns of [`BatchRows`].
     """
 
     def __init__(
@@ -61,51 +54,52 @@ class BatchSnapshot:
         self.rewards, self._advantages = copied["rewards"], copied["row advantages"]
         self._token_advantages, self._token_masks = copied["token advantages"], copied["token masks"]
         self.per_func = [copied[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
-        self.own = [
+        ids = batch.scored.completion_ids
+        written = zip(ids, copied["tokens"], copied["trained"], strict=True)
+        self.own: dict[str, list[Any]] = {
             # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
-            OwnRow(
-                len(ids) - int(tokens - trained),
-                int(trained),
-                gradient_weight,
-                _is_cut(ids, stop_token_ids),
-                hash(tuple(ids)),
-                weight,
-            )
-            for ids, tokens, trained, gradient_weight, weight in zip(
-                batch.scored.completion_ids,
-                copied["tokens"],
-                copied["trained"],
-                copied["gradient_weight"],
-                copied.get("weights", [None] * len(batch.scored.completion_ids)),
-                strict=True,
-            )
-        ]
+            "lengths": [len(row) - int(tokens - trained) for row, tokens, trained in written],
+            "trained": [int(tokens) for tokens in copied["trained"]],
+            "gradient_weights": copied["gradient_weight"],
+            "truncated": [len(row) > 0 and row[-1] not in stop_token_ids for row in ids],
+            "texts": [hash(tuple(row)) for row in ids],
+        }
+        if weights is not None:
+            self.own["weights"] = copied["weights"]
 
-    def recorded_rows(self, names: Sequence[str], correct: Sequence[bool | None] | None) -> Iterator[RecordedRow]:
-        """This rank's rows of the groups that are recorded. `names`: the `F` reward functions; `correct`: `B` values,
-        over all ranks."""
+    def records(
+        self, names: Sequence[str], correct: Sequence[bool | None] | None, aligner: "Aligner"
+    ) -> Iterator[dict[str, Any]]:
+        """This rank's rows of the groups that are recorded, as they stand in `completions.jsonl`, with what their
+        group needs under `index`, `prompt`, `columns`. `names`: the `F` reward functions; `correct`: `B` values, over
+        all ranks."""
         scored, steps, forks = self.batch.scored, self.batch.steps, self.batch.forks
         width = self.batch.trained_mask.size(1)
         for n, i in enumerate(self._recorded):
-            row, ids, own = self.first_row + i, list(scored.completion_ids[i]), self.own[i]
+            row, ids = self.first_row + i, list(scored.completion_ids[i])
             tokens = slice(n * width, n * width + len(ids))
-            yield RecordedRow(
-                index=row,
-                prompt=scored.prompts[i],
-                columns=scored.inputs[i],
-                token_ids=ids,
-                token_advantages=self._token_advantages[tokens],
-                trained=[mask > 0 for mask in self._token_masks[tokens]],
+            spans = spans_of(
+                ids,
+                self._token_advantages[tokens],
+                self._token_masks[tokens],
+                aligner,
                 step_ends=steps.steps[i].ends if steps else (),
                 step_rewards=steps.rewards[i] if steps else (),
-                rewards={name: values[row] for name, values in zip(names, self.per_func, strict=True)},
-                reward=self.rewards[row],
-                advantage=self._advantages[i],
-                length=own.length,
-                truncated=own.truncated,
-                correct=correct[row] if correct else None,
                 cuts=forks.cuts[row] if forks else None,
             )
+            columns = {name: short_text(value) for name, value in scored.inputs[i].items() if name not in _NO_COLUMNS}
+            yield {
+                "index": row,
+                "prompt": prompt_text(scored.prompts[i]),
+                "columns": columns,
+                "spans": list(spans),
+                "rewards": {name: readable(values[row]) for name, values in zip(names, self.per_func, strict=True)},
+                "reward": readable(self.rewards[row]),
+                "advantage": readable(self._advantages[i]),
+                "length": self.own["lengths"][i],
+                "truncated": self.own["truncated"][i],
+                "right": correct[row] if correct else None,
+            }
 
 
 def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
@@ -116,7 +110,3 @@ def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
         result[name] = flat[start : start + tensor.numel()]
         start += tensor.numel()
     return result
-
-
-def _is_cut(ids: Sequence[int], stop_token_ids: Collection[int]) -> bool:
-    return bool(len(ids)) and ids[-1] not in stop_token_ids

@@ -18,6 +18,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class BatchRows:
     """The rows of a generation batch, over all ranks; row `g * G + i` is completion i of group g.
 
     Args:
-        num_generations (`int`): G.
+        num_generations (`int`): G; of groups of several sizes the largest.
         rewards (`B` floats): Weighted outcome reward; NaN = unscorable.
         lengths (`B` ints): Completion tokens that the model wrote.
         trained (`B` ints): Those that are trained on (0 for a truncated row that is masked).
@@ -42,6 +43,7 @@ class BatchRows:
         weights (`B` floats, *optional*): Mean of the ratios that correct for the probabilities of the engine that
             sampled, over the tokens that are trained on, NaN without any; `None` where nothing is corrected.
         copies (`B` bools, *optional*): Rows that were not sampled: they repeat one that could not be forked.
+        sizes (`P` ints, *optional*): Rows of each group where not all have G.
     """
 
     num_generations: int
@@ -54,12 +56,13 @@ class BatchRows:
     correct: Sequence[bool | None] | None = None
     weights: Sequence[float] | None = None
     copies: Sequence[bool] | None = None
+    sizes: Sequence[int] | None = None
 
     @property
     def groups(self) -> list[range]:
         """The rows of each group."""
-        size = self.num_generations
-        return [range(start, start + size) for start in range(0, len(self.rewards), size)]
+        sizes = self.sizes or [self.num_generations] * (len(self.rewards) // self.num_generations)
+        return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
@@ -218,7 +221,7 @@ def grpo_zscores(rewards: Sequence[float]) -> list[float]:
 def _unique_frac(rows: BatchRows, group: range) -> float:
     """One completion is distinct anyway: from 1 / G, all alike, to 1."""
     texts = [rows.texts[i] for i in group if rows.copies is None or not rows.copies[i]]
-    further = (len(set(texts)) - 1) * (len(group) - 1) / (len(texts) - 1)
+    further = (len(set(texts)) - 1) * (len(group) - 1) / max(len(texts) - 1, 1)
     return (1 + further) / len(group)
 
 

@@ -59,47 +59,6 @@ def draw_curves(history: list[dict[str, Any]], target: Path, wanted: Panels = PA
     return True
 
 
-_FULL = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model_id = {model_id!r}{where}
-tokenizer = AutoTokenizer.from_pretrained(model_id)
-model = AutoModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")
-"""
-_ADAPTER = """\
-from peft import AutoPeftModelForCausalLM
-from transformers import AutoTokenizer
-
-model_id = {model_id!r}{where}
-tokenizer = AutoTokenizer.from_pretrained(model_id)
-model = AutoPeftModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")  # loads the base, too
-"""
-_CHAT = """\
-messages = [{{"role": "user", "content": {prompt!r}}}]
-inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-"""
-_TEXT = """\
-inputs = tokenizer({prompt!r}, return_tensors="pt")
-"""
-_GENERATE = """\
-inputs = inputs.to(model.device)
-output = model.generate(**inputs, max_new_tokens={length}, do_sample=True, temperature={temperature:g})
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-"""
-
-
-def usage_snippet(
-    model_id: str | None, *, is_adapter: bool, is_chat: bool, length: int = 256, temperature: float = 1.0
-) -> str:
-    """Python that runs as it stands, from anywhere for a Hub id, else in the model's folder. `is_chat`: the run was
-    trained on conversations, so the chat template is due. `length`: tokens to generate at most."""
-    load = (_ADAPTER if is_adapter else _FULL).format(
-        model_id=model_id or ".", where="" if model_id else "  # the folder of this file"
-    )
-    prompt = (_CHAT if is_chat else _TEXT).format(prompt="What is 3 + 4?")
-    return load + prompt + _GENERATE.format(length=length, temperature=temperature)
-
-
 def is_conversational(dataset: Any) -> bool:
     """Whether the prompts of a dataset are messages; `False` for a stream, which is not read for this."""
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
@@ -108,24 +67,6 @@ def is_conversational(dataset: Any) -> bool:
 
 
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
-
-DEEPSEEKMATH = """\
-@article{shao2024deepseekmath,
-    title  = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
-    author = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Mingchuan Zhang and Y. K. Li
-              and Y. Wu and Daya Guo},
-    year   = 2024,
-    eprint = {arXiv:2402.03300},
-}"""
-TRL = """\
-@software{vonwerra2020trl,
-    title   = {{TRL: Transformers Reinforcement Learning}},
-    author  = {von Werra, Leandro and Belkada, Younes and Tunstall, Lewis and Beeching, Edward and Thrush, Tristan and
-               Lambert, Nathan and Huang, Shengyi and Rasul, Kashif and Gallouédec, Quentin},
-    license = {Apache-2.0},
-    url     = {https://github.com/huggingface/trl},
-    year    = {2020},
-}"""
 
 
 def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name: str | None = None) -> None:
@@ -175,7 +116,8 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "seed": args.seed,
         "truncated": f"{truncated[-1]:.0%}" if truncated and truncated[-1] > 0 else "",
         "machine": [*card_facts.machine_rows(trainer), *card_facts.versions()],
-        "citations": _citations(trainer),
+        "citation": textwrap.dedent(trainer._paper["citation"]),
+        "has_steps": trainer.step_scorer is not None,
     }
     return template("card.md.jinja").render(redacted(values, vars(args)))  # before Markdown's escapes take them apart
 
@@ -217,15 +159,11 @@ def _base(model: Any) -> str:
 def _snippet(trainer: Any, is_adapter: bool) -> str:
     if not hasattr(trainer.processing_class, "convert_tokens_to_ids"):  # a processor: images come in, too
         return ""
-    return usage_snippet(
-        trainer.hub_model_id,
+    args = trainer.args
+    return template("usage.jinja").render(
+        model_id=repr(trainer.hub_model_id or "."),
         is_adapter=is_adapter,
         is_chat=is_conversational(trainer.train_dataset),
-        length=min(trainer.args.max_completion_length or 256, 256),
-        temperature=trainer.args.temperature,
+        length=min(args.max_completion_length or 256, 256),
+        temperature=args.temperature,
     )
-
-
-def _citations(trainer: Any) -> list[str]:
-    own = textwrap.dedent(trainer._paper["citation"])
-    return [own, *([DEEPSEEKMATH] if trainer.step_scorer else []), TRL]

@@ -109,17 +109,8 @@ Rows = list[tuple[str, Any]]
 _SURROUNDINGS = ("output_dir", "run_name", "report_to", "disable_tqdm", "do_eval", "debug", "use_cpu", "tf32")
 _SURROUNDINGS_START = ("hub_", "push_to_hub", "log_", "logging_", "trackio_", "save_", "resume_", "ddp_", "local_rank")
 _SURROUNDINGS_START += ("overwrite_", "dataloader_", "accelerator_config", "deepspeed", "fsdp", "vllm_server_")
-_PACKAGES = (
-    "trl-drgrpo",
-    "trl",
-    "transformers",
-    "torch",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "peft",
-    "bitsandbytes",
-)
+_PACKAGES = ["trl-drgrpo", "trl", "transformers", "torch", "accelerate", "datasets", "tokenizers", "peft"]
+_PACKAGES += ["bitsandbytes"]
 
 
 def is_hub_id(name: Any) -> bool:
@@ -242,25 +233,24 @@ def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dic
     labeled = []
     for entry in history:
         split = next((split for split in splits if f"eval_{split}_runtime" in entry), None)
-        named = (
-            entry if split is None else {k if k in ("step", "epoch") else f"{k} ({split})": entry[k] for k in entry}
-        )
-        labeled.append(named)
+        mark = "" if split is None else f" ({split})"
+        labeled.append({name if name in ("step", "epoch") else f"{name}{mark}": entry[name] for name in entry})
     return labeled
+
+
+_WORTH_A_LINE = re.compile(
+    r"(reward|reward_std|kl|entropy|loss|grad_norm)(/|$)|rewards/|process_rewards/|process/reward"
+    r"|completions/mean_length|completions/clipped_ratio|drgrpo/zero_signal"
+)
 
 
 def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
     """Name, first and last logged value of each metric worth a line, and the step of the last."""
-    wanted = ("reward", "reward_std", "rewards/", "process_rewards/", "process/reward", "kl", "entropy")
-    wanted += ("completions/mean_length", "completions/clipped_ratio", "drgrpo/zero_signal", "loss", "grad_norm")
     values: dict[str, list[tuple[int, float]]] = {}
     for entry in history:
         for name, value in entry.items():
             stem = name.removeprefix("eval_").partition(" (")[0]
-            if isinstance(value, (int, float)) and any(
-                stem == start or ("/" in start and stem.startswith(start)) or stem.startswith(f"{start}/")
-                for start in wanted
-            ):
+            if isinstance(value, (int, float)) and _WORTH_A_LINE.match(stem):
                 values.setdefault(name, []).append((int(entry.get("step", 0)), float(value)))
     order = sorted(values, key=lambda name: (not name.startswith("eval_"), not name.endswith("reward"), name))
     return [
@@ -277,21 +267,21 @@ def changed_settings(args: Any) -> dict[str, Any]:
         surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
         if surrounding or not field.init or value == default:
             continue
-        shown[field.name] = _plain_data(value)
+        shown[field.name] = plain_data(value)
     return without_paths(scrubbed(shown))
 
 
-def _plain_data(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
     if isinstance(value, Enum):
-        return _plain_data(value.value)
+        return plain_data(value.value)
     if isinstance(value, Mapping):
-        return {key if type(key) in (str, int) else str(key): _plain_data(each) for key, each in value.items()}
+        return {key if type(key) in (str, int) else str(key): plain_data(each) for key, each in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain_data(each) for each in value]
+        return [plain_data(each) for each in value]
     if value is None or type(value) in (str, int, float, bool):
         return value
-    return _plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
+    return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
 
 
 def machine_rows(trainer: Any) -> Rows:

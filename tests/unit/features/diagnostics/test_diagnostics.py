@@ -44,33 +44,30 @@ def test_a_damaged_state_costs_no_run(trainer, caplog):
     assert "(warnings may be repeated)" in caplog.text
 
 
-class Time:
-    now = 0.0
+class Clock(PhaseClock):
+    """Phases of an optimizer step on a clock that `passes`."""
 
-    def __call__(self):
-        return self.now
+    def __init__(self):
+        self.now = 0.0
+        super().__init__(lambda: self.now)
 
-
-@pytest.fixture
-def time():
-    return Time()
-
-
-@pytest.fixture
-def clock(time):
-    return PhaseClock(time)
+    def passes(self, seconds, *phases):
+        with contextlib.ExitStack() as stack:
+            for name in phases:
+                stack.enter_context(self.phase(name))
+            self.now += seconds
 
 
-def test_seconds_per_step_and_tokens_per_second(clock, time):
+def test_seconds_per_step_and_tokens_per_second():
+    clock = Clock()
     for _ in range(2):
         clock.step_begins()
-        with clock.phase("generate"):
-            time.now += 6
-        with clock.phase("score"):
-            time.now += 1
-        time.now += 3
+        clock.passes(6, "generate")
+        clock.passes(1, "score")
+        clock.passes(3)
         clock.step_ends(tokens=100)
-        time.now += 50  # an evaluation, a checkpoint
+        clock.passes(50, "generate")  # an evaluation, a checkpoint: not counted
+        clock.step_ends(0)
     assert clock.read() == {
         "time/generate_s": 6,
         "time/score_s": 1,
@@ -80,36 +77,15 @@ def test_seconds_per_step_and_tokens_per_second(clock, time):
     assert clock.read() == {}
 
 
-def test_a_phase_inside_another_counts_as_the_outer_one(clock, time):
+def test_a_phase_ends_with_its_block_and_counts_as_the_outer_one():
+    clock = Clock()
     clock.step_begins()
-    with clock.phase("score"), clock.phase("generate"):
-        time.now += 5
-    clock.step_ends(0)
-    assert clock.read()["time/score_s"] == 5
-
-
-def test_an_evaluation_is_not_counted(clock, time):
-    with clock.phase("generate"):
-        time.now += 5
-    clock.step_ends(0)
-    assert clock.read() == {}
-    clock.step_begins()
-    time.now += 2
-    clock.step_ends(0)
-    assert clock.read()["time/generate_s"] == 0  # nor in the step behind it
-
-
-def test_a_reward_that_raises_ends_its_phase(clock, time):
-    clock.step_begins()
+    clock.passes(5, "score", "generate")
     with contextlib.suppress(ZeroDivisionError), clock.phase("score"):
-        time.now += 1
+        clock.now += 1
         raise ZeroDivisionError
-    with clock.phase("generate"):
-        time.now += 2
+    clock.passes(2, "generate")
     clock.step_ends(0)
-    assert clock.read() == {
-        "time/generate_s": 2,
-        "time/score_s": 1,
-        "time/train_s": 0,
-        "time/tokens_per_s": 0,
-    }
+    read = clock.read()
+    assert [read[f"time/{name}_s"] for name in ("generate", "score", "train")] == [2, 6, 0]
+    assert read["time/tokens_per_s"] == 0

@@ -29,6 +29,11 @@ class Run:
         self.state = SimpleNamespace(global_step=0, max_steps=100)
         self.watch.on_train_begin(self.args, self.state, None, model=model)
 
+    def steps(self, count, gradient, lr=None):
+        for _ in range(count):
+            self.step(gradient, lr)
+        return self.watch.movements[0] if self.watch.movements else None
+
     def step(self, gradient, lr=None):
         if lr is not None:
             self.optimizer.param_groups[0]["lr"] = lr
@@ -45,9 +50,7 @@ class Run:
 
 def test_bfloat16_stands_still_at_a_small_rate_and_float32_does_not(caplog):
     run = Run(Model())
-    for _ in range(3):
-        run.step(1.0)
-    (movement,) = run.watch.movements
+    movement = run.steps(3, 1.0)
     assert (movement.moved, movement.touched, movement.dtype) == (0, 600, torch.bfloat16)
     run.watch.trainer = SimpleNamespace(model=run.model)
     first, second = {}, {}
@@ -58,27 +61,18 @@ def test_bfloat16_stands_still_at_a_small_rate_and_float32_does_not(caplog):
     assert "0.0% changed in the first 3 optimizer steps with signal, at learning rate 1.0e-06" in record.message
     assert "model_init_kwargs={'dtype': 'float32'}" in record.message
     caplog.clear()
-    run = Run(Model(torch.float32))
-    for _ in range(3):
-        run.step(1.0)
-    assert run.watch.movements[0].share == 1.0
+    assert Run(Model(torch.float32)).steps(3, 1.0).share == 1.0
     assert caplog.records == []
 
 
 def test_dead_batches_and_warm_up_do_not_count(caplog):
     run = Run(Model(torch.float32), warmup=4)
-    for _ in range(4):
-        run.step(1.0, lr=1e-12)  # in the warm-up
-    for _ in range(5):
-        run.step(0.0, lr=0.0)
-    for _ in range(5):
-        run.step(0.0, lr=1e-3)  # no signal
-        run.step(None)
-        run.step(1.0, lr=0.0)  # signal, but no rate
-    assert run.watch.movements == []
-    for _ in range(3):
-        run.step(1.0, lr=1e-3)
-    assert run.watch.movements[0].share == 1.0
+    run.steps(4, 1.0, lr=1e-12)  # in the warm-up
+    run.steps(5, 0.0, lr=0.0)
+    run.steps(5, 0.0, lr=1e-3)  # no signal
+    run.steps(5, None)
+    assert run.steps(5, 1.0, lr=0.0) is None  # signal, but no rate
+    assert run.steps(3, 1.0, lr=1e-3).share == 1.0
     assert caplog.records == []
 
 
@@ -90,22 +84,15 @@ def test_elements_without_a_gradient_do_not_count():
     for step in range(3):
         run.step(gradient.roll(step, 0))  # other entries in each step
     assert (run.watch.movements[0].moved, run.watch.movements[0].touched) == (15, 15)
-
-
-def test_the_sample_is_spread_over_a_parameter():
-    gradient = torch.zeros(20, 30)
-    gradient[10:] = 1.0
+    gradient[0], gradient[10:] = 0.0, 1.0
     run = Run(Model(torch.float32), lr=1e-3, watch=MovementWatch(steps=1, elements=60))
-    run.step(gradient)
-    assert run.watch.movements[0].touched == 30
+    assert run.steps(1, gradient).touched == 30  # the sample is spread over a parameter
 
 
 def test_parameters_that_the_optimizer_does_not_hold(caplog):
-    model = Model(torch.float32)
-    run = Run(model, lr=1e-3)
+    run = Run(Model(torch.float32), lr=1e-3)
     run.optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.zeros(1))]
-    for _ in range(3):
-        run.step(1.0)
+    run.steps(3, 1.0)
     assert "check that the optimizer holds these parameters" in caplog.text
 
 
@@ -136,8 +123,7 @@ def test_groups_keep_apart_what_starts_at_zero():
     torch.nn.init.constant_(model.layer.lora_A["default"].weight, 0.3)
     torch.nn.init.zeros_(model.layer.lora_B["default"].weight)
     run = Run(model)
-    for _ in range(3):
-        run.step(1.0)
+    run.steps(3, 1.0)
     shares = {movement.group: movement.share for movement in run.watch.movements}
     assert shares == {"LoRA-A": 0.0, "LoRA-B": 1.0, "norms and biases": 1.0}
 
@@ -172,37 +158,31 @@ def test_the_first_loss_is_that_of_a_step_with_a_signal_of_the_whole_run():
     assert not is_first_loss(alive, [alive, dead, alive])  # resumed: the history came with the checkpoint
 
 
-def test_the_loss_is_explained():
-    [remark] = remarks()
-    assert remark.startswith("loss -0.0012 is as it should be")
+EXPLAINED, NO_EFFECT = "loss -0.0012 is as it should be", "{}: no effect with one optimizer step per generation batch"
+HIGHER, BOTH = {"epsilon_high": 0.28}, {"epsilon": 0.1, "delta": 2.0}
 
 
 @pytest.mark.parametrize(
-    "run",
+    ("run", "said"),
     [
-        {"step_scorer": object()},
-        {"own_advantages": "advantage_func 'mine'"},
-        {"own_losses": ["_compute_loss"]},
-        {"beta": 0.1},
-        {"entropy_coef": 0.01},
-        {"steps_per_generation": 8},  # groups are cut in two
+        ({}, [EXPLAINED]),
+        ({"num_iterations": 2}, [EXPLAINED]),  # begins at zero, too
+        # A loss that is not zero by itself.
+        ({"step_scorer": object()}, []),
+        ({"own_advantages": "advantage_func 'mine'"}, []),
+        ({"own_losses": ["_compute_loss"]}, []),
+        ({"beta": 0.1}, []),
+        ({"entropy_coef": 0.01}, []),
+        ({"steps_per_generation": 8}, []),  # groups are cut in two
+        # Clipping that does nothing, and such that does something.
+        *(
+            ({**bounds, "steps_per_generation": steps}, [EXPLAINED, NO_EFFECT.format(", ".join(bounds))])
+            for bounds in (HIGHER, BOTH)
+            for steps in (2, 4)
+        ),
+        ({**HIGHER, "num_iterations": 2}, [EXPLAINED]),
+        ({**HIGHER, "steps_per_generation": 8}, []),
     ],
 )
-def test_a_loss_that_is_not_zero_by_itself_is_not_explained(run):
-    assert remarks(**run) == []
-
-
-def test_several_iterations_begin_at_zero_too():
-    assert len(remarks(num_iterations=2)) == 1
-
-
-@pytest.mark.parametrize("bounds", [{"epsilon_high": 0.28}, {"epsilon": 0.1, "delta": 2.0}])
-@pytest.mark.parametrize("steps_per_generation", [2, 4])
-def test_clipping_that_does_nothing_is_said(bounds, steps_per_generation):
-    [_, remark] = remarks(**bounds, steps_per_generation=steps_per_generation)
-    assert remark.startswith(f"{', '.join(bounds)}: no effect with one optimizer step per generation batch")
-
-
-@pytest.mark.parametrize("run", [{"num_iterations": 2}, {"steps_per_generation": 8}])
-def test_clipping_that_does_something_is_not(run):
-    assert not any("no effect" in remark for remark in remarks(epsilon_high=0.28, **run))
+def test_what_is_said_of_the_first_loss(run, said):
+    assert [remark[: len(start)] for remark, start in zip(remarks(**run), said, strict=True)] == said

@@ -53,20 +53,19 @@ def test_the_line():
     assert [spoken_time(s) for s in (0, 59.4, 3599.6, 90061)] == ["0:00", "0:59", "1:00:00", "25:01:01"]
 
 
-def test_plain_lines_are_throttled_and_the_last_one_always_comes():
-    lines = Run(every_seconds=10)().splitlines()
-    assert [line.split()[1] for line in lines] == ["1/40", "11/40", "21/40", "31/40", "40/40"]
-    assert lines[1] == f"step 11/40  {status_line(LOGS, full=True)}  0:29 left"
+@pytest.mark.parametrize(
+    ("options", "steps", "first_end"),
+    [
+        ({"every_seconds": 10}, [1, 11, 21, 31, 40], "0:39 left"),
+        ({"every_seconds": 10, "first_step": 20}, [21, 31, 40], "0:19 left"),  # resumed
+        ({"every_steps": 20}, [20, 40], "0:20 left"),
+    ],
+)
+def test_lines_are_throttled_and_the_last_one_always_comes(options, steps, first_end):
+    lines = Run(**options)().splitlines()
+    assert [line.split()[1] for line in lines] == [f"{step}/40" for step in steps]
+    assert lines[0] == f"step {steps[0]}/40  {status_line(LOGS, full=True)}  {first_end}"
     assert "left" not in lines[-1]
-
-
-def test_time_left_after_a_resume_counts_the_steps_done_here():
-    lines = Run(every_seconds=10, first_step=20)().splitlines()
-    assert lines[0].endswith("0:19 left")
-
-
-def test_plain_lines_by_steps():
-    assert [line.split()[1] for line in Run(every_steps=20)().splitlines()] == ["20/40", "40/40"]
 
 
 def test_an_evaluation_has_its_own_line():
@@ -98,41 +97,28 @@ def test_only_the_main_process_and_only_training_logs():
     assert Run()(None) == ""
 
 
+def handler_of(*callbacks):
+    """A trainer's callbacks, as transformers manages them; a stand-in for the trainer."""
+    handler = CallbackHandler([], None, None, None, None)
+    handler.callbacks, handler.callback_handler = list(callbacks), handler
+    return handler
+
+
 def test_it_takes_the_place_of_transformers_callbacks():
-    tqdm, printer = TqdmCallback(), PrinterCallback()
-    trainer = Callbacks(printer, tqdm)
-    progress = Run(terminal=True).progress
-    with contextlib.suppress(KeyboardInterrupt), show_progress(trainer, progress):
-        assert trainer.callbacks == [progress]
-        progress.on_train_begin(
-            SimpleNamespace(disable_tqdm=False),
-            SimpleNamespace(global_step=0, max_steps=3, is_world_process_zero=True),
-            None,
-        )
+    trainer = handler_of(PrinterCallback(), TqdmCallback())
+    before, run = list(trainer.callbacks), Run(terminal=True)
+    with contextlib.suppress(KeyboardInterrupt), show_progress(trainer, run.progress):
+        assert trainer.callbacks == [run.progress]
+        run.progress.on_train_begin(run.args, run.state, None)
         raise KeyboardInterrupt
-    assert progress._bar is None  # the terminal is as before
-    assert trainer.callbacks == [printer, tqdm]
-
-
-class Callbacks:
-    """A trainer's, as transformers manages them."""
-
-    def __init__(self, *callbacks):
-        handler = CallbackHandler([], None, None, None, None)
-        handler.callbacks = list(callbacks)
-        self.callback_handler = handler
-        self.pop_callback, self.remove_callback = handler.pop_callback, handler.remove_callback
-        self.add_callback = handler.add_callback
-
-    @property
-    def callbacks(self):
-        return self.callback_handler.callbacks
+    assert run.progress._bar is None  # the terminal is as before
+    assert trainer.callbacks == before
 
 
 def test_it_is_the_default_where_transformers_would_show_its_bar():
-    trainer = Callbacks(TqdmCallback())
+    trainer = handler_of(TqdmCallback())
     with progress_by_default(trainer):
-        assert [type(each) for each in trainer.callbacks] == [ProgressCallback]
+        assert [type(each) for each in trainer.callbacks] == [trl_drgrpo.ProgressCallback]
     assert [type(each) for each in trainer.callbacks] == [TqdmCallback]
 
 
@@ -152,11 +138,7 @@ class OwnBar(TqdmCallback):
     ],
 )
 def test_what_the_user_chose_stays(callbacks):
-    trainer = Callbacks(*callbacks)
+    trainer = handler_of(*callbacks)
     with progress_by_default(trainer):
         assert trainer.callbacks == callbacks
     assert trainer.callbacks == callbacks
-
-
-def test_it_is_public():
-    assert trl_drgrpo.ProgressCallback is ProgressCallback

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from trl_drgrpo.features.diagnostics import run_log
 from trl_drgrpo.features.diagnostics.run_log import (
-    RecordedRow,
     RunLog,
     group_records,
     prompt_text,
     recorded_groups,
-    row_record,
     short_text,
+    spans_of,
     to_json,
 )
 from trl_drgrpo.objective.fork_advantages import Forks
@@ -134,73 +133,45 @@ def test_older_completions_are_thinned_to_a_number_of_bytes(log, tmp_path, monke
     assert not file.with_suffix(".part").exists()
 
 
-def row(ids, advantages, trained=None, ends=(), step_rewards=(), **fields):
-    values = {
-        "index": 0,
-        "prompt": "p",
-        "columns": {"prompt": "p", "answer": 3},
-        "token_ids": ids,
-        "token_advantages": advantages,
-        "trained": trained or [True] * len(ids),
-        "step_ends": ends,
-        "step_rewards": step_rewards,
-        "rewards": {"a": 1.0, "b": math.nan},
-        "reward": 1.0,
-        "advantage": 0.5,
-        "length": len(ids),
-        "truncated": False,
-        "correct": True,
-    }
-    return RecordedRow(**{**values, **fields})
-
-
 @pytest.fixture(scope="module")
-def aligner(tokenizer):
-    return Aligner(tokenizer)
+def spans(tokenizer):
+    """`spans(ids, advantages, ...)`: those of a completion, every token trained on unless said otherwise."""
+    aligner = Aligner(tokenizer)
+
+    def of(ids, advantages, trained=None, **steps_and_forks):
+        return list(spans_of(ids, advantages, trained or [1.0] * len(ids), aligner, **steps_and_forks))
+
+    return of
 
 
-def test_one_span_for_one_advantage(aligner, tokenizer):
+def test_one_span_for_one_advantage(spans, tokenizer):
     ids = [*tokenizer.encode("aé"), tokenizer.eos_token_id]
-    record = row_record(row(ids, [0.5] * 4), aligner)
     text = "aé" + tokenizer.eos_token
-    assert record["spans"] == [{"text": text, "advantage": 0.5, "step": None, "step_reward": None, "masked": False}]
-    assert record["rewards"] == {"a": 1.0, "b": None}
-    assert record["columns"] == {"answer": "3"}
+    one = {"text": text, "advantage": 0.5, "step": None, "step_reward": None, "masked": False}
+    assert spans(ids, [0.5] * 4) == [one]
+    assert spans([], []) == []
 
 
-def test_steps_and_masked_tokens_cut_spans(aligner, tokenizer):
+def test_steps_and_masked_tokens_cut_spans(spans, tokenizer):
     ids = tokenizer.encode("one two 42 end")  # a token is a byte
-    record = row_record(
-        row(
-            ids,
-            [0.1] * 4 + [0.2] * 4 + [0.0] * 3 + [0.2] * 3,
-            trained=[True] * 8 + [False] * 3 + [True] * 3,
-            ends=(3, 13),
-            step_rewards=(1.0, None),
-        ),
-        aligner,
-    )
-    assert [(s["text"], s["advantage"], s["step"], s["step_reward"], s["masked"]) for s in record["spans"]] == [
+    advantages, trained = [0.1] * 4 + [0.2] * 4 + [0.0] * 3 + [0.2] * 3, [1] * 8 + [0] * 3 + [1] * 3
+    found = spans(ids, advantages, trained, step_ends=(3, 13), step_rewards=(1.0, None))
+    assert [(s["text"], s["advantage"], s["step"], s["step_reward"], s["masked"]) for s in found] == [
         ("one ", 0.1, 0, 1.0, False),
         ("two ", 0.2, 1, None, False),
         ("42 ", 0.0, 1, None, True),
         ("end", 0.2, 1, None, False),
     ]
+    closed = spans(
+        [*tokenizer.encode("a\n\n"), tokenizer.eos_token_id], [0.5] * 4, step_ends=(2,), step_rewards=(1.0,)
+    )
+    assert [(s["text"], s["step"]) for s in closed] == [("a\n\n", 0), (tokenizer.eos_token, None)]  # in no step
 
 
-def test_the_closing_is_in_no_step(aligner, tokenizer):
-    ids = [*tokenizer.encode("a\n\n"), tokenizer.eos_token_id]
-    record = row_record(row(ids, [0.5] * 3 + [-0.5], ends=(2,), step_rewards=(1.0,)), aligner)
-    assert [(s["text"], s["advantage"], s["step"]) for s in record["spans"]] == [
-        ("a\n\n", 0.5, 0),
-        (tokenizer.eos_token, -0.5, None),
-    ]
-
-
-def test_forks_cut_spans_of_equal_advantage_and_are_counted(aligner, tokenizer):
+def test_forks_cut_spans_of_equal_advantage_and_are_counted(spans, tokenizer):
     ids = tokenizer.encode("one two three")
     found = [
-        [(s["text"], s["level"]) for s in row_record(row(ids, [0.5] * len(ids), cuts=cuts), aligner)["spans"]]
+        [(s["text"], s["level"]) for s in spans(ids, [0.5] * len(ids), cuts=cuts)]
         for cuts in ([4, 8], [8, len(ids)], [len(ids)] * 2)  # cut twice, once, never
     ]
     assert found == [
@@ -210,49 +181,28 @@ def test_forks_cut_spans_of_equal_advantage_and_are_counted(aligner, tokenizer):
     ]
 
 
-def test_groups_that_fork_say_into_how_many_branches(aligner, tokenizer):
-    ids = tokenizer.encode("xy")
-    rows = [row_record(row(ids, [0.0, 0.0], index=i, cuts=[1, 2]), aligner) for i in range(8)]
-    (group,) = group_records(rows, 8, step=1, mode="train", forks=Forks(2, [[1, 2]] * 8))
-    assert group["forks"] == [2, 2]
-    assert "forks" not in group_records(rows, 8, step=1, mode="train")[0]
-
-
-def test_a_completion_without_tokens_has_no_spans(aligner):
-    assert row_record(row([], []), aligner)["spans"] == []
-
-
 @given(st.data())
-def test_spans_always_join_to_the_decoded_completion(aligner, tokenizer, data):
+def test_spans_always_join_to_the_decoded_completion(spans, tokenizer, data):
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), min_size=1, max_size=30))
     advantages = data.draw(st.lists(st.sampled_from([0.0, 0.5]), min_size=len(ids), max_size=len(ids)))
     ends = sorted({*data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=4)), len(ids) - 1})
-    spans = row_record(row(ids, advantages, ends=tuple(ends), step_rewards=[0.0] * len(ends)), aligner)["spans"]
-    assert "".join(span["text"] for span in spans) == tokenizer.decode(ids, skip_special_tokens=False)
-    assert len(spans) == 1 + sum(advantages[t] != advantages[t - 1] or (t - 1) in ends for t in range(1, len(ids)))
+    found = spans(ids, advantages, step_ends=ends, step_rewards=[0.0] * len(ends))
+    assert "".join(span["text"] for span in found) == tokenizer.decode(ids, skip_special_tokens=False)
+    assert len(found) == 1 + sum(advantages[t] != advantages[t - 1] or (t - 1) in ends for t in range(1, len(ids)))
 
 
-def test_groups_are_put_together_from_rows_of_all_ranks(aligner, tokenizer):
-    ids = tokenizer.encode("x")
-    rows = [
-        row_record(row(ids, [0.0], index=i, prompt=f"p{i // 2}", reward=reward), aligner)
-        for i, reward in ((4, 1.0), (1, math.nan), (0, 3.0), (5, 2.0))
-    ]
+def test_groups_are_put_together_from_rows_of_all_ranks():
+    rewards = {4: 1.0, 1: None, 0: 3.0, 5: 2.0}
+    rows = [{"index": i, "prompt": f"p{i // 2}", "columns": {}, "reward": r} for i, r in rewards.items()]
     groups = group_records(rows, 2, step=7, mode="train")
     assert [(g["group"], g["prompt"], g["G"], g["baseline"]) for g in groups] == [(0, "p0", 2, 3.0), (2, "p2", 2, 1.5)]
     assert groups[0]["std"] is None
     assert groups[1]["std"] == pytest.approx(math.sqrt(0.5), rel=1e-5)
-    assert [r["reward"] for r in groups[0]["rows"]] == [3.0, None]
-    assert set(groups[0]["rows"][0]) == {
-        "spans",
-        "rewards",
-        "reward",
-        "advantage",
-        "length",
-        "truncated",
-        "right",
-    }
+    assert groups[0]["rows"] == [{"reward": 3.0}, {"reward": None}]
     assert {g["step"] for g in groups} == {7}
+    assert [g.get("forks") for g in groups] == [None, None]
+    forked = group_records(rows, 2, step=7, mode="train", forks=Forks(2, [[1, 2]] * 8))
+    assert [g["forks"] for g in forked] == [[2, 2], [2, 2]]
 
 
 @given(st.integers(1, 200), st.integers(-1, 300))

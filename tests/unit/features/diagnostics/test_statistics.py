@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from told import Told
 
-from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.statistics import (
     BUCKETS,
     QUARTERS,
@@ -58,24 +58,32 @@ def centered(rewards, size):
 GOLDEN = batch([1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1], [2, 4, 3, 6, 5, 1, 1, 2, 7, 8, 9, 4], 4)
 
 
-def test_golden_lengths():
-    stats = batch_statistics(replace(GOLDEN, truncated=[True] + [False] * 10 + [True]))
-    assert stats["completions/length_correct_mean"] == pytest.approx((2 + 6 + 5 + 7 + 8 + 9 + 4) / 7)
-    assert stats["completions/length_incorrect_mean"] == pytest.approx((4 + 3 + 1 + 1 + 2) / 5)
-    assert stats["completions/length_gap_mean"] == pytest.approx(11 / 5 - 41 / 7)
-    assert stats["completions/truncated_frac"] == pytest.approx(2 / 12)
-    assert stats["completions/truncated_correct_frac"] == pytest.approx(2 / 7)
-    assert stats["completions/truncated_incorrect_frac"] == 0.0
-
-
-def test_golden_groups():
-    stats = batch_statistics(replace(GOLDEN, texts=[1, 1, 1, 1, 1, 2, 3, 4, 1, 1, 2, 2]))
-    assert stats["drgrpo/pass_rate"] == pytest.approx(7 / 12)
-    assert stats["drgrpo/zero_signal_frac"] == pytest.approx(1 / 3)
-    assert (stats["drgrpo/all_correct_frac"], stats["drgrpo/all_incorrect_frac"]) == (pytest.approx(1 / 3), 0.0)
-    # 4 p (1 - p) G: 4 at p = 1/2, 3 at p = 1/4
-    assert stats["drgrpo/effective_group_size"] == pytest.approx(3.5)
-    assert stats["completions/unique_frac"] == pytest.approx((0.25 + 1 + 0.5) / 3)
+def test_golden():
+    odd = {"truncated": [True] + [False] * 10 + [True], "texts": [1, 1, 1, 1, 1, 2, 3, 4, 1, 1, 2, 2]}
+    stats = batch_statistics(replace(GOLDEN, **odd))
+    expected = {
+        "completions/length_correct_mean": (2 + 6 + 5 + 7 + 8 + 9 + 4) / 7,
+        "completions/length_incorrect_mean": (4 + 3 + 1 + 1 + 2) / 5,
+        "completions/length_gap_mean": 11 / 5 - 41 / 7,
+        "completions/truncated_frac": 2 / 12,
+        "completions/truncated_correct_frac": 2 / 7,
+        "completions/truncated_incorrect_frac": 0.0,
+        "completions/unique_frac": (0.25 + 1 + 0.5) / 3,
+        "drgrpo/pass_rate": 7 / 12,
+        "drgrpo/reward_min": 0.0,
+        "drgrpo/zero_signal_frac": 1 / 3,
+        "drgrpo/all_correct_frac": 1 / 3,
+        "drgrpo/all_incorrect_frac": 0.0,
+        "drgrpo/effective_group_size": 3.5,  # 4 p (1 - p) G: 4 at p = 1/2, 3 at p = 1/4
+    }
+    shares = {
+        "groups_frac": [0, 1 / 3, 1 / 3, 0, 0, 1 / 3],
+        "gradient_weight_frac": [0, 4.75 / 12.25, 7.5 / 12.25, 0, 0, 0],
+        "gradient_weight_frac_grpo": [0, 2.9994 / 6.4629, 3.4635 / 6.4629, 0, 0, 0],
+    }
+    for kind, values in shares.items():
+        expected |= {f"difficulty/{kind}/{bucket}": value for bucket, value in zip(BUCKETS, values, strict=True)}
+    assert stats == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -90,17 +98,6 @@ def test_golden_groups():
 def test_rows_that_repeat_others_say_nothing_of_collapse(texts, copies, expected):
     rows = replace(batch([1.0, 1.0, 0.0, 0.0], [1] * 4, 4, texts=texts), copies=copies)
     assert batch_statistics(rows)["completions/unique_frac"] == pytest.approx(expected)
-
-
-def test_golden_gradient_weight():
-    stats = batch_statistics(GOLDEN)
-    groups, ours, grpo = (
-        [stats[f"difficulty/{kind}/{bucket}"] for bucket in BUCKETS]
-        for kind in ("groups_frac", "gradient_weight_frac", "gradient_weight_frac_grpo")
-    )
-    assert groups == pytest.approx([0, 1 / 3, 1 / 3, 0, 0, 1 / 3])
-    assert ours == pytest.approx([0, 4.75 / 12.25, 7.5 / 12.25, 0, 0, 0])
-    assert grpo == pytest.approx([0, 2.9994 / 6.4629, 3.4635 / 6.4629, 0, 0, 0], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -124,34 +121,38 @@ def test_buckets(correct, size, bucket):
     assert [b for b in BUCKETS if stats[f"difficulty/groups_frac/{b}"] == 1.0] == [bucket]
 
 
-def test_a_dead_group_that_is_neither_all_correct_nor_all_incorrect():
-    rows = batch([0.5, 0.5], [1, 1], 2, correct=[True, False])
-    stats = batch_statistics(rows)
-    assert (stats["drgrpo/zero_signal_frac"], stats["drgrpo/all_correct_frac"]) == (1.0, 0.0)
-    assert stats["drgrpo/all_incorrect_frac"] == 0.0
-    assert "drgrpo/effective_group_size" not in stats
-    assert "difficulty/gradient_weight_frac/0" not in stats  # a share of nothing
+MASKED = replace(batch([1.0, 0.0, 0.0, 0.0], [2] * 4, 4), trained=[2, 0, 2, 2], gradient_weights=[1.5, 0.0, 0.5, 0.5])
 
 
-def test_a_second_reward_can_leave_a_signal_in_a_group_that_is_all_correct():
-    stats = batch_statistics(batch([1.1, 1.0], [1, 1], 2))
-    assert (stats["drgrpo/zero_signal_frac"], stats["drgrpo/all_correct_frac"]) == (0.0, 0.0)
-    assert stats["difficulty/gradient_weight_frac/100"] == 1.0
-
-
-def test_unscorable_rows_are_neither_correct_nor_incorrect():
-    stats = batch_statistics(batch([1.0, NAN, 0.0, NAN, NAN, NAN], [1, 50, 2, 60, 70, 80], 3))
-    assert stats["drgrpo/pass_rate"] == 0.5
-    assert (stats["completions/length_correct_mean"], stats["completions/length_incorrect_mean"]) == (1, 2)
-    assert stats["difficulty/groups_frac/25-50"] == 1.0  # the second group is in no bucket
-    assert stats["drgrpo/zero_signal_frac"] == 0.5
-
-
-def test_masked_rows_have_no_gradient_weight_and_no_weight_under_grpo():
-    rows = replace(batch([1.0, 0.0, 0.0, 0.0], [2, 2, 2, 2], 4), trained=[2, 0, 2, 2])
-    rows = replace(rows, gradient_weights=[1.5, 0.0, 0.5, 0.5])
-    stats = batch_statistics(rows)
-    assert stats["drgrpo/effective_group_size"] == pytest.approx((0.75 + 0.25 + 0.25) ** 2 / (0.5625 + 2 * 0.0625))
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # A dead group that is neither all correct nor all incorrect: shares of nothing are left out.
+        (
+            batch([0.5, 0.5], [1, 1], 2, correct=[True, False]),
+            {"zero_signal_frac": 1.0, "all_correct_frac": 0.0, "all_incorrect_frac": 0.0}
+            | {"effective_group_size": None, "gradient_weight_frac/0": None},
+        ),
+        # A second reward can leave a signal in a group that is all correct.
+        (
+            batch([1.1, 1.0], [1, 1], 2),
+            {"zero_signal_frac": 0.0, "all_correct_frac": 0.0, "gradient_weight_frac/100": 1.0},
+        ),
+        # Unscorable rows are neither correct nor incorrect, and a group of them is in no bucket.
+        (
+            batch([1.0, NAN, 0.0, NAN, NAN, NAN], [1, 50, 2, 60, 70, 80], 3),
+            {"pass_rate": 0.5, "length_correct_mean": 1, "length_incorrect_mean": 2}
+            | {"groups_frac/25-50": 1.0, "zero_signal_frac": 0.5},
+        ),
+        # Masked rows have no gradient weight.
+        (MASKED, {"effective_group_size": (0.75 + 0.25 + 0.25) ** 2 / (0.5625 + 2 * 0.0625)}),
+        (batch([NAN, -1.0, 2.0, 3.0], [1] * 4, 2), {"reward_min": -1.0}),
+        (batch([NAN] * 4, [1] * 4, 2), {"reward_min": None}),
+    ],
+)
+def test_batches_at_the_edge(rows, expected):
+    stats = {name.partition("/")[2]: value for name, value in batch_statistics(rows).items()}
+    assert {name: stats.get(name) for name in expected} == pytest.approx(expected)
 
 
 def test_without_knowing_what_is_correct_nothing_is_said_about_it():
@@ -172,11 +173,6 @@ def test_an_evaluation_says_nothing_about_the_gradient():
     one_each = batch_statistics(replace(GOLDEN, num_generations=1), trains=False)
     names = {"drgrpo/pass_rate", "drgrpo/reward_min"}
     assert set(one_each) == {n for n in stats if "length" in n or "truncated" in n} | names
-
-
-def test_the_lowest_reward():
-    assert batch_statistics(batch([NAN, -1.0, 2.0, 3.0], [1] * 4, 2))["drgrpo/reward_min"] == -1.0
-    assert "drgrpo/reward_min" not in batch_statistics(batch([NAN] * 4, [1] * 4, 2))
 
 
 def oracle(rewards, lengths, size):
@@ -272,55 +268,16 @@ def test_nothing_is_known_where_nothing_is_trained_on():
     assert weight_statistics([], []) == {}
 
 
-def warned(shortest, longest, **thresholds):
-    """What is warned of when the quarters weigh this much, step by step."""
-    told = []
-    setting = {"unequal_weights": thresholds} if thresholds else True
-    watched = RunWarnings(warning_thresholds(setting), 8, lambda *what: told.append(what))
-    for step, (short, long) in enumerate(zip(shortest, longest, strict=True), start=1):
-        watched.observe(step, {QUARTERS[0]: short, QUARTERS[3]: long})
-    watched.finish()
-    return told
-
-
-def noisy(mean, std, seed, length=300):
-    rng = random.Random(seed)
-    return [mean + rng.gauss(0, std) for _ in range(length)]
-
-
-def test_a_slope_is_warned_of():
-    [(step, cause, message)] = warned(noisy(0.95, 0.2, 0), noisy(0.45, 0.2, 1))
-    assert (step, cause) == (40, "unequal_weights")
-    assert "the longest quarter of the completions 0.4" in message
-    assert "token_truncate" in message
-
-
-def test_a_short_run_is_judged_at_its_end():
-    assert [step for step, *_ in warned([1.0] * 12, [0.5] * 12)] == [12]
-    assert warned([1.0] * 9, [0.5] * 9) == []
-
-
-def test_long_rows_that_weigh_more_are_a_slope_too():
-    assert warned(noisy(0.6, 0.05, 0), noisy(0.95, 0.05, 1))
-
-
-def test_a_gap_below_the_share_or_within_the_noise_is_none():
-    assert warned([1.0] * 100, [0.93] * 100) == []
-    assert warned([1.0] * 100, [0.93] * 100, share=0.05, steps=1)
-    assert warned(noisy(1.0, 0.7, 0, 41), noisy(0.8, 0.7, 1, 41)) == []
-
-
 @pytest.mark.slow
 def test_noise_alone_is_not_called_a_slope():
     # Two rows of each quarter per step, each masked with probability 1/2: the noisiest that is likely to occur.
     def quarter(rng):
         return [statistics.fmean(rng.choice((0.0, 1.0)) for _ in range(2)) for _ in range(300)]
 
-    alarms = 0
     for seed in range(100):
         rng = random.Random(seed)
-        alarms += bool(warned(quarter(rng), quarter(rng)))
-    assert alarms == 0
+        told = Told().feed(**{QUARTERS[0]: quarter(rng), QUARTERS[3]: quarter(rng)}).finish()
+        assert told.causes == []
 
 
 def test_golden_statistics():
@@ -337,12 +294,9 @@ def test_golden_statistics():
     assert stats["process/outcome_correlation"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("outcomes", [[1.0, 1.0], [None, 1.0], [math.nan, 0.0]])
-def test_a_correlation_that_is_not_defined_is_left_out(outcomes):
-    assert "process/outcome_correlation" not in step_statistics([[0.0], [1.0]], outcomes)
-
-
-def test_nothing_from_nothing():
+def test_what_is_not_defined_is_left_out():
+    for outcomes in ([1.0, 1.0], [None, 1.0], [math.nan, 0.0]):
+        assert "process/outcome_correlation" not in step_statistics([[0.0], [1.0]], outcomes)
     assert step_statistics([[], []], [0.0, 1.0]) == {}
     assert step_statistics([[None]], [0.0]) == {"process/steps_mean": 1.0, "process/unscorable_frac": 1.0}
 

@@ -12,7 +12,7 @@ from told import G, Told
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, warning_thresholds
-from trl_drgrpo.features.diagnostics.warning_causes import distance_from_usual, looks_hacked, moved
+from trl_drgrpo.features.diagnostics.warning_causes import distance_from_usual, moved
 
 
 def noise(mean, std, length, seed, correlation=0.0):
@@ -30,139 +30,126 @@ def ramp(start, slope, std=0.0, length=60, seed=0):
     return [start + slope * t + rng.gauss(0, std) for t in range(length)]
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "words"),
-    [(0.85, 0.05, "too easy"), (0.05, 0.85, "too hard"), (0.0, 0.0, "rewards within a group are equal")],
-)
-def test_dead_groups_say_which(right, wrong, words):
-    told = Told().feed(
-        drgrpo__zero_signal_frac=[0.9] * 30,
-        drgrpo__all_correct_frac=[right] * 30,
-        drgrpo__all_incorrect_frac=[wrong] * 30,
-    )
-    assert told.causes == ["dead_groups"]
-    assert told.warnings[0][0] == 20  # once, after as many steps as the default says
+UP, DOWN, FLAT = ramp(1, 0.05, 0.05), ramp(1, -0.05, 0.05, seed=1), ramp(1, 0, 0.05, seed=2)
+USUAL_KL = noise(0.05, 0.005, 60, 0)
+LONGER, EVEN = ramp(100, 1, 5), ramp(100, 0, 5, seed=1)
+
+
+def dead(share, steps=20, **others):
+    return {"drgrpo__zero_signal_frac": [share] * steps} | {name: [value] * steps for name, value in others.items()}
+
+
+def lengths(incorrect, correct):
+    return {"completions__length_incorrect_mean": incorrect, "completions__length_correct_mean": correct}
+
+
+def gradient(norms, rates=(1e-5,) * 10, signals=(0.5,) * 10):
+    return {"grad_norm": norms, "learning_rate": rates, "drgrpo__zero_signal_frac": signals}
+
+
+def process(rewards, outcomes, steps=FLAT):
+    steps = steps[: len(outcomes)]
+    return {"process__steps_mean": steps, "process__reward_mean": rewards, "reward": outcomes}
+
+
+def weights(shortest, longest):
+    return {"sampling__weight_q1_mean": shortest, "sampling__weight_q4_mean": longest}
+
+
+# Cause, series of steps, and what is said; each is followed to the end of its run.
+TOLD = [
+    ("dead_groups", dead(0.9, drgrpo__all_correct_frac=0.85, drgrpo__all_incorrect_frac=0.05), "too easy"),
+    ("dead_groups", dead(0.9, drgrpo__all_correct_frac=0.05, drgrpo__all_incorrect_frac=0.85), "too hard"),
+    ("dead_groups", dead(0.9), "rewards within a group are equal"),
+    ("sampling_collapse", {"completions__unique_frac": [1 / G] * 10}, "Nearly all completions of a group"),
+    ("incorrect_grow", lengths(LONGER, EVEN), "while correct ones did not"),
+    ("truncation", {"completions__truncated_frac": [0.6] * 40}, "60% of the completions were cut off"),
+    ("truncation", {"completions__truncated_frac": ramp(0.05, 0.01, 0.02)}, "points more than before"),
+    ("kl", {"kl": [*USUAL_KL, 0.5, 0.6, 0.7]}, "The KL divergence from the reference is 0.7, far from its usual 0.05"),
+    ("reward_failing", {"process_rewards/prm/failed_frac": [0.2] * 10}, "prm (20% over the last 10 optimizer steps)"),
+    ("reward_failing", {"rewards/a/failed_frac": [1.0] * 3}, "a (100% over the last 3 optimizer steps)"),
+    ("process_hacked", process(UP, DOWN, UP), "steps per completion and process reward rose"),
+    ("process_hacked", process(UP, DOWN), "s the process reward rose"),
+    ("unequal_weights", weights(noise(0.95, 0.2, 300, 0), noise(0.45, 0.2, 300, 1)), "token_truncate"),
+    ("unequal_weights", weights(noise(0.6, 0.05, 300, 0), noise(0.95, 0.05, 300, 1)), "a length bias"),
+    ("unequal_weights", weights([1.0] * 12, [0.5] * 12), "the longest quarter of the completions 0.50"),
+    ("nothing_moves", gradient([0.0] * 10), "The gradient was 0 in every log"),
+    ("nothing_moves", gradient([0.1] * 10, [0.0] * 10), "learning_rate was 0"),
+    ("nothing_moves", {"drgrpo__moved_frac": [0.002]}, "0.20%"),
+    # Too short for a window: judged at the end.
+    ("truncation", {"completions__truncated_frac": [0.8] * 8}, ""),
+    ("dead_groups", dead(0.9, steps=5), ""),
+    ("sampling_collapse", {"completions__unique_frac": [1 / G] * 5}, ""),
+    ("incorrect_grow", lengths(ramp(100, 3, 5, 30), [90] * 30), ""),
+    ("kl", {"kl": [0.05, 0.06] * 15 + [0.9] * 3}, ""),
+    ("process_hacked", process(UP[:30], DOWN[:30]), ""),
+]
+SILENT = [
+    dead(0.7, steps=100),  # usual
+    {"completions__unique_frac": [0.5] * 50},
+    lengths(LONGER, ramp(90, 1, 5, seed=2)),  # both
+    lengths(ramp(200, -1, 5), EVEN),
+    lengths(ramp(1000, 0.2, 0.1), [900] * 60),  # significant, but a few tokens in a thousand
+    {"completions__truncated_frac": noise(0.3, 0.03, 200, 0)},
+    {"kl": [*USUAL_KL, 5.0, 0.05, 5.0, 0.05]},  # spikes: k3 has a heavy tail
+    {"kl": [1e-4 * t for t in range(300)]},  # it starts at 0 and grows
+    {"kl": [0.1] * 55 + [0.11] * 5},  # no spread at all so far
+    {"kl": [math.nan, None] * 60},
+    {"rewards/a/mean": [1.0] * 50},
+    process(UP, UP),  # everything improves
+    process(UP, FLAT),
+    process(FLAT, DOWN),
+    process(DOWN, DOWN),
+    process(UP[:19], DOWN[:19]),  # too short to tell
+    weights([1.0] * 9, [0.5] * 9),
+    weights([1.0] * 100, [0.93] * 100),
+    weights(noise(1.0, 0.7, 41, 0), noise(0.8, 0.7, 41, 1)),
+    gradient([0.0] * 10, signals=[0.5] * 9 + [1.0]),  # no gradient is due without a signal
+    gradient([0.0] * 9 + [0.1]),
+    gradient([0.1] * 10, [0.0] * 9 + [1e-6]),  # a warm-up
+    {"grad_norm": [0.1] * 10, "drgrpo__zero_signal_frac": [0.5] * 10},  # no learning rate is logged
+    {"drgrpo__moved_frac": [0.5]},
+    {"eval_completions__truncated_frac": [0.9] * 200},
+]
+
+
+@pytest.mark.parametrize(("cause", "series", "words"), TOLD)
+def test_what_is_told(cause, series, words):
+    told = Told().feed(**series).finish()
+    assert told.causes == [cause]
     assert words in told.text
+    assert ("more than before" in told.text) == ("more than before" in words)
+
+
+def test_four_readings_are_too_few():
+    for _, series, _ in (row for row in TOLD if row[0] not in ("reward_failing", "nothing_moves")):
+        assert Told().feed(**{name: values[-4:] for name, values in series.items()}).finish().causes == []
+
+
+@pytest.mark.parametrize("series", SILENT)
+def test_what_is_not(series):
+    assert Told().feed(**series).finish().causes == []
+
+
+def test_a_window_is_judged_as_soon_as_it_is_full():
+    assert Told().feed(**dead(0.9, steps=19)).causes == []
+    assert Told().feed(**dead(0.9, steps=30)).warnings[0][0] == 20
+    gap = weights([1.0] * 100, [0.93] * 100)
+    assert Told({"unequal_weights": {"share": 0.05, "steps": 1}}).feed(**gap).warnings[0][0] == 1
 
 
 def test_dead_groups_of_equal_texts_are_not_called_too_hard():
-    told = Told().feed(
-        drgrpo__zero_signal_frac=[0.9] * 20,
-        drgrpo__all_incorrect_frac=[0.9] * 20,
-        completions__unique_frac=[1.1 / G] * 20,
-    )
+    told = Told().feed(**dead(0.9, drgrpo__all_incorrect_frac=0.9, completions__unique_frac=1.1 / G))
     assert told.causes == ["sampling_collapse", "dead_groups"]
     assert "Raise temperature" in told.warnings[1][2]
     assert "too hard" not in told.text
 
 
-def test_dead_groups_without_knowing_what_is_correct():
-    assert "equal" in Told().feed(drgrpo__zero_signal_frac=[0.9] * 20).text
-    assert Told().feed(drgrpo__zero_signal_frac=[0.7] * 100).causes == []  # usual
-    assert Told().feed(drgrpo__zero_signal_frac=[0.9] * 19).causes == []
-
-
-def test_sampling_collapse():
-    assert Told().feed(completions__unique_frac=[1 / G] * 10).causes == ["sampling_collapse"]
-    assert Told().feed(completions__unique_frac=[0.5] * 50).causes == []
-
-
-def test_incorrect_answers_grow():
-    wrong, flat = ramp(100, 1, 5), ramp(100, 0, 5, seed=1)
-    assert Told().feed(completions__length_incorrect_mean=wrong, completions__length_correct_mean=flat).causes == [
-        "incorrect_grow"
-    ]
-    both = Told().feed(
-        completions__length_incorrect_mean=wrong, completions__length_correct_mean=ramp(90, 1, 5, seed=2)
-    )
-    assert both.causes == []
-    down = Told().feed(completions__length_incorrect_mean=ramp(200, -1, 5), completions__length_correct_mean=flat)
-    assert down.causes == []
-    # significant, but a few tokens in a thousand
-    small = Told().feed(
-        completions__length_incorrect_mean=ramp(1000, 0.2, 0.1), completions__length_correct_mean=[900] * 60
-    )
-    assert small.causes == []
-
-
-def test_truncation_high_or_rising():
-    high = Told().feed(completions__truncated_frac=[0.6] * 40)
-    assert high.causes == ["truncation"]
-    assert "more than before" not in high.text
-    rising = Told().feed(completions__truncated_frac=ramp(0.05, 0.01, 0.02))
-    assert rising.causes == ["truncation"]
-    assert "points more than before" in rising.text
-    assert Told().feed(completions__truncated_frac=noise(0.3, 0.03, 200, 0)).causes == []
-
-
-def test_kl_leaves_its_range():
-    usual = noise(0.05, 0.005, 60, 0)
-    assert Told().feed(kl=[*usual, 0.5, 0.6, 0.7]).causes == ["kl"]
-    assert Told().feed(kl=[*usual, 5.0, 0.05, 5.0, 0.05]).causes == []  # spikes: k3 has a heavy tail
-    assert Told().feed(kl=[1e-4 * t for t in range(300)]).causes == []  # it starts at 0 and grows
-    assert Told().feed(kl=[0.1] * 55 + [0.11] * 5).causes == []  # no spread at all so far
-    assert Told().feed(kl=[math.nan, None] * 60).causes == []
-
-
-def test_rewards_failing_are_named():
-    told = Told()
-    for step in range(1, 13):
-        told.watched.observe(step, {"rewards/judge/failed_frac": 0.3, "rewards/format/failed_frac": 0.0})
+def test_rewards_that_fail_are_named_and_others_not():
+    told = Told().feed(**{"rewards/judge/failed_frac": [0.3] * 12, "rewards/format/failed_frac": [0.0] * 12})
     assert told.causes == ["reward_failing"]
     assert "judge (30% over the last 10 optimizer steps)" in told.text
     assert "format" not in told.text
-    assert Told().feed(**{"process_rewards/prm/failed_frac": [0.2] * 10}).causes == ["reward_failing"]
-    assert Told().feed(**{"rewards/a/mean": [1.0] * 50}).causes == []
-    assert Told().feed(**{"rewards/a/failed_frac": [1.0] * 3}).finish().causes == ["reward_failing"]
-
-
-UP, DOWN, FLAT = ramp(1, 0.05, 0.05), ramp(1, -0.05, 0.05, seed=1), ramp(1, 0, 0.05, seed=2)
-
-
-@pytest.mark.parametrize(
-    ("process", "outcome", "expected"),
-    [
-        (UP, DOWN, True),
-        (UP, UP, False),  # everything improves
-        (UP, FLAT, False),
-        (FLAT, DOWN, False),
-        (DOWN, DOWN, False),
-        (UP[:6], DOWN[:6], False),  # too short to tell
-    ],
-)
-def test_hacking_is_process_up_and_outcome_down(process, outcome, expected):
-    assert looks_hacked(process[:40], outcome[:40]) is expected
-
-
-@pytest.mark.parametrize(
-    ("steps", "words"), [(UP, "steps per completion and process reward rose"), (FLAT, "s the process reward rose")]
-)
-def test_hacking_says_whether_steps_grew(steps, words):
-    told = Told().feed(process__steps_mean=steps, process__reward_mean=UP, reward=DOWN)
-    assert told.causes == ["process_hacked"]
-    assert words in told.text
-
-
-def test_nothing_moves():
-    rate, signal = {"learning_rate": [1e-5] * 10}, {"drgrpo__zero_signal_frac": [0.5] * 10}
-    assert Told().feed(grad_norm=[0.0] * 10, **signal, **rate).causes == ["nothing_moves"]
-    dead = Told().feed(grad_norm=[0.0] * 10, drgrpo__zero_signal_frac=[0.5] * 9 + [1.0], **rate)
-    assert dead.causes == []  # no gradient is due without a signal
-    assert Told().feed(grad_norm=[0.0] * 9 + [0.1], **signal, **rate).causes == []
-
-
-def test_a_learning_rate_of_zero():
-    series = {"grad_norm": [0.1] * 10, "drgrpo__zero_signal_frac": [0.5] * 10}
-    assert "learning_rate was 0" in Told().feed(learning_rate=[0.0] * 10, **series).text
-    assert Told().feed(learning_rate=[0.0] * 9 + [1e-6], **series).causes == []  # a warm-up
-    assert Told().feed(**series).causes == []  # not logged
-
-
-def test_a_learning_rate_that_is_rounded_away():
-    told = Told().feed(drgrpo__moved_frac=[0.002])
-    assert told.causes == ["nothing_moves"]
-    assert "0.20%" in told.text
-    assert Told().feed(drgrpo__moved_frac=[0.5]).causes == []
 
 
 def test_a_run_without_any_signal_says_so_at_its_end():
@@ -179,25 +166,6 @@ def test_a_run_without_any_signal_says_so_at_its_end():
         "drgrpo__pass_rate": [0.0] * 12,
     }
     assert Told().feed(**wrong).finish().causes == ["all_dead"]  # not all_incorrect and dead_groups as well
-
-
-def test_a_run_too_short_for_a_window_is_judged_at_its_end():
-    for series, cause in (
-        ({"completions__truncated_frac": [0.8] * 8}, "truncation"),
-        ({"drgrpo__zero_signal_frac": [0.9] * 5}, "dead_groups"),
-        ({"completions__unique_frac": [1 / G] * 5}, "sampling_collapse"),
-        (
-            {"completions__length_incorrect_mean": ramp(100, 3, 5, 30), "completions__length_correct_mean": [90] * 30},
-            "incorrect_grow",
-        ),
-        ({"kl": [0.05, 0.06] * 15 + [0.9] * 3}, "kl"),
-        ({"process__steps_mean": FLAT[:30], "process__reward_mean": UP[:30], "reward": DOWN[:30]}, "process_hacked"),
-    ):
-        told = Told().feed(**series)
-        assert told.causes == []
-        assert told.finish().causes == [cause]
-        fewer = {name: values[-4:] for name, values in series.items()}
-        assert Told().feed(**fewer).finish().causes == []
 
 
 def test_steps_that_generate_nothing_are_not_counted_and_the_message_says_so():
@@ -370,10 +338,6 @@ def test_each_cause_once_and_silenceable(caplog):
     assert Told({"truncation": False}).feed(completions__truncated_frac=[0.9] * 200).causes == []
     assert Told(False).feed(completions__truncated_frac=[0.9] * 200).causes == []
     assert Told({"truncation": {"share": 0.95}}).feed(completions__truncated_frac=[0.9] * 200).causes == []
-
-
-def test_evaluations_are_not_watched():
-    assert Told().feed(eval_completions__truncated_frac=[0.9] * 200).causes == []
 
 
 def test_a_restored_run_does_not_repeat_itself_and_goes_on_counting():
