@@ -1,5 +1,6 @@
 """Step rewards work in training with everything else; `test_credit.py` has what they become."""
 
+import inspect
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.preflight import check_inputs
-from trl_drgrpo.process_rewards import PolicyLogRatio, step_verifier
+from trl_drgrpo.process_rewards import MonteCarloScorer, PolicyLogRatio, StepJudge, step_verifier
+from trl_drgrpo.process_rewards.named import NamedScorer
 
 
 def parity(steps, step_ends, completion_ids, **kwargs):
@@ -182,13 +184,25 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
     for fields in ({}, {"process_role": "baseline"}):
         assert check(True, **fields) == ""
     assert check(None) == ""  # not known, and paid
-    assert "unbiased exactly if the score of a step reads no further" in check(None, process_role="baseline")
-    assert "The tokens of later steps are not credited with it" in check(False)
-    with pytest.raises(InputError, match="^process_role: got 'baseline' with later, whose score"):
-        check(False, process_role="baseline")
+    declare = "If it reads no further than the step, set `later.is_causal = True`."
+    assert f"end of that step. 'later' does not say. {declare}" in check(None, process_role="baseline")
+    said = check(False)
+    assert "the score that 'later' gives a step" in said
+    assert "The tokens of later steps are not credited with it" in said
     forked = {"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}
-    with pytest.raises(InputError, match="^fork_at: got 'doubt' with later"):
-        check(False, **forked)
+    for fields, refused in (({"process_role": "baseline"}, "process_role: got 'baseline'"), (forked, "fork_at: got 'doubt'")):
+        with pytest.raises(InputError, match=f"^{refused} with 'later', whose score .* bias the gradient. {declare}$"):
+            check(False, **fields)
+
+
+def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts):
+    judge = StepJudge("m", "http://localhost:1/v1", reads="solution", name="judge")
+    gain = MonteCarloScorer(list, length_reward, reward="gain")
+    functions = {"step_reward_funcs": [judge, gain, NamedScorer("implicit_prm", "a/b", {"reference": "a/c"})]}
+    remedies = "Give `judge` reads='prefix'.* Give `monte_carlo` reward='value'.* Replace `implicit_prm`"
+    with pytest.raises(InputError, match=f"'baseline' with 'judge', 'monte_carlo', 'implicit_prm', .*{remedies}"):
+        check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
+    assert all("is_causal" in inspect.getdoc(type(func)) for func in functions["step_reward_funcs"])
 
 
 @pytest.mark.parametrize(

@@ -156,29 +156,42 @@ def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[
 
 def _check_causality(args: DrGRPOConfig, step_reward_funcs: list[Any]) -> None:
     """What follows from scores of a step that read later text, for the use that is made of them."""
-    said = {reward_name(func): declared(func, "is_causal") for func in step_reward_funcs}
-    unknown = ", ".join(name for name, is_causal in said.items() if is_causal is None)
-    later = ", ".join(name for name, is_causal in said.items() if is_causal is not None and not is_causal)
+    said = [(func, declared(func, "is_causal")) for func in step_reward_funcs]
+    unknown = [func for func, is_causal in said if is_causal is None]
+    later = [func for func, is_causal in said if is_causal is not None and not is_causal]
     is_baseline = args.process_role == "baseline"
     cuts_by_it = args.forks > 1 and args.fork_at == "doubt"
     if later and (is_baseline or cuts_by_it):
         field, value = ("process_role", "baseline") if is_baseline else ("fork_at", "doubt")
-        got = f"{value!r} with {later}, whose score of a step depends on later text"
-        remedy = "It would bias the gradient: use scores of the text up to a step (`StepJudge(reads='prefix')`)."
+        got = f"{value!r} with {_quoted(later)}, whose score of a step depends on later text"
+        remedy = f"It would bias the gradient. {_causal_remedies(later)}"
         raise InputError(field, got, "scores that read no further than the end of their step", remedy)
     if later:
         logger.warning(
             "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
             "not credited with it, so the gradient is not that of the expected sum of the scores. Return it as one "
-            "outcome reward (reward_funcs) instead.",
-            later,
+            "outcome reward (reward_funcs) instead. %s",
+            _quoted(later),
+            _causal_remedies(later),
         )
     if unknown and is_baseline:
         logger.warning(
             "process_role='baseline': the gradient is unbiased exactly if the score of a step reads no further than "
-            "the end of that step. %s does not say; declare `is_causal = True` on it, or False.",
-            unknown,
+            "the end of that step. %s does not say. %s",
+            _quoted(unknown),
+            _causal_remedies(unknown),
         )
+
+
+def _quoted(funcs: list[Any]) -> str:
+    return ", ".join(repr(reward_name(func)) for func in funcs)
+
+
+def _causal_remedies(funcs: list[Any]) -> str:
+    """How scores come to read no later text: as a scorer of ours says, else by a declaration."""
+    by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
+    said = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
+    return " ".join(dict.fromkeys(said))
 
 
 def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:

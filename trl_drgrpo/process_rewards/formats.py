@@ -45,9 +45,8 @@ from trl_drgrpo.process_rewards.texts import (
     STEP,
     Cleaner,
     ScoringInput,
-    encode_boundaries,
+    encode_marked,
     encode_piecewise,
-    encode_whole,
     message_text,
     prompt_text,
     single_token_id,
@@ -55,17 +54,29 @@ from trl_drgrpo.process_rewards.texts import (
 )
 
 HEAD_FILE = "reward_head.pt"
+_HEADS = {  # by its outputs: what is expected, and what to do
+    1: ("a head of 1 output per token", "Load a process reward model of this format."),
+    2: (
+        "a head of 2 classes per token",
+        "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`.",
+    ),
+}
 DEFAULT_SEPARATOR = "\n"
 _COMMON = ("batch_size", "max_length", "dtype", "device", "quantization_config", "trust_remote_code")
 
 
 class PRMScorer:
-    """A process reward model as a step reward function; a format sets the constants and writes rows (`_encode`).
+    """A process reward model as a step reward function; a format is its constants, and its rows where `layout` does
+    not say how they are written (`_encode`).
 
     Args:
         model, tokenizer, name, batch_size, max_length, prompt_text, dtype, device, quantization_config,
             trust_remote_code: As in [`TokenClassificationScorer`].
         **settings: The format's own, see `settings`.
+
+    Attributes:
+        is_causal (`bool`, *optional*): Whether the score of a step reads no further than the end of that step, which
+            `process_role="baseline"` requires; `None`: not known.
 
     Raises:
         `InputError`: An unknown setting; a model that does not load; a tokenizer or head of another format.
@@ -73,6 +84,7 @@ class PRMScorer:
 
     is_learned = True  # so the trainer says what it means to pay for its scores
     is_causal: bool | None = True  # a decoder, read at a step's own marker: no later text changes the score
+    causal_remedy = "Replace `{0}` by a decoder that is read at the end of a step, `math_shepherd_prm` for example."
     default_name: str
     auto_class = "AutoModelForCausalLM"
     outputs: int | None = None  # of the head, per token: 2 classes, or 1, the logit of "good". None: a vocabulary
@@ -80,6 +92,10 @@ class PRMScorer:
     marker: str | None = None  # taken out of whatever the policy wrote
     good: str | int | None = None
     bad: str | int | None = None
+    # Between prompt and first step, between a step and its marker, between a marker and the next step.
+    layout: tuple[str, str, str] = ("", "", "")
+    is_chat = False  # the steps are an assistant's answer
+    number_steps = False
 
     def __init__(
         self,
@@ -146,9 +162,7 @@ class PRMScorer:
         head = self.model.get_output_embeddings()
         if head is None or max(ids) >= vocabulary:
             got = "a model without a language modeling head" if head is None else f"{vocabulary} outputs per token"
-            remedy = (
-                "This format reads the logits of two tokens: load the process reward model as a causal language model."
-            )
+            remedy = "Load it as a causal language model: this format reads the logits of two tokens."
             raise InputError(f"model of '{self.__name__}'", got, f"an output for the tokens {ids}", remedy)
         return ids
 
@@ -172,10 +186,7 @@ class PRMScorer:
             return
         outputs = self._logits([row], [wanted], self.model)[0].size(-1)
         if outputs != self.outputs:
-            expected = "a head of 1 output per token" if self.outputs == 1 else "a head of 2 classes per token"
-            remedy = "Load a process reward model of this format."
-            if self.outputs == 2:
-                remedy = "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`."
+            expected, remedy = _HEADS[self.outputs]
             raise InputError(f"model of '{self.__name__}'", f"{outputs} outputs per token", expected, remedy)
 
     def __call__(
@@ -228,7 +239,17 @@ class PRMScorer:
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         """Write a row in the model's format; the steps are clean and not empty."""
-        raise NotImplementedError
+        before_steps, before_marker, between = self.layout
+        numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
+        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in numbered)
+        if self.is_chat:
+            text = self._chat(prompt, answer)
+        else:
+            text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}{before_steps}{answer}"
+        return encode_marked(self.tokenizer, text, len(steps), not self.is_chat, self.marker_id)
+
+    def _numbered(self, step: str, k: int) -> str:
+        return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         """Scores `(K,)` from the logits `(K, classes or vocabulary)` at a row's positions, in float32."""
@@ -236,7 +257,15 @@ class PRMScorer:
             return logits[:, self.candidates].softmax(dim=-1)[:, 0]
         return logits.softmax(dim=-1)[:, 1] if self.outputs == 2 else logits[:, 0].sigmoid()
 
-    def _chat(self, messages: list[dict[str, str]]) -> str:
+    def _chat(self, prompt: Any, answer: str) -> str:
+        """A chat of the marked prompt and the assistant's answer."""
+        marked = self._messages(prompt)
+        first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)
+        marked[first]["content"] = PROMPT_START + marked[first]["content"]
+        marked[-1]["content"] += PROMPT_END
+        return self._rendered([*marked, {"role": "assistant", "content": answer}])
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.tokenizer.chat_template:
             remedy = "Use the tokenizer that the model was trained with, or set `tokenizer.chat_template`."
             raise InputError(f"tokenizer of '{self.__name__}'", "no chat template", "a chat template", remedy)
@@ -317,15 +346,6 @@ class PRMScorer:
         return [logits[i, [column[position] for position in row]] for i, row in enumerate(wanted)]
 
 
-def marked_prompt(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Marks around the prompt: from the first message that is not the system's to the end of the last one."""
-    marked = [dict(message) for message in messages]
-    first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)
-    marked[first]["content"] = PROMPT_START + marked[first]["content"]
-    marked[-1]["content"] += PROMPT_END
-    return marked
-
-
 class MathShepherdScorer(PRMScorer):
     """Math-Shepherd: a causal model that predicts `+` or `-` at a marker behind every step.
 
@@ -352,22 +372,10 @@ class MathShepherdScorer(PRMScorer):
 
     default_name = "math_shepherd_prm"
     settings: ClassVar = {"marker": "ки", "good": "+", "bad": "-", "number_steps": True}
-    number_steps: bool
-    # Between prompt and first step, between a step and its marker, between a marker and the next step.
-    layout: tuple[str, str, str] = (" ", " ", "\n")
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        before_steps, before_marker, between = self.layout
-        numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
-        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in numbered)
-        text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}{before_steps}{answer}"
-        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=True)
-
-    def _numbered(self, step: str, k: int) -> str:
-        return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
+    layout = (" ", " ", "\n")
 
 
-class VersaScorer(MathShepherdScorer):
+class VersaScorer(PRMScorer):
     r"""VersaPRM and Llama-PRM800K: Llama 3 that predicts `+` or `-` at ` \n\n\n\n`; steps are not numbered.
 
     Args:
@@ -438,8 +446,7 @@ class ChatTurnScorer(PRMScorer):
         for k, step in enumerate(steps):
             turns.append({"role": "user", "content": step if k else f"{question} {step}"})
             turns.append({"role": "assistant", "content": f"{STEP}{self.good}"})
-        text = self._chat(turns)
-        return encode_whole(self.tokenizer, text, len(steps), self.candidates[0], shift=-1, special_tokens=False)
+        return encode_marked(self.tokenizer, self._rendered(turns), len(steps), False, self.candidates[0], shift=-1)
 
 
 class QwenMathScorer(PRMScorer):
@@ -467,12 +474,7 @@ class QwenMathScorer(PRMScorer):
     default_name = "qwen_math_prm"
     outputs = 2
     settings: ClassVar = {"marker": "<extra_0>", "auto_class": "AutoModelForTokenClassification"}
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        messages = marked_prompt(self._messages(prompt))
-        answer = "".join(f"{step}{STEP}{self.marker}" for step in steps)
-        text = self._chat([*messages, {"role": "assistant", "content": answer}])
-        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=False)
+    is_chat = True
 
 
 class TokenClassificationScorer(PRMScorer):
@@ -585,7 +587,7 @@ class ReasonFluxScorer(PRMScorer):
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         answer = self.step_separator.join(f"{step}{STEP}" for step in steps)
         text = f"{PROMPT_START}{self._text(prompt)}{PROMPT_END}{answer}"
-        return encode_boundaries(self.tokenizer, text, len(steps), special_tokens=True)
+        return encode_marked(self.tokenizer, text, len(steps), special_tokens=True)
 
 
 class _DecoderWithHead(torch.nn.Module):
@@ -624,9 +626,9 @@ def _head_weights(model: Any, decoder: Any) -> dict[str, torch.Tensor]:
 class _Qwen2WithHead(Qwen2PreTrainedModel):
     """Qwen2 with a head on every token's last hidden state."""
 
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: Qwen2Config, outputs: int):
         super().__init__(config)
-        self.model = Qwen2Model(config)
+        self.model, self.num_labels = Qwen2Model(config), outputs
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Outputs `(B, S, n)` of hidden states `(B, S, hidden size)`."""
@@ -655,13 +657,9 @@ class Qwen2ForProcessRewardModel(_Qwen2WithHead):
     """
 
     def __init__(self, config: Qwen2Config):
-        super().__init__(config)
-        self.num_labels = 2
-        self.score = torch.nn.Sequential(
-            torch.nn.Linear(config.hidden_size, config.hidden_size),
-            torch.nn.ReLU(),
-            torch.nn.Linear(config.hidden_size, self.num_labels),
-        )
+        super().__init__(config, outputs=2)
+        size = config.hidden_size
+        self.score = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 2))
         self.post_init()
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -678,8 +676,7 @@ class Qwen2ForPrmModel(_Qwen2WithHead):
     _keys_to_ignore_on_load_unexpected = [r"lm_head"]  # noqa: RUF012  # declared so by transformers
 
     def __init__(self, config: Qwen2Config):
-        super().__init__(config)
-        self.num_labels = 1
+        super().__init__(config, outputs=1)
         self.v_head = torch.nn.ModuleDict({"summary": torch.nn.Linear(config.hidden_size, 1)})
         self.post_init()
 

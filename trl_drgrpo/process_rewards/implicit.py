@@ -22,9 +22,9 @@ import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside
-from trl_drgrpo.process_rewards.formats import PRMScorer, marked_prompt
+from trl_drgrpo.process_rewards.formats import PRMScorer
 from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
-from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_boundaries
+from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_marked
 
 _BETA = positive(remedy="0.05 is the default.")
 
@@ -103,10 +103,8 @@ class ImplicitRewardScorer(PRMScorer):
         self._check_vocabulary(self._sample_row().input_ids)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        messages = marked_prompt(self._messages(prompt))
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
-        text = self._chat([*messages, {"role": "assistant", "content": answer}])
-        return encode_boundaries(self.tokenizer, text, len(steps) + 1, special_tokens=False)
+        return encode_marked(self.tokenizer, self._chat(prompt, answer), len(steps) + 1, special_tokens=False)
 
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         mine = self._log_probs(rows, self.model)

@@ -88,7 +88,10 @@ class Failures:
             name, failure, cause = type(environment).__name__, error, error.__cause__
             if not isinstance(error, RewardError):
                 got = f"{type(error).__name__}: {error} for row {row}" + ("" if turn is None else f", turn {turn}")
-                remedy = 'Fix the method (traceback above), or leave such rows out with on_reward_error="unscorable".'
+                remedy = "Fix the method; its traceback is with this message."
+                if self.raises:
+                    remedy = "Fix the method (traceback above), or leave such rows out with "
+                    remedy += 'on_reward_error="unscorable".'
                 failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy).caught_as(error), error
             if self.raises:
                 raise failure from cause

@@ -61,12 +61,12 @@ def test_the_format_is_that_of_the_configuration(saved_prm, saved_model):
 @pytest.mark.parametrize(
     ("model", "scorer"),
     [
-        ("peiyi9979/math-shepherd-mistral-7b-prm", "MathShepherdScorer"),
-        ("UW-Madison-Lee-Lab/VersaPRM-Base-8B", "VersaScorer"),
-        ("openreasoner/Math-psa", "MathPSAScorer"),
-        ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "ChatTurnScorer"),
-        ("PRIME-RL/EurusPRM-Stage2", "ImplicitRewardScorer"),
-        ("Gen-Verse/ReasonFlux-PRM-1.5B", "ReasonFluxScorer"),
+        ("peiyi9979/math-shepherd-mistral-7b-prm", "math_shepherd_prm"),
+        ("UW-Madison-Lee-Lab/VersaPRM-Base-8B", "versa_prm"),
+        ("openreasoner/Math-psa", "math_psa_prm"),
+        ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "chat_turn_prm"),
+        ("PRIME-RL/EurusPRM-Stage2", "implicit_prm"),
+        ("Gen-Verse/ReasonFlux-PRM-1.5B", "reasonflux_prm"),
     ],
 )
 def test_the_format_is_that_of_the_published_id(model, scorer):
