@@ -195,9 +195,9 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
             check(False, **fields)
 
 
-def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts):
+def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts, tokenizer):
     judge = StepJudge("m", "http://localhost:1/v1", reads="solution", name="judge")
-    gain = MonteCarloScorer(list, length_reward, reward="gain")
+    gain = MonteCarloScorer(list, length_reward, tokenizer, reward="gain")
     functions = {"step_reward_funcs": [judge, gain, NamedScorer("implicit_prm", "a/b", {"reference": "a/c"})]}
     remedies = "Give `judge` reads='prefix'.* Give `monte_carlo` reward='value'.* Replace `implicit_prm`"
     with pytest.raises(InputError, match=f"'baseline' with 'judge', 'monte_carlo', 'implicit_prm', .*{remedies}"):
