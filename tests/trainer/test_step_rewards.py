@@ -190,7 +190,10 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
     assert "the score that 'later' gives a step" in said
     assert "The tokens of later steps are not credited with it" in said
     forked = {"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}
-    for fields, refused in (({"process_role": "baseline"}, "process_role: got 'baseline'"), (forked, "fork_at: got 'doubt'")):
+    for fields, refused in (
+        ({"process_role": "baseline"}, "process_role: got 'baseline'"),
+        (forked, "fork_at: got 'doubt'"),
+    ):
         with pytest.raises(InputError, match=f"^{refused} with 'later', whose score .* bias the gradient. {declare}$"):
             check(False, **fields)
 

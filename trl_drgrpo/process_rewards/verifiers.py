@@ -57,7 +57,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
             `process_rewards/<name>/failed_steps_frac`.
 
     Returns:
-        `Callable`: A step reward function.
+        `Callable`: A step reward function, with `is_causal = True`: the score of a step reads no further than its end.
 
     Raises:
         `InputError`: An `on_error` that does not exist, or an asynchronous `func`.
@@ -79,47 +79,38 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
             "A step verifier is called step by step: write a step reward function instead, it may be asynchronous."
         )
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
-    rule = _Rule(func, name or reward_name(func), on_error == "raise")
+    return _StepVerifier(func, name or reward_name(func), on_error == "raise")
 
-    def verified(
+
+class _StepVerifier:
+    """What `step_verifier` returns."""
+
+    is_causal = True  # it sees nothing behind the step
+
+    def __init__(self, func: Callable[..., Any], name: str, raises: bool):
+        self.func, self.__name__, self.raises = func, name, raises
+        self.__doc__ = inspect.getdoc(func)
+        self.lowest: float | None = declared(func, "lowest_reward")
+        self.has_logged = False
+        known = parameters(func) or ()
+        self.own = [each.name for each in known[:3]]  # prompt, steps before and step, under the function's names
+        # With the columns that the rule requires: they are checked before training.
+        *mine, rest = inspect.signature(self.__call__).parameters.values()
+        required = {each.name for each in known[3:] if is_required(each)} - {each.name for each in mine}
+        asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(required)]
+        self.__signature__ = inspect.Signature([*mine, *asked, rest])
+
+    def __call__(
+        self,
         prompts: Sequence[Any],
         completions: Sequence[Any] | None = None,
         steps: Sequence[Sequence[str]] = (),
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
     ) -> StepRewards:
-        return rule.score(prompts, steps, dataset_columns(kwargs, len(prompts)), log_metric)
-
-    verified.is_causal = True  # type: ignore[attr-defined]  # it sees nothing behind the step
-    verified.__name__ = verified.__qualname__ = rule.name
-    verified.__doc__ = inspect.getdoc(func)
-    # With the columns that the rule requires: they are checked before training.
-    *own, rest = inspect.signature(verified).parameters.values()
-    columns = (parameters(func) or ())[3:]
-    required = {each.name for each in columns if is_required(each)} - {each.name for each in (*own, rest)}
-    asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(required)]
-    verified.__signature__ = inspect.Signature([*own, *asked, rest])  # type: ignore[attr-defined]
-    return verified
-
-
-class _Rule:
-    """A verifier with its name, and how its failures are treated."""
-
-    def __init__(self, func: Callable[..., Any], name: str, raises: bool):
-        self.func, self.name, self.raises = func, name, raises
-        self.lowest: float | None = declared(func, "lowest_reward")
-        self.has_logged = False
-
-    def score(
-        self,
-        prompts: Sequence[Any],
-        steps: Sequence[Sequence[str]],
-        columns: dict[str, Sequence[Any]],
-        log_metric: Callable[[str, float], None] | None,
-    ) -> StepRewards:
         """One list of rewards per row; the failed steps are counted."""
-        own = [each.name for each in (parameters(self.func) or ())[:3]]
-        columns = {name: values for name, values in select(self.func, columns).items() if name not in own}
+        columns = select(self.func, dataset_columns(kwargs, len(prompts)))
+        columns = {name: values for name, values in columns.items() if name not in self.own}
         rewards: StepRewards = []
         failures: list[bool] = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
@@ -130,18 +121,21 @@ class _Rule:
             rewards.append([reward for reward, _ in judged])
             failures += [failed for _, failed in judged]
         if not self.raises and log_metric is not None:
-            log_metric(f"process_rewards/{self.name}/failed_steps_frac", sum(failures) / max(len(failures), 1))
+            share = sum(failures) / max(len(failures), 1)
+            log_metric(f"process_rewards/{self.__name__}/failed_steps_frac", share)
         return rewards
 
     def _judge(self, asked: tuple, values: dict[str, Any], where: str) -> tuple[float | None, bool]:
         """Reward of one step, and whether the function failed on it."""
-        field = f"step verifier '{self.name}'"
+        field = f"step verifier '{self.__name__}'"
         try:
             try:
                 reward = self.func(*asked, **values)
             except Exception as error:
                 got, expected = f"{told(error)} {where}", "a number, or None for a step it cannot score"
-                remedy = 'Fix the function (its traceback is above), or pass on_error="unscorable" to go on without it.'
+                remedy = (
+                    'Fix the function (its traceback is above), or pass on_error="unscorable" to go on without it.'
+                )
                 raise RewardError(field, got, expected, remedy).caught_as(error) from error
             return reward_number(reward, field, where), False
         except RewardError as error:
@@ -151,7 +145,7 @@ class _Rule:
                 self.has_logged = True
                 message = "Step verifier '%s' failed %s; such steps get %s. Further failures are counted."
                 due = "None, which counts as 0" if self.lowest is None else f"{self.lowest:g}, its lowest reward"
-                logger.error(message, self.name, where, due, exc_info=error.__cause__ or error)
+                logger.error(message, self.__name__, where, due, exc_info=error.__cause__ or error)
             return self.lowest, True
 
 
