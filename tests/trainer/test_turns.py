@@ -247,9 +247,6 @@ def test_with_tools_alone_a_turn_is_a_step(tmp_path):
 # What cannot be
 
 
-class Awaited(Walk):
-    async def state_key(self):
-        return 0
 
 
 @pytest.mark.parametrize(
@@ -265,7 +262,6 @@ class Awaited(Walk):
         ),
         ({"environment_factory": Walk()}, "environment_factory: got Walk; expected a class or a function"),
         ({"environment_factory": {"a": None}}, "environment_factory: got NoneType for 'a'"),
-        ({"environment_factory": Awaited}, "Awaited.state_key: got an asynchronous method; expected a plain one"),
         (
             {"environment_factory": type("Odd", (Walk,), {"state_key": 3})},
             "Odd.state_key: got int; expected a method",
