@@ -62,7 +62,7 @@ _HEADS = {  # by its outputs: what is expected, and what to do
     ),
 }
 DEFAULT_SEPARATOR = "\n"
-_COMMON = ("batch_size", "max_length", "dtype", "device", "quantization_config", "trust_remote_code")
+_LOADING = {"dtype": None, "device": None, "quantization_config": None, "trust_remote_code": False}
 
 
 class PRMScorer:
@@ -70,9 +70,9 @@ class PRMScorer:
     not say how they are written (`_encode`).
 
     Args:
-        model, tokenizer, name, batch_size, max_length, prompt_text, dtype, device, quantization_config,
-            trust_remote_code: As in [`TokenClassificationScorer`].
-        **settings: The format's own, see `settings`.
+        model, tokenizer, name, batch_size, max_length, prompt_text: As in [`TokenClassificationScorer`].
+        **options: `dtype`, `device`, `quantization_config` and `trust_remote_code`, as there; the format's own, see
+            `settings`.
 
     Attributes:
         is_causal (`bool`, *optional*): Whether the score of a step reads no further than the end of that step, which
@@ -92,6 +92,7 @@ class PRMScorer:
     marker: str | None = None  # taken out of whatever the policy wrote
     good: str | int | None = None
     bad: str | int | None = None
+    step_separator: str  # of formats that have one
     # Between prompt and first step, between a step and its marker, between a marker and the next step.
     layout: tuple[str, str, str] = ("", "", "")
     is_chat = False  # the steps are an assistant's answer
@@ -106,38 +107,30 @@ class PRMScorer:
         batch_size: int = 8,
         max_length: int | None = None,
         prompt_text: Callable[[Any], str] | None = None,
-        dtype: Any = None,
-        device: Any = None,
-        quantization_config: Any = None,
-        trust_remote_code: bool = False,
-        **settings: Any,
+        **options: Any,
     ):
         refuse_outside("batch_size", batch_size, whole(1, remedy="Set the rows per forward pass."))
-        self.check_options(settings)
-        vars(self).update({**self.settings, **settings})
+        self.check_options(options)
+        self._loading = {key: options.pop(key, default) for key, default in _LOADING.items()}
+        vars(self).update({**self.settings, **options})
         self.__name__ = name or self.default_name
-        self.tokenizer = load_tokenizer(model, tokenizer, trust_remote_code)
+        self.tokenizer = load_tokenizer(model, tokenizer, self._loading["trust_remote_code"])
         if self.marker is not None:
             self.marker_id = self._token("marker", self.marker)
-        self._loading = {
-            "dtype": dtype,
-            "device": device,
-            "quantization_config": quantization_config,
-            "trust_remote_code": trust_remote_code,
-        }
         self.model = self._load(model).eval()
         self.candidates = [] if self.good is None else self._candidates(good=self.good, bad=self.bad)
         self.batch_size = batch_size
         self.max_length = max_length or longest_input(self.model, self.tokenizer)
-        self._prompt_text = prompt_text
+        self._prompt_text: Callable[[Any], str] | None = None
         self._cleaner = Cleaner([*self.tokenizer.all_special_tokens, *END_TOKENS], self.marker)
         self._warned: set[str] = set()
-        self._check_format()
+        self._check_format(self._encode("1+1+1=?", ["1+1=2", "2+1=3"]))
+        self._prompt_text = prompt_text  # which may expect messages
 
     @classmethod
     def check_options(cls, options: Collection[str]) -> None:
         """Refuse an option that a recipe cannot give to this format."""
-        known = (*cls.settings, "name", "tokenizer", *_COMMON)
+        known = (*cls.settings, "name", "tokenizer", "batch_size", "max_length", *_LOADING)
         for option in options:
             if option not in known:
                 remedy = did_you_mean(option, known, "Remove it.")
@@ -166,17 +159,8 @@ class PRMScorer:
             raise InputError(f"model of '{self.__name__}'", got, f"an output for the tokens {ids}", remedy)
         return ids
 
-    def _sample_row(self) -> ScoringInput:
-        """A short row for checks, past the user's `prompt_text`: it may expect messages."""
-        theirs, self._prompt_text = self._prompt_text, None
-        row = self._encode("1+1+1=?", ["1+1=2", "2+1=3"])
-        self._prompt_text = theirs
-        return row
-
-    @torch.no_grad()
-    def _check_format(self) -> None:
-        """Write a short row: every step must be read where it should be, from a head of as many outputs as are due."""
-        row = self._sample_row()
+    def _check_format(self, row: ScoringInput) -> None:
+        """Every step of a row must be read where it should be, from a head of as many outputs as are due."""
         wanted = [position for position in row.positions if position is not None]
         if len(wanted) != len(row.positions):
             got = "a tokenizer or chat template that merges the marker with its surroundings, or changes the answer"
@@ -230,9 +214,13 @@ class PRMScorer:
             truncated += fitted is not encoded
             if self._fits(encoded, fitted) and encoded.positions.count(None) < len(encoded.positions):
                 inputs.append((row, indices, fitted))  # type: ignore[arg-type]
-        for (row, indices, _), scores in zip(inputs, self._run([item for *_, item in inputs]), strict=True):
-            for index, score in zip(indices, scores, strict=True):
-                rewards[row][index] = score
+        inputs.sort(key=lambda each: len(each[2].input_ids), reverse=True)  # rows of like length share a forward pass
+        self.model.eval()
+        for start in range(0, len(inputs), self.batch_size):
+            batch = inputs[start : start + self.batch_size]
+            for (row, indices, _), scores in zip(batch, self._scores([item for *_, item in batch]), strict=True):
+                for index, score in zip(indices, scores, strict=True):
+                    rewards[row][index] = score
         if log_metric is not None:
             log_metric(f"process_rewards/{self.__name__}/truncated_frac", truncated / max(len(prompts), 1))
         return [[0.0] * len(row) if all(score is None for score in row) else row for row in rewards]
@@ -301,18 +289,6 @@ class PRMScorer:
             self._warned.add(kind)
             warnings.warn(f"{message} Shown once.", UserWarning, stacklevel=4)
 
-    @torch.no_grad()
-    def _run(self, inputs: Sequence[ScoringInput]) -> list[list[float | None]]:
-        """Scores in the order of the inputs; forward passes over rows of like length."""
-        self.model.eval()
-        scores: list[list[float | None]] = [[] for _ in inputs]
-        by_length = sorted(range(len(inputs)), key=lambda i: len(inputs[i].input_ids), reverse=True)
-        for start in range(0, len(by_length), self.batch_size):
-            indices = by_length[start : start + self.batch_size]
-            for i, row_scores in zip(indices, self._scores([inputs[i] for i in indices]), strict=True):
-                scores[i] = row_scores
-        return scores
-
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         """Scores of one batch, `K_i` per row."""
         wanted = [[position for position in row.positions if position is not None] for row in rows]
@@ -322,6 +298,7 @@ class PRMScorer:
             scores.append([None if position is None else next(values) for position in row.positions])
         return scores
 
+    @torch.no_grad()
     def _logits(self, rows: Sequence[ScoringInput], wanted: Sequence[Sequence[int]], model: Any) -> list[torch.Tensor]:
         """One forward pass: for each row the logits at the wanted positions, `(positions, classes or vocabulary)`."""
         width = max(len(row.input_ids) for row in rows)
@@ -495,6 +472,10 @@ class TokenClassificationScorer(PRMScorer):
         prompt_text (`Callable`, *optional*): Turns a prompt into text. By default the contents of all messages but the
             system's, separated by an empty line.
 
+    Attributes:
+        is_causal (`bool`, *optional*): Whether the score of a step reads no further than the end of that step, which
+            `process_role="baseline"` requires: `True` of a decoder, `False` of an encoder, `None` before it is known.
+
     Raises:
         `InputError`: A model that does not load, lacks its head, or whose head has not two classes.
     """
@@ -503,8 +484,7 @@ class TokenClassificationScorer(PRMScorer):
     is_causal = None  # a decoder or an encoder: known once it is loaded
     auto_class = "AutoModelForTokenClassification"
     outputs = 2
-    settings: ClassVar = {"step_separator": None}
-    step_separator: str  # `None` until the model says
+    settings: ClassVar = {"step_separator": None}  # until the model says
 
     def _load(self, model: Any) -> Any:
         loaded = super()._load(model)
@@ -578,7 +558,6 @@ class ReasonFluxScorer(PRMScorer):
     auto_class = "AutoModel"
     outputs = 1
     settings: ClassVar = {"step_separator": "\n\n"}
-    step_separator: str
 
     def _load(self, model: Any) -> Any:
         decoder = super()._load(model)

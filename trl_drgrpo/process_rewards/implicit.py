@@ -52,6 +52,10 @@ class ImplicitRewardScorer(PRMScorer):
         max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`], for both models.
 
+    Attributes:
+        is_causal (`bool`): `False`, so it cannot be a baseline: the last token of a step depends on whether another
+            follows.
+
     Raises:
         `InputError`: No reference and no adapter, a reference of another tokenizer, a tokenizer without chat template,
             a model that does not load, `beta` that is not positive.
@@ -66,7 +70,6 @@ class ImplicitRewardScorer(PRMScorer):
     reference: Any
     beta: float
     cumulative: bool
-    step_separator: str
 
     def __init__(
         self, model: Any, reference: Any = None, tokenizer: Any = None, *, batch_size: int = 2, **options: Any
@@ -92,15 +95,19 @@ class ImplicitRewardScorer(PRMScorer):
             return
         theirs = load_tokenizer(self.reference, None, self._loading["trust_remote_code"])
         if differing := len(_own_vocabulary(self.tokenizer).items() ^ _own_vocabulary(theirs).items()):
-            got, remedy = (
-                f"a tokenizer in which {differing} entries differ",
-                "Name the model that it was trained from.",
-            )
+            got = f"a tokenizer in which {differing} entries differ"
+            remedy = "Name the model that it was trained from."
             raise InputError(f"reference of '{self.__name__}'", got, "the model's own tokenizer", remedy)
 
-    def _check_format(self) -> None:
-        super()._check_format()
-        self._check_vocabulary(self._sample_row().input_ids)
+    def _check_format(self, row: ScoringInput) -> None:
+        """Both models must have an output for every token that is in use, too; tokens that were added may not be."""
+        super()._check_format(row)
+        due = max(*row.input_ids, *_own_vocabulary(self.tokenizer).values()) + 1
+        for role, model in (("model", self.model), ("reference", self.reference or self.model)):
+            outputs = model.config.get_text_config().vocab_size
+            if outputs < due:
+                remedy = "Use a model and a reference of the same family, with one tokenizer."
+                raise InputError(f"{role} of '{self.__name__}'", f"{outputs} tokens", f"at least {due}", remedy)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
@@ -129,18 +136,6 @@ class ImplicitRewardScorer(PRMScorer):
             log_probs.append(logits.float().log_softmax(dim=-1).gather(1, tokens)[:, 0].cpu())
         return log_probs
 
-    def _check_vocabulary(self, sample: Sequence[int]) -> None:
-        """Both models must have an output for every token that is in use; tokens added to a tokenizer may not be."""
-        due = max(*sample, *_own_vocabulary(self.tokenizer).values()) + 1
-        for role, model in (("model", self.model), ("reference", self.reference or self.model)):
-            outputs = model.config.get_text_config().vocab_size
-            if outputs < due:
-                got, remedy = (
-                    f"{outputs} tokens",
-                    "Use a model and a reference of the same family, with one tokenizer.",
-                )
-                raise InputError(f"{role} of '{self.__name__}'", got, f"at least {due}", remedy)
-
 
 class PolicyLogRatio:
     """Step rewards from the policy in training and the model that the run began with; no second model to name.
@@ -154,6 +149,9 @@ class PolicyLogRatio:
         beta (`float`, *optional*, defaults to `0.05`): Factor.
         cumulative (`bool`, *optional*, defaults to `False`): The sum up to a step in the place of the step's own.
         name (`str`, *optional*, defaults to `"policy_log_ratio"`): Name in logs and metrics.
+
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
 
     Raises:
         `InputError`: `beta` that is not positive; a sharded model of which no reference is held; images; a call
