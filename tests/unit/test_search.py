@@ -14,7 +14,7 @@ from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.search import collect
 from trl_drgrpo.search.collecting import search_rows, sft_rows, summary
 from trl_drgrpo.search.problem import STRATEGIES, Node, SearchSettings
-from trl_drgrpo.search.sampling import Continuation, Request, ServerSampler, StepEnd, TransformersSampler
+from trl_drgrpo.search.sampling import Request, ServerSampler, StepEnd, TransformersSampler
 from trl_drgrpo.search.strategies import score, select
 from trl_drgrpo.search.values import Appraiser
 
@@ -43,12 +43,8 @@ class Stub:
             text += char or ""
             tokens.append(self.tokenizer.eos_token_id if char is None else self.tokenizer.encode(char)[0])
             self.sampled += 1
-            if not request.to_end and (end := self.step_end(tokens)) is not None:
-                return Continuation(tuple(tokens[:end]), len(tokens), "step")
-            if char is None:
-                return Continuation(tuple(tokens), len(tokens), "stop")
-            if len(tokens) == request.limit:
-                return Continuation(tuple(tokens), len(tokens), "length")
+            if (found := self.step_end.ended(tokens, request, char is None)) is not None:
+                return found
 
 
 def letters(text, rng):

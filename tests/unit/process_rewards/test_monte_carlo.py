@@ -61,9 +61,12 @@ CALL = call_of(
 def test_values_are_shares_of_accepted_rollouts_and_the_last_is_the_verdict():
     logged = {}
     scripted = Scripted()
-    values = scorer_of(scripted=scripted)(**CALL, log_metric=logged.__setitem__)
+    scorer = scorer_of(scripted=scripted)
+    values = scorer(**CALL, log_metric=logged.__setitem__)
     assert values == [[0.5, 0.75, 1.0], [0.5, 0.75, 0.0], [0.0, 1.0], []]
     assert scripted.prefixes == [["p:a ", "p:a b ", "p:z "]]  # equal prefixes once, nothing behind the last step
+    assert scorer(**CALL) == values
+    assert len(scripted.prefixes) == 2  # nothing is kept between calls
     assert logged == {"process_rewards/monte_carlo/rollouts": 12.0}
 
 
@@ -85,13 +88,6 @@ def test_a_value_does_not_know_that_the_row_stops_behind_it():
     gain = scorer_of(reward="gain")
     assert not gain.is_causal
     assert sum(gain(**with_eos)[0]) == 1 - 0.25
-
-
-def test_values_are_not_kept_between_calls():
-    scripted = Scripted()
-    scorer = scorer_of(scripted=scripted, k=2)
-    assert scorer(**CALL) == scorer(**CALL)
-    assert len(scripted.prefixes) == 2
 
 
 def test_equal_prefixes_with_another_answer_are_judged_apart():
@@ -199,24 +195,7 @@ def test_rollouts_continue_the_prefix_they_belong_to(model, tokenizer):
     assert rollouts(prefixes, 2) == [["aa"] * 2, ["bb"] * 2, ["cc"] * 2]
 
 
-def test_monte_carlo_with_a_model(model, tokenizer):
-    rollouts = TransformersRollouts(model, tokenizer, max_new_tokens=4)
-    reward = lambda completions, **kwargs: [float(len(text) % 2) for text in completions]  # noqa: E731
-    ids = [tokenizer(text)["input_ids"] for text in ("ab\ncd", "ef\ngh")]
-    call = {
-        "prompts": ["1+1=", "2+2="],
-        "completions": ["ab\ncd", "ef\ngh"],
-        "steps": [("ab\n", "cd"), ("ef\n", "gh")],
-        "completion_ids": ids,
-        "step_ends": [[2, 4], [2, 4]],
-    }
-    values = MonteCarloScorer(rollouts, reward, k=6, tokenizer=tokenizer)(**call)
-    assert all(value * 6 == pytest.approx(round(value * 6)) for row in values for value in row)
-    again = TransformersRollouts(model, tokenizer, max_new_tokens=4)
-    assert MonteCarloScorer(again, reward, k=6, tokenizer=tokenizer)(**call) == values
-
-
-@pytest.mark.parametrize("options", [{"max_new_tokens": 0}, {"batch_size": 0}, {"temperature": 0.0}])
-def test_rollout_settings_that_cannot_work(options, model, tokenizer):
-    with pytest.raises(InputError, match=next(iter(options))):
-        TransformersRollouts(model, tokenizer, **options)
+@pytest.mark.parametrize("field", ["max_new_tokens", "batch_size", "temperature"])
+def test_rollout_settings_that_cannot_work(field, model, tokenizer):
+    with pytest.raises(InputError, match=f"{field}: got 0"):
+        TransformersRollouts(model, tokenizer, **{field: 0})

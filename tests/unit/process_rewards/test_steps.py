@@ -520,34 +520,28 @@ def test_text_and_cuts_are_those_of_decoding_every_prefix(name, data):
         assert whole <= {*alignment.tokens}
 
 
-def test_a_decode_that_cannot_be_followed_is_one_step():
-    class Backwards:
-        all_special_ids = ()
+class Decodes:
+    """A tokenizer of characters whose decode is a function of their text."""
 
-        def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=None):
-            return "".join(reversed([chr(i) for i in ids]))
+    all_special_ids = ()
 
-        def convert_ids_to_tokens(self, ids):
-            return [chr(i) for i in ids]
+    def __init__(self, changed):
+        self.changed = changed
 
-    ids = [ord(char) for char in "ab\n\ncd"]
-    assert step_segmenter("\n\n")(ids, Backwards()).ends == (5,)
-    assert step_segmenter(1)(ids, Backwards()).ends == (0, 5)
+    def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=None):
+        return self.changed("".join(map(chr, ids)))
+
+    def convert_ids_to_tokens(self, ids):
+        return [chr(i) for i in ids]
 
 
-def test_a_decode_that_changes_on_the_way_is_cut_up_to_there():
-    class Summary:
-        all_special_ids = ()
-
-        def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=None):
-            text = "".join(chr(i) for i in ids)
-            return text if len(ids) < 2 * CONTEXT + 2 else text[:8] + "\n\nb" * 40
-
-        def convert_ids_to_tokens(self, ids):
-            return [chr(i) for i in ids]
-
+def test_a_decode_that_cannot_be_followed_is_cut_up_to_there():
+    ids, backwards = [ord(char) for char in "ab\n\ncd"], Decodes(lambda text: text[::-1])
+    assert step_segmenter("\n\n")(ids, backwards).ends == (5,)
+    assert step_segmenter(1)(ids, backwards).ends == (0, 5)
+    changes = Decodes(lambda text: text if len(text) < 2 * CONTEXT + 2 else text[:8] + "\n\nb" * 40)
     ids = [ord(char) for char in "a\n\nb\n\nc" + "d" * 40]
-    assert step_segmenter("\n\n")(ids, Summary()).ends == (2, 5, 47 - 1)
+    assert step_segmenter("\n\n")(ids, changes).ends == (2, 5, 47 - 1)
 
 
 def test_the_files_are_pure():
