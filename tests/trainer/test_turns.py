@@ -12,7 +12,6 @@ from runs import assert_same_weights, short_run, weights
 from walk import SAYS, Scripted, Walk, with_tools
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.steps import step_segmenter
 
 # What the rows of `SAYS` earn, turn by turn.
 EARNED = [[1.0, 2.0, 0.0], [2.0, 0.0, 0.0], [2.0, 0.0], [4.0]]
@@ -247,18 +246,12 @@ def test_with_tools_alone_a_turn_is_a_step(tmp_path):
 # What cannot be
 
 
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
             {"environment_factory": Walk, "step_separator": ["\n"]},
             r"step_separator: got StepSegmenter\('\\n'\) with Walk.get_turn_rewards\(\); expected 'turn'",
-        ),
-        (
-            {"environment_factory": Walk, "step_segmenter": step_segmenter("tokens:3")},
-            r"step_separator: got StepSegmenter\('tokens:3'\) with Walk",
         ),
         ({"environment_factory": Walk()}, "environment_factory: got Walk; expected a class or a function"),
         ({"environment_factory": {"a": None}}, "environment_factory: got NoneType for 'a'"),
@@ -269,10 +262,6 @@ def test_with_tools_alone_a_turn_is_a_step(tmp_path):
         (
             {"environment_factory": Walk, "process_role": "baseline"},
             "process_role: got 'baseline' without reward_func",
-        ),
-        (
-            {"environment_factory": Walk, "step_reward_weights": [1.0, 2.0]},
-            "step_reward_weights: got 2 weights; expected 1, one per step reward function",
         ),
     ],
 )

@@ -221,7 +221,8 @@ def test_roll_outs_are_values_and_steps_at_once(tokenizer):
 def test_a_tree_without_an_open_node_ends_the_search(tokenizer):
     stub = Stub(tokenizer, tree_of(1))
     prm = by_last({"a": 0.2, "b": 0.8, "": None})
-    [rows] = run(stub, prm=prm, strategy="puct", budget_tokens=10_000, max_completion_length=3, children=8)
+    sizes = {"budget_tokens": 10_000, "max_completion_length": 3, "children": 8, "path_value": "last"}
+    [rows] = run(stub, prm=prm, strategy="puct", **sizes)
     assert [row["completion"] for row in sorted(rows, key=lambda row: row["completion"])] == ["a\n", "b\n"]
     assert stub.sampled == 8 * 2 + 2 * 8  # the root, and the end behind each letter
     assert [row["completion"] for row in rows if row["selected"]] == ["b\n"]

@@ -319,7 +319,7 @@ class MonteCarloScorer:
             """1 for completions of the given rows that the verifier accepts, else 0; their metrics are nobody's."""
             if not rows:
                 return []
-            rewards = self.verifier(
+            rewards: Any = self.verifier(
                 prompts=[prompts[row] for row in rows],
                 completions=texts,
                 completion_ids=token_ids,
@@ -430,6 +430,7 @@ def label_steps(
         chunk = _completed(rows[start : start + chunk_size], generate, tokenizer, completions, separator)
         given = [{name: value for name, value in row.items() if name not in _OURS} for row, _ in chunk]
         names = dict.fromkeys(name for row in given for name in row if name != "prompt")
+        columns: dict[str, Any] = {name: [row.get(name) for row in given] for name in names}
         ids = [[tokenizer(step, add_special_tokens=False)["input_ids"] for step in steps] for _, steps in chunk]
         values = scorer(
             prompts=[row["prompt"] for row, _ in chunk],
@@ -437,7 +438,7 @@ def label_steps(
             steps=[steps for _, steps in chunk],
             completion_ids=[list(chain(*each)) for each in ids],  # of the steps tokenized one by one
             step_ends=[[end - 1 for end in accumulate(map(len, each))] for each in ids],
-            **{name: [row.get(name) for row in given] for name in names},
+            **columns,
         )
         for row, (_, steps), of_steps in zip(given, chunk, values, strict=True):
             texts = [step.removesuffix(separator) for step in steps]

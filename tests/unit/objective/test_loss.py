@@ -118,7 +118,6 @@ def test_a_batch_without_tokens_has_loss_zero_and_a_gradient():
     [
         ({"old_per_token_logps": torch.zeros(4, 5)}, "old_per_token_logps"),
         ({"completion_mask": torch.ones(4, 1)}, "completion_mask"),
-        ({"advantages": torch.zeros(1)}, "advantages"),
         ({"advantages": torch.zeros(6)}, "advantages"),
         ({"loss_normalizer": 0}, "loss_normalizer"),
         ({"beta": -0.1}, "beta"),

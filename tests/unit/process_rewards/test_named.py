@@ -12,7 +12,7 @@ from tiny_prms import token_classification
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import PolicyLogRatio, step_verifier
-from trl_drgrpo.process_rewards.named import _format_of
+from trl_drgrpo.process_rewards.named import SCORERS, _format_of
 from trl_drgrpo.rewards.contract import declared
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
@@ -32,20 +32,12 @@ def test_the_format_is_that_of_the_published_id(model, scorer):
     assert _format_of(model) == scorer
 
 
-@pytest.mark.parametrize(
-    ("name", "is_causal"),
-    [
-        *[
-            (f"{name}_prm", True)
-            for name in ("math_shepherd", "versa", "math_psa", "qwen_math", "chat_turn", "skywork")
-        ],
-        ("reasonflux_prm", False),
-        ("implicit_prm", False),
-        ("token_classification_prm", None),  # a decoder or an encoder: known once it is loaded
-    ],
-)
-def test_each_says_whether_a_score_reads_later_text(name, is_causal):
-    assert declared(partial(resolve_reward({name: "a/b"}, "step_reward_funcs")), "is_causal") is is_causal
+def test_each_says_whether_a_score_reads_later_text():
+    specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in SCORERS}
+    later = {"reasonflux_prm": False, "implicit_prm": False}
+    unknown = {"token_classification_prm": None}  # a decoder or an encoder: known once it is loaded
+    said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
+    assert said == {**dict.fromkeys(SCORERS, True), **later, **unknown}
     assert step_verifier(lambda prompt, before, step: 1.0).is_causal
     assert PolicyLogRatio().is_causal
 

@@ -401,18 +401,6 @@ def test_random_tokens_are_partitioned(name, data):
     check_partition(step_segmenter(data.draw(SPECS))(ids, tokenizer, mask), ids, tokenizer)
 
 
-@given(text=TEXTS.filter(bool))
-def test_characters_stay_whole(text):
-    # each byte is at most one token: cutting after every token gives the characters, or tokens of several
-    steps = step_segmenter(lambda decoded: list(range(1, len(decoded) + 1)))(encode(BYTES, text), BYTES)
-    assert text.startswith("".join(steps.texts))
-    position = 0
-    ids = encode(BYTES, text)
-    for step, end in zip(steps.texts, steps.ends, strict=True):
-        assert decode(BYTES, ids[position : end + 1]) == step  # whole characters: they decode alone
-        position = end + 1
-
-
 @given(
     stretches=st.lists(
         st.text(alphabet="aoké日😀 .", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=6
