@@ -38,6 +38,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_errors
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.named import SCORERS
 from trl_drgrpo.process_rewards.texts import (
     END_TOKENS,
     PROMPT_END,
@@ -62,6 +63,7 @@ _HEADS = {  # by its outputs: what is expected, and what to do
     ),
 }
 DEFAULT_SEPARATOR = "\n"
+_NAMES = {scorer: name for name, scorer in SCORERS.items()}  # in logs as in recipes
 _LOADING = {"dtype": None, "device": None, "quantization_config": None, "trust_remote_code": False}
 
 
@@ -85,7 +87,6 @@ class PRMScorer:
     is_learned = True  # so the trainer says what it means to pay for its scores
     is_causal: bool | None = True  # a decoder, read at a step's own marker: no later text changes the score
     causal_remedy = "Replace `{0}` by a decoder that is read at the end of a step, `math_shepherd_prm` for example."
-    default_name: str
     auto_class = "AutoModelForCausalLM"
     outputs: int | None = None  # of the head, per token: 2 classes, or 1, the logit of "good". None: a vocabulary
     settings: ClassVar[Mapping[str, Any]] = {}  # the format's own, with their defaults; attributes of each scorer
@@ -113,7 +114,7 @@ class PRMScorer:
         self.check_options(options)
         self._loading = {key: options.pop(key, default) for key, default in _LOADING.items()}
         vars(self).update({**self.settings, **options})
-        self.__name__ = name or self.default_name
+        self.__name__ = name or _NAMES.get(type(self).__name__, type(self).__name__)
         self.tokenizer = load_tokenizer(model, tokenizer, self._loading["trust_remote_code"])
         if self.marker is not None:
             self.marker_id = self._token("marker", self.marker)
@@ -347,7 +348,6 @@ class MathShepherdScorer(PRMScorer):
     Source: arXiv 2312.08935, and the code on its model card.
     """
 
-    default_name = "math_shepherd_prm"
     settings: ClassVar = {"marker": "ки", "good": "+", "bad": "-", "number_steps": True}
     layout = (" ", " ", "\n")
 
@@ -364,7 +364,6 @@ class VersaScorer(PRMScorer):
         `InputError`: As [`MathShepherdScorer`].
     """
 
-    default_name = "versa_prm"
     settings: ClassVar = {"marker": " \n\n\n\n", "good": "+", "bad": "-", "number_steps": False}
     layout = (" \n\n", "", "")
 
@@ -386,7 +385,6 @@ class MathPSAScorer(VersaScorer):
         `InputError`: As [`MathShepherdScorer`].
     """
 
-    default_name = "math_psa_prm"
     settings: ClassVar = {"marker": " \n\n\n\n\n", "good": " +", "bad": " -", "number_steps": True}
     layout = (" ", "", " ")
 
@@ -414,7 +412,6 @@ class ChatTurnScorer(PRMScorer):
     Source: RLHFlow's process reward models (arXiv 2405.07863 and their evaluation code).
     """
 
-    default_name = "chat_turn_prm"
     settings: ClassVar = {"good": "+", "bad": "-"}
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
@@ -448,7 +445,6 @@ class QwenMathScorer(PRMScorer):
     Source: arXiv 2501.07301, and the code on its model card.
     """
 
-    default_name = "qwen_math_prm"
     outputs = 2
     settings: ClassVar = {"marker": "<extra_0>", "auto_class": "AutoModelForTokenClassification"}
     is_chat = True
@@ -480,7 +476,6 @@ class TokenClassificationScorer(PRMScorer):
         `InputError`: A model that does not load, lacks its head, or whose head has not two classes.
     """
 
-    default_name = "token_classification_prm"
     is_causal = None  # a decoder or an encoder: known once it is loaded
     auto_class = "AutoModelForTokenClassification"
     outputs = 2
@@ -517,7 +512,6 @@ class SkyworkScorer(PRMScorer):
         `InputError`: A step token that is not one token, a checkpoint without its head, a head of other outputs.
     """
 
-    default_name = "skywork_prm"
     auto_class = "Qwen2ForPrmModel"
     outputs = 1
     settings: ClassVar = {"step_token": "\n"}
@@ -553,7 +547,6 @@ class ReasonFluxScorer(PRMScorer):
         `InputError`: A checkpoint without its head, a head of other outputs.
     """
 
-    default_name = "reasonflux_prm"
     is_causal = False  # a step's last token may merge with the separator, which is there only if a step follows
     auto_class = "AutoModel"
     outputs = 1

@@ -64,7 +64,6 @@ class ImplicitRewardScorer(PRMScorer):
     counts the first token of the next step to a step.
     """
 
-    default_name = "implicit_prm"
     is_causal = False  # the separator counts to the step before it, and is there only if a step follows
     settings: ClassVar = {"reference": None, "beta": 0.05, "cumulative": False, "step_separator": "\n\n"}
     reference: Any

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -287,24 +287,17 @@ class StepScorer:
         return rewards
 
     def _warn_of_one_step(self, steps: list[Steps], completions: Sequence[Any]) -> None:
-        share = one_step_frac(steps)
-        if share == 1.0 and not self._has_warned_of_one_step:
+        if one_step_frac(steps) == 1.0 and not self._has_warned_of_one_step:
             self._has_warned_of_one_step = True
             remedy = "If your completions have steps, pick the separator they use."
             if isinstance(self.segmenter.rule, Turns):
                 messages = [message for turns in completions for message in turns if isinstance(message, dict)]
                 remedy = "No tool was called; if steps are something else here, set step_separator."
                 if any(message.get("tool_calls") for message in messages):
-                    remedy = (
-                        "Tools were called, but no result fit: raise max_completion_length or shorten the results."
-                    )
-            logger.warning(
-                "step_separator: %s found only one step in %.0f%% of the completions of a batch, so step rewards act "
-                "as outcome rewards. %s",
-                self.segmenter,
-                100 * share,
-                remedy,
-            )
+                    remedy = "Tools were called, but no result fit: "
+                    remedy += "raise max_completion_length or shorten the results."
+            message = "step_separator: %s found only one step in 100%% of the completions of a batch, so step rewards "
+            logger.warning(f"{message}act as outcome rewards. %s", self.segmenter, remedy)
 
 
 def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
@@ -365,7 +358,7 @@ def _call_all(funcs: list[StepRewardFunction], call: dict[str, Any]) -> list[Any
     waiting = [i for i, output in enumerate(outputs) if inspect.isawaitable(output)]
     if waiting:
         with ThreadPoolExecutor(max_workers=1) as thread:  # a notebook's thread has an event loop running already
-            later = thread.submit(asyncio.run, _gather([outputs[i] for i in waiting])).result()
+            later = thread.submit(asyncio.run, gathered([outputs[i] for i in waiting])).result()
         for i, output in zip(waiting, later, strict=True):
             outputs[i] = output
     return outputs
@@ -378,5 +371,6 @@ def _outcome(func: StepRewardFunction, call: dict[str, Any]) -> Any:
         return error
 
 
-async def _gather(calls: list[Any]) -> list[Any]:
+async def gathered(calls: Iterable[Any]) -> list[Any]:
+    """What awaitables give, or the exception that each has raised."""
     return await asyncio.gather(*calls, return_exceptions=True)

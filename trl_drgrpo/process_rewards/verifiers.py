@@ -28,15 +28,13 @@ from functools import partial
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
-from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
+from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
 from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
 from trl_drgrpo.rewards.signatures import is_required, parameters, select
 
 logger = logging.getLogger(__name__)
-
-StepRewards = list[list[float | None]]
 
 
 def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: OnError = "raise") -> Callable:
@@ -75,9 +73,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
     """
     check_on_error(on_error)
     if inspect.iscoroutinefunction(func):
-        remedy = (
-            "A step verifier is called step by step: write a step reward function instead, it may be asynchronous."
-        )
+        remedy = "It is called step by step: write a step reward function instead, which may be asynchronous."
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
     return _StepVerifier(func, name or reward_name(func), on_error == "raise")
 
@@ -107,11 +103,11 @@ class _StepVerifier:
         steps: Sequence[Sequence[str]] = (),
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
-    ) -> StepRewards:
+    ) -> RaggedRewards:
         """One list of rewards per row; the failed steps are counted."""
         columns = select(self.func, dataset_columns(kwargs, len(prompts)))
         columns = {name: values for name, values in columns.items() if name not in self.own}
-        rewards: StepRewards = []
+        rewards: RaggedRewards = []
         failures: list[bool] = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
             judged = [
@@ -133,9 +129,8 @@ class _StepVerifier:
                 reward = self.func(*asked, **values)
             except Exception as error:
                 got, expected = f"{told(error)} {where}", "a number, or None for a step it cannot score"
-                remedy = (
-                    'Fix the function (its traceback is above), or pass on_error="unscorable" to go on without it.'
-                )
+                remedy = "Fix the function (its traceback is above), or pass "
+                remedy += 'on_error="unscorable" to go on without it.'
                 raise RewardError(field, got, expected, remedy).caught_as(error) from error
             return reward_number(reward, field, where), False
         except RewardError as error:
