@@ -62,12 +62,10 @@ def tree_of(depth):
     return write
 
 
-def by_last(values):
-    @step_verifier
-    def prm(prompt, previous_steps, step):
-        return values[step.strip()]
-
-    return prm
+@step_verifier
+def prm(prompt, previous_steps, step):
+    """Scores of a tree of letters; none of the end, a step of its own."""
+    return {"a": 0.2, "b": 0.8, "": None}[step.strip()]
 
 
 def run(stub, rows=1, verifier=None, prm=None, **settings):
@@ -220,7 +218,6 @@ def test_roll_outs_are_values_and_steps_at_once(tokenizer):
 
 def test_a_tree_without_an_open_node_ends_the_search(tokenizer):
     stub = Stub(tokenizer, tree_of(1))
-    prm = by_last({"a": 0.2, "b": 0.8, "": None})
     sizes = {"budget_tokens": 10_000, "max_completion_length": 3, "children": 8, "path_value": "last"}
     [rows] = run(stub, prm=prm, strategy="puct", **sizes)
     assert [row["completion"] for row in sorted(rows, key=lambda row: row["completion"])] == ["a\n", "b\n"]
@@ -229,7 +226,6 @@ def test_a_tree_without_an_open_node_ends_the_search(tokenizer):
 
 
 def test_a_beam_keeps_the_best_and_begins_anew_while_the_budget_lasts(tokenizer):
-    prm = by_last({"a": 0.2, "b": 0.8, "": None})
     stub = Stub(tokenizer, tree_of(2))
     sizes = {"budget_tokens": 200, "max_completion_length": 5, "width": 2, "children": 4, "path_value": "product"}
     [rows] = run(stub, prm=prm, strategy="beam", **sizes)
@@ -254,7 +250,6 @@ def test_equal_steps_are_one_node_and_their_visits_add_up(tokenizer):
 
 
 def test_without_a_verifier_there_are_no_labels_and_the_values_select(tokenizer):
-    prm = by_last({"a": 0.2, "b": 0.8, "": None})
     [rows] = run(Stub(tokenizer, tree_of(1)), prm=prm, strategy="best_of_n", budget_tokens=30, max_completion_length=3)
     assert {row["outcome"] for row in rows} == {None} == {label for row in rows for label in row["labels"]}
     assert [row["prm_scores"] for row in rows if row["selected"]] == [[0.8]]
@@ -382,7 +377,6 @@ def served(server, tokenizer, rule="\n"):
 
 @pytest.mark.parametrize("rule", ["\n", "re:\\n(?=.)"])
 def test_a_server_samples_steps_with_token_ids_in_and_out(rule, tokenizer):
-    prm = by_last({"a": 0.2, "b": 0.8, "": None})
     sizes = {"budget_tokens": 300, "max_completion_length": 9, "step_separator": rule, "strategy": "puct"}
     chosen = SearchSettings(**sizes)
     with Completions(tokenizer, tree_of(4)) as server:

@@ -357,12 +357,9 @@ def _std(values: Sequence[float]) -> float:
 def check_complete(rows: int, num_generations: int, what: str) -> None:
     """Refuse a batch that is not made of whole groups; `what`: its rows, for the message."""
     if num_generations < 1 or rows % num_generations != 0:
-        got, expected = (
-            f"{num_generations} for {rows} {what}",
-            f"a positive divisor of the number of {what.split()[0]}",
-        )
+        expected = f"a positive divisor of the number of {what.split()[0]}"
         remedy = "Groups must be complete: every prompt needs the same number of completions."
-        raise InputError("num_generations", got, expected, remedy)
+        raise InputError("num_generations", f"{num_generations} for {rows} {what}", expected, remedy)
 
 
 def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: str = "") -> None:

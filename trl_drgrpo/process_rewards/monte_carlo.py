@@ -360,11 +360,9 @@ class MonteCarloScorer:
         continuations = self.generate([[*prefix.prompt_ids, *prefix.token_ids] for prefix in prefixes], self.k)
         counts = [len(group) for group in continuations]
         if counts != [self.k] * len(prefixes):
-            got, expected = (
-                f"{len(counts)} groups of {sorted(set(counts))} texts",
-                f"{len(prefixes)} groups of {self.k}",
-            )
-            raise RewardError(f"generator of '{self.__name__}'", got, expected, "Return k texts for every prefix.")
+            field, got = f"generator of '{self.__name__}'", f"{len(counts)} groups of {sorted(set(counts))} texts"
+            expected, remedy = f"{len(prefixes)} groups of {self.k}", "Return k texts for every prefix."
+            raise RewardError(field, got, expected, remedy)
         rolled = [(prefix, more) for prefix, group in zip(prefixes, continuations, strict=True) for more in group]
         verdicts = judged(
             [prefix.row for prefix, _ in rolled],

@@ -235,8 +235,10 @@ class StepJudge(Judge):
     ) -> list[list[float | None]]:
         """Rewards of the steps of `B` completions; `None` for steps without text, and for what was not judged; 0 in
         rows without any text."""
-        rewards: list[list[float | None]] = [[None] * len(row) for row in steps]
         kept = [texts_of(row, self._cleaner) for row in steps]
+        rewards: RaggedRewards = [  # 0 where nothing was written
+            [None if texts else 0.0] * len(row) for row, (texts, _) in zip(steps, kept, strict=True)
+        ]
         # Each question is about the first `count` steps of a row, and answers for those from `first` on.
         asked: list[tuple[int, int, int]] = []
         for row, (texts, _) in enumerate(kept):
@@ -259,9 +261,6 @@ class StepJudge(Judge):
         for (row, first, count), verdicts in zip(asked, replies, strict=True):
             for k in range(first, count):
                 rewards[row][kept[row][1][k]] = None if verdicts is None else verdicts[k]
-        for row, (texts, _) in enumerate(kept):
-            if not texts:
-                rewards[row] = [0.0] * len(rewards[row])  # nothing was written
         return rewards
 
     def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:

@@ -161,24 +161,21 @@ class SearchFile:
         """Problems whose rows are in the file."""
         return self.rows[-1][self.kind]["problem"] + 1 if self.rows else 0
 
-    @property
-    def _expected(self) -> str:
-        return f"a new file, or one of the same {self.kind}"
-
     def _check(self) -> None:
         if not self.path.exists():
             return
+        expected = f"a new file, or one of the same {self.kind}"
         try:
             before = json.loads(self.facts_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             got = f"{self.path}, which exists and was not written by this command"
-            raise InputError("output", got, self._expected, "Name another file.") from None
+            raise InputError("output", got, expected, "Name another file.") from None
         for name in {**before, **self.facts}:
             if before.get(name) != self.facts.get(name):
                 old, new = shortened(before.get(name)), shortened(self.facts.get(name))
                 got = f"{self.path}, written with {name} {old}, not {new}"
                 remedy = "Run the same command to continue, name another file, or delete this one."
-                raise InputError("output", got, self._expected, remedy)
+                raise InputError("output", got, expected, remedy)
 
     def open(self, total: int) -> None:
         """Read what is there, cut off what is no whole group, and note the facts.

@@ -133,12 +133,9 @@ def _regex(pattern: str | re.Pattern[str], field: str) -> Regex:
     if not isinstance(compiled.pattern, str):
         raise InputError(field, f"a regex of bytes, {got!r}", "a regex of text", "Leave out the b prefix.")
     if compiled.search(""):
-        got, expected = (
-            f"the regex {got!r}, which matches the empty string",
-            "a regex that needs at least one character",
-        )
+        got = f"the regex {got!r}, which matches the empty string"
         remedy = "It would end a step after every character: use + in place of *, for example."
-        raise InputError(field, got, expected, remedy)
+        raise InputError(field, got, "a regex that needs at least one character", remedy)
     return Regex(compiled)
 
 
