@@ -2,8 +2,7 @@ r"""Step rewards without a process reward model: a rule as a function, or a chat
 
 **Rules** (`step_verifier`). A rule sees the prompt, the steps written so far, the step itself and the dataset row; it
 cannot be exploited beyond what it leaves unchecked, costs microseconds, and needs no model. Whatever it does wrong (an
-exception, a string, an infinite number) is one error that names row and step, or, for those who opted in, an
-unscorable step and a counter.
+exception, a string, an infinite number) is one error that names row and step.
 
 **Verdicts** (`StepJudge`). ThinkPRM, a generative process reward model, or any chat model, judges step by step:
 
@@ -21,7 +20,6 @@ kept from posing as a step of another number, and no more.
 """
 
 import inspect
-import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,14 +28,12 @@ from typing import Any, Literal
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
-from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
+from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
 from trl_drgrpo.rewards.signatures import is_required, parameters, select
 
-logger = logging.getLogger(__name__)
 
-
-def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: OnError = "raise") -> Callable:
+def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable:
     """Turn a function that judges one step into a step reward function.
 
     Args:
@@ -48,17 +44,15 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
             by `**kwargs` are not passed. `None` or NaN = this step cannot be scored.
         name (`str`, *optional*):
             Name in logs and metrics. Defaults to the function's own.
-        on_error (`str`, *optional*, defaults to `"raise"`):
-            `"raise"`: an exception of the function, or a result that is no number, is a [`RewardError`] naming row and
-            step. `"unscorable"`: that step gets the `lowest_reward` that `func` declares, else `None`, which counts as
-            0; the first traceback is logged, and the share of failed steps goes to the metric
-            `process_rewards/<name>/failed_steps_frac`.
 
     Returns:
         `Callable`: A step reward function, with `is_causal = True`: the score of a step reads no further than its end.
 
+        An exception of `func`, or a result that is no number, is a [`RewardError`] naming row and step; what that
+        costs the run is said by `on_reward_error`.
+
     Raises:
-        `InputError`: An `on_error` that does not exist, or an asynchronous `func`.
+        `InputError`: An asynchronous `func`.
 
     Example:
 
@@ -71,11 +65,10 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
 
     ```
     """
-    check_on_error(on_error)
     if inspect.iscoroutinefunction(func):
         remedy = "It is called step by step: write a step reward function instead, which may be asynchronous."
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
-    return _StepVerifier(func, name or reward_name(func), on_error == "raise")
+    return _StepVerifier(func, name or reward_name(func))
 
 
 class _StepVerifier:
@@ -83,11 +76,8 @@ class _StepVerifier:
 
     is_causal = True  # it sees nothing behind the step
 
-    def __init__(self, func: Callable[..., Any], name: str, raises: bool):
-        self.func, self.__name__, self.raises = func, name, raises
-        self.__doc__ = inspect.getdoc(func)
-        self.lowest: float | None = declared(func, "lowest_reward")
-        self.has_logged = False
+    def __init__(self, func: Callable[..., Any], name: str):
+        self.func, self.__name__, self.__doc__ = func, name, inspect.getdoc(func)
         known = parameters(func) or ()
         self.own = [each.name for each in known[:3]]  # prompt, steps before and step, under the function's names
         # With the columns that the rule requires: they are checked before training.
@@ -101,47 +91,24 @@ class _StepVerifier:
         prompts: Sequence[Any],
         completions: Sequence[Any] | None = None,
         steps: Sequence[Sequence[str]] = (),
-        log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
     ) -> RaggedRewards:
-        """One list of rewards per row; the failed steps are counted."""
+        """One list of rewards per row."""
         columns = select(self.func, dataset_columns(kwargs, len(prompts)))
         columns = {name: values for name, values in columns.items() if name not in self.own}
         rewards: RaggedRewards = []
-        failures: list[bool] = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
-            judged = [
-                self._judge((prompt, tuple(texts[:k]), text), row_of(columns, row), f"at step {k} of row {row}")
-                for k, text in enumerate(texts)
-            ]
-            rewards.append([reward for reward, _ in judged])
-            failures += [failed for _, failed in judged]
-        if not self.raises and log_metric is not None:
-            share = sum(failures) / max(len(failures), 1)
-            log_metric(f"process_rewards/{self.__name__}/failed_steps_frac", share)
+            rewards.append([])
+            for k, text in enumerate(texts):
+                field, where = f"step verifier '{self.__name__}'", f"at step {k} of row {row}"
+                try:
+                    reward = self.func(prompt, tuple(texts[:k]), text, **row_of(columns, row))
+                except Exception as error:
+                    got, expected = f"{told(error)} {where}", "a number, or None for a step it cannot score"
+                    remedy = "Fix the function; its traceback is with this message."
+                    raise RewardError(field, got, expected, remedy).caught_as(error) from error
+                rewards[row].append(reward_number(reward, field, where))
         return rewards
-
-    def _judge(self, asked: tuple, values: dict[str, Any], where: str) -> tuple[float | None, bool]:
-        """Reward of one step, and whether the function failed on it."""
-        field = f"step verifier '{self.__name__}'"
-        try:
-            try:
-                reward = self.func(*asked, **values)
-            except Exception as error:
-                got, expected = f"{told(error)} {where}", "a number, or None for a step it cannot score"
-                remedy = "Fix the function (its traceback is above), or pass "
-                remedy += 'on_error="unscorable" to go on without it.'
-                raise RewardError(field, got, expected, remedy).caught_as(error) from error
-            return reward_number(reward, field, where), False
-        except RewardError as error:
-            if self.raises:
-                raise
-            if not self.has_logged:
-                self.has_logged = True
-                message = "Step verifier '%s' failed %s; such steps get %s. Further failures are counted."
-                due = "None, which counts as 0" if self.lowest is None else f"{self.lowest:g}, its lowest reward"
-                logger.error(message, self.__name__, where, due, exc_info=error.__cause__ or error)
-            return self.lowest, True
 
 
 THINKPRM_TEMPLATE = """\
