@@ -157,7 +157,7 @@ def test_a_model_that_is_paid_is_warned_of(settings, prompts, caplog):
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
     assert "is a model" not in caplog.text
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
-    assert "process_role: policy_log_ratio is a model whose scores are rewarded" in caplog.text
+    assert "process_role: 'policy_log_ratio' is a model whose scores are rewarded" in caplog.text
 
 
 def test_scores_that_read_later_text(settings, prompts, caplog):

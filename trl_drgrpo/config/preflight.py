@@ -102,12 +102,12 @@ def check_inputs(
         names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in step_reward_funcs or []]
         check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
     _check_causality(args, step_reward_funcs or [])
-    learned = [reward_name(func) for func in step_reward_funcs or [] if declared(func, "is_learned")]
+    learned = [func for func in step_reward_funcs or [] if declared(func, "is_learned")]
     if learned and args.process_role == "reward":
         logger.warning(
             "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
             "(recipes/guides/process_rewards.md). Set process_role='baseline' to subtract the scores instead.",
-            ", ".join(learned),
+            _quoted(learned),
         )
     if step_reward_funcs and args.importance_sampling_level == "sequence":
         remedy = "One ratio per row averages the step rewards over the row: set 'token'."
@@ -151,7 +151,7 @@ def _check_forks(args: DrGRPOConfig, step_reward_funcs: list[Any], others: list[
     for func in step_reward_funcs:
         if hasattr(func, "on_rollouts"):
             remedy = "It scores only finished batches: set fork_at='entropy' or 'drawn'."
-            raise InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
+            raise InputError("fork_at", f"'doubt' with {reward_name(func)!r}", "a function that scores texts", remedy)
 
 
 def _check_causality(args: DrGRPOConfig, step_reward_funcs: list[Any]) -> None:

@@ -3,7 +3,7 @@ import math
 import oracles
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.objective.step_advantages import (
@@ -130,18 +130,6 @@ def test_a_policy_that_stops_is_compared_with_what_the_others_earn_later():
     assert step_advantages(rewards, 2, baseline="deepseekmath") == [[0.0, 0.0, 0.0], [0.0, 0.0]]  # nothing to learn
 
 
-def test_a_row_that_nothing_could_score_has_earned_nothing():
-    # 2, 0 and .5 from the first step on, 1, 0 and 0 from the second
-    got = step_advantages([[1.0, 1.0], [None, None], [0.5, None]], 3)
-    assert got == [[1.75, 1.0], [-1.25, -0.5], [-0.5, -0.5]]
-
-
-def test_increments_of_the_running_minimum_add_up_to_it():
-    # m = .9 .2 .2, increments .9 -.7 0; the step behind the worst one earns nothing
-    assert step_advantages([[0.9, 0.2, 0.5]], 1, "min_increments", "none")[0] == pytest.approx([0.2, -0.7, 0.0])
-    assert step_advantages([[None, 0.4, 0.1]], 1, "min_increments", "none")[0] == pytest.approx([0.1, 0.1, -0.3])
-
-
 @pytest.mark.parametrize("baseline", STEP_BASELINES)
 def test_an_unscorable_row_is_in_nobodys_mean_and_gets_nothing(baseline):
     rows, out = [[1.0, 0.5], [8.0, 8.0, 8.0], [0.0], [0.25, 0.5]], torch.tensor([False, True, False, False])
@@ -167,11 +155,8 @@ def test_states_are_compared_over_the_other_rows_only():
     assert got[2] == [pytest.approx(4 - (1 + 4) / 2), pytest.approx(2 - (0 + 4) / 2)]
 
 
-@given(st.integers(1, 3))
-def test_rows_without_steps_are_zero(num_generations):
-    assume(num_generations > 0)
-    got = step_token_advantages([[]] * num_generations, [[]] * num_generations, torch.zeros(num_generations, 2), 1)
-    assert got.abs().sum() == 0
+def test_rows_without_steps_are_zero():
+    assert step_token_advantages([[]] * 3, [[]] * 3, torch.zeros(3, 2), 3).abs().sum() == 0
 
 
 @pytest.mark.parametrize(
