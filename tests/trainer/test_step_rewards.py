@@ -211,6 +211,8 @@ def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, promp
         ),
         ({"process_role": "baseline", "process_weight": 0.5}, "process_weight: got 0.5 with process_role"),
         ({"deepseekmath_step_std": True}, "deepseekmath_step_std: got True with"),
+        ({"step_separator": []}, "step_separator: got an empty list"),
+        ({"step_separator": [""]}, "step_separator: got an empty separator"),
         ({"step_separator": "re:("}, r"step_separator: got the regex"),
     ],
 )
