@@ -341,6 +341,9 @@ class MathShepherdScorer(PRMScorer):
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+
     Raises:
         `InputError`: Marker or candidate that is not one token, a vocabulary that does not hold them, a model that
             does not load.
@@ -359,6 +362,9 @@ class VersaScorer(PRMScorer):
         model (`str` or `PreTrainedModel`): Path, Hub id (`UW-Madison-Lee-Lab/VersaPRM`) or model.
         tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, dtype, device,
             quantization_config, trust_remote_code: As in [`MathShepherdScorer`]; other defaults.
+
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
 
     Raises:
         `InputError`: As [`MathShepherdScorer`].
@@ -380,6 +386,9 @@ class MathPSAScorer(VersaScorer):
         model (`str` or `PreTrainedModel`): Path, Hub id or model; an adapter's too.
         tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, dtype, device,
             quantization_config, trust_remote_code: As in [`MathShepherdScorer`]; other defaults.
+
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
 
     Raises:
         `InputError`: As [`MathShepherdScorer`].
@@ -404,6 +413,9 @@ class ChatTurnScorer(PRMScorer):
         name (`str`, *optional*, defaults to `"chat_turn_prm"`): Name in logs and metrics.
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
+
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
 
     Raises:
         `InputError`: Answers that are not one token, a vocabulary that does not hold them, a tokenizer without chat
@@ -437,6 +449,9 @@ class QwenMathScorer(PRMScorer):
         name (`str`, *optional*, defaults to `"qwen_math_prm"`): Name in logs and metrics.
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`]. Messages keep their roles, the system's too, unless `prompt_text` is given.
+
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
 
     Raises:
         `InputError`: A marker that is not one token, a tokenizer without chat template, a head that has not two
@@ -508,6 +523,9 @@ class SkyworkScorer(PRMScorer):
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+
     Raises:
         `InputError`: A step token that is not one token, a checkpoint without its head, a head of other outputs.
     """
@@ -542,6 +560,9 @@ class ReasonFluxScorer(PRMScorer):
         name (`str`, *optional*, defaults to `"reasonflux_prm"`): Name in logs and metrics.
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
+
+    Attributes:
+        is_causal (`bool`): `False`, so it cannot be a baseline: the last token of a step may hold what follows.
 
     Raises:
         `InputError`: A checkpoint without its head, a head of other outputs.

@@ -1,5 +1,6 @@
 """Process reward models named in a recipe: checked at once, loaded at the first step that is to be scored."""
 
+import inspect
 import json
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ def test_each_says_whether_a_score_reads_later_text():
     unknown = {"token_classification_prm": None}  # a decoder or an encoder: known once it is loaded
     said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
     assert said == {**dict.fromkeys(SCORERS, True), **later, **unknown}
+    assert all("is_causal" in inspect.getdoc(scorer._class) for scorer in specs.values())
     assert step_verifier(lambda prompt, before, step: 1.0).is_causal
     assert PolicyLogRatio().is_causal
 
