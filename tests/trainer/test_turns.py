@@ -288,30 +288,22 @@ class Fragile(Walk):
         self.row, self.batches = type(self).made, -1
         type(self).made += 1
 
-    def _may_break(self, name):
+    def get_reward(self):
+        return float(self.place)
+
+
+def breaking(name, works):
+    def method(self, **columns):
+        self.batches += name == "reset"
         if (self.row, name) == (1, self.breaks) and self.batches >= self.at:
             raise KeyError(name)
+        return works(self, **columns)
 
-    def reset(self, **kwargs):
-        self.batches += 1
-        self._may_break("reset")
-        super().reset(**kwargs)
+    return method
 
-    def on_turn_begin(self):
-        self._may_break("on_turn_begin")
-        super().on_turn_begin()
 
-    def state_key(self):
-        self._may_break("state_key")
-        return super().state_key()
-
-    def get_turn_rewards(self):
-        self._may_break("get_turn_rewards")
-        return super().get_turn_rewards()
-
-    def get_reward(self):
-        self._may_break("get_reward")
-        return float(self.place)
+for each in ("reset", "on_turn_begin", "state_key", "get_turn_rewards", "get_reward"):
+    setattr(Fragile, each, breaking(each, getattr(Fragile, each)))
 
 
 class FragileLater(Fragile):
