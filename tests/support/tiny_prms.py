@@ -108,7 +108,7 @@ def close(got, expected, tolerance=1e-5):
 def token_classification(**options):
     tokenizer = tiny_tokenizer()
     model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2))
-    return TokenClassificationScorer(model, tokenizer, **options)
+    return TokenClassificationScorer(model, **{"tokenizer": tokenizer, **options})
 
 
 def math_shepherd(**options):

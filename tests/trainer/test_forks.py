@@ -305,7 +305,7 @@ DOUBT = {"fork_at": "doubt", "fork_threshold": 0.5}
         ({}, {"rollout_func": print}, "forks: got 2 with rollout_func; expected 1"),
         ({}, {"environment_factory": dict}, "forks: got 2 with environment_factory; expected 1"),
         (DOUBT, {}, "fork_at: got 'doubt' without step_reward_funcs; expected scores of steps"),
-        (DOUBT, {"step_reward_funcs": Finished()}, "fork_at: got 'doubt' with finished; expected a function that"),
+        (DOUBT, {"step_reward_funcs": Finished()}, "fork_at: got 'doubt' with 'finished'; expected a function that"),
     ],
 )
 def test_contradictions_are_errors_before_a_model_loads(fields, arguments, message, settings, prompts, reward):

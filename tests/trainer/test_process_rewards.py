@@ -4,14 +4,14 @@ import pytest
 import torch
 from peft import LoraConfig
 from runs import length_reward, logged, train
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForTokenClassification
+from tiny_prms import token_classification
+from transformers import AutoModelForCausalLM
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import (
     MonteCarloScorer,
     PolicyLogRatio,
-    TokenClassificationScorer,
     TrainerRollouts,
     TransformersRollouts,
     step_verifier,
@@ -32,19 +32,8 @@ def run(settings, prompts, tokenizer):
     return run
 
 
-def test_a_process_reward_model_and_a_rule_drive_training(run, tokenizer):
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_labels=2,
-        initializer_range=0.3,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    scorer = TokenClassificationScorer(Qwen2ForTokenClassification(config), tokenizer, name="prm")
+def test_a_process_reward_model_and_a_rule_drive_training(run):
+    scorer = token_classification(name="prm")
     rule = step_verifier(lambda prompt, previous_steps, step: float(len(previous_steps)), name="rule")
     trainer = run(scorer, rule)
     assert logged(trainer, "process_rewards/prm/truncated_frac") == [0.0, 0.0]
@@ -162,10 +151,8 @@ def test_the_policys_log_ratio_to_what_it_began_as(reference, settings, prompts,
     assert len(logged(trainer, "process_rewards/policy_log_ratio/mean")) == 3
 
 
-def test_rollouts_without_a_trainer_or_without_ids(tokenizer):
+def test_rollouts_without_a_trainer():
     with pytest.raises(InputError, match="TrainerRollouts.trainer: got none"):
         TrainerRollouts()([[1]], 2)
-    with pytest.raises(InputError, match="prefixes: got texts"):
-        TrainerRollouts(object())(["text"], 2)
     with pytest.raises(InputError, match="batch_size: got 0"):
         TrainerRollouts(batch_size=0)

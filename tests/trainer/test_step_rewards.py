@@ -1,5 +1,6 @@
 """Step rewards work in training with everything else; `test_credit.py` has what they become."""
 
+import inspect
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.preflight import check_inputs
-from trl_drgrpo.process_rewards import PolicyLogRatio, step_verifier
+from trl_drgrpo.process_rewards import MonteCarloScorer, PolicyLogRatio, StepJudge, step_verifier
+from trl_drgrpo.process_rewards.named import NamedScorer
 
 
 def parity(steps, step_ends, completion_ids, **kwargs):
@@ -48,20 +50,17 @@ def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, toke
         pytest.param({"mask_truncated_completions": True}, marks=pytest.mark.slow),
         pytest.param({"step_credit": "min_increments", "scale_by_running_std": True}, marks=pytest.mark.slow),
         {"process_role": "baseline"},
+        {"peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")},
     ],
 )
 def test_works_together_with(extra, settings, prompts, tokenizer, reward, saved_model):
-    model = AutoModelForCausalLM.from_pretrained(saved_model)
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer = process({**settings, **extra}, prompts, tokenizer, reward, model=model)
-    assert any(not torch.equal(start[name], p) for name, p in weights(trainer).items())
+    adapter = extra.get("peft_config")
+    fields = {name: value for name, value in extra.items() if value is not adapter}
+    trainer = process({**settings, **fields}, prompts, tokenizer, reward, model=saved_model, peft_config=adapter)
+    start = dict(AutoModelForCausalLM.from_pretrained(saved_model).named_parameters())
+    trained = {name: p for name, p in weights(trainer).items() if adapter is None or "lora_B" in name}
+    assert any(not torch.equal(start.get(name, torch.zeros_like(p)), p) for name, p in trained.items())
     assert all(p.isfinite().all() for p in weights(trainer).values())
-
-
-def test_works_with_lora(settings, prompts, tokenizer, saved_model):
-    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    trainer = process(settings, prompts, tokenizer, model=saved_model, peft_config=lora)
-    assert any(p.abs().sum() > 0 for name, p in weights(trainer).items() if "lora_B" in name)
 
 
 def test_evaluation_scores_steps_too(settings, prompts, tokenizer):
@@ -135,7 +134,6 @@ def of_a_step(prompt, previous_steps, step, **columns):
         (step_verifier(rule), {}, ".*reward rule: .*'solution'"),
         (of_a_step, {}, r".*'of_a_step', which scores one step; .* Wrap it: .*step_verifier\(of_a_step\)"),
         (parity, {"process_role": "baseline"}, "process_role: got 'baseline' without reward_funcs"),
-        (parity, {"step_reward_weights": [1.0, 2.0]}, "step_reward_weights: got 2 weights"),
     ],
 )
 def test_functions_that_do_not_fit_are_refused(function, fields, message, settings, prompts):
@@ -147,15 +145,9 @@ def test_functions_that_do_not_fit_are_refused(function, fields, message, settin
 def test_step_settings_without_step_rewards_are_said_to_do_nothing(settings, prompts, caplog):
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
     assert "no effect" not in caplog.text
-    check_inputs(DrGRPOConfig(**settings, step_credit="immediate"), [length_reward], prompts)
-    assert "step_credit: no effect without step_reward_funcs" in caplog.text
-
-
-def test_a_separator_of_forks_is_not_said_to_do_nothing(settings, prompts, caplog):
-    fields = {**settings, "step_separator": ["tokens:3"]}
-    check_inputs(DrGRPOConfig(**fields, forks=2), [length_reward], prompts)
-    assert "no effect" not in caplog.text
-    check_inputs(DrGRPOConfig(**fields), [length_reward], prompts)
+    check_inputs(DrGRPOConfig(**settings, step_separator=["tokens:3"], forks=2), [length_reward], prompts)
+    assert "no effect" not in caplog.text  # forks lie behind steps
+    check_inputs(DrGRPOConfig(**settings, step_separator=["tokens:3"]), [length_reward], prompts)
     assert "step_separator: no effect without step_reward_funcs" in caplog.text
 
 
@@ -165,7 +157,7 @@ def test_a_model_that_is_paid_is_warned_of(settings, prompts, caplog):
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
     assert "is a model" not in caplog.text
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
-    assert "process_role: policy_log_ratio is a model whose scores are rewarded" in caplog.text
+    assert "process_role: 'policy_log_ratio' is a model whose scores are rewarded" in caplog.text
 
 
 def test_scores_that_read_later_text(settings, prompts, caplog):
@@ -182,13 +174,28 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
     for fields in ({}, {"process_role": "baseline"}):
         assert check(True, **fields) == ""
     assert check(None) == ""  # not known, and paid
-    assert "unbiased exactly if the score of a step reads no further" in check(None, process_role="baseline")
-    assert "The tokens of later steps are not credited with it" in check(False)
-    with pytest.raises(InputError, match="^process_role: got 'baseline' with later, whose score"):
-        check(False, process_role="baseline")
+    declare = "If it reads no further than the step, set `later.is_causal = True`."
+    assert f"end of that step. 'later' does not say. {declare}" in check(None, process_role="baseline")
+    said = check(False)
+    assert "the score that 'later' gives a step" in said
+    assert "The tokens of later steps are not credited with it" in said
     forked = {"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}
-    with pytest.raises(InputError, match="^fork_at: got 'doubt' with later"):
-        check(False, **forked)
+    for fields, refused in (
+        ({"process_role": "baseline"}, "process_role: got 'baseline'"),
+        (forked, "fork_at: got 'doubt'"),
+    ):
+        with pytest.raises(InputError, match=f"^{refused} with 'later', whose score .* bias the gradient. {declare}$"):
+            check(False, **fields)
+
+
+def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts, tokenizer):
+    judge = StepJudge("m", "http://localhost:1/v1", reads="solution", name="judge")
+    gain = MonteCarloScorer(list, length_reward, tokenizer, reward="gain")
+    functions = {"step_reward_funcs": [judge, gain, NamedScorer("implicit_prm", "a/b", {"reference": "a/c"})]}
+    remedies = "Give `judge` reads='prefix'.* Give `monte_carlo` reward='value'.* Replace `implicit_prm`"
+    with pytest.raises(InputError, match=f"'baseline' with 'judge', 'monte_carlo', 'implicit_prm', .*{remedies}"):
+        check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
+    assert all("is_causal" in inspect.getdoc(type(func)) for func in functions["step_reward_funcs"])
 
 
 def test_one_ratio_per_row_is_refused_with_credit_per_step(settings, prompts, tokenizer):

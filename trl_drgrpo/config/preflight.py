@@ -123,53 +123,66 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
     for func in steps:
         if cuts_by_doubt and hasattr(func, "on_rollouts"):
             remedy = "It scores only finished batches: set fork_at='entropy' or 'drawn'."
-            yield InputError("fork_at", f"'doubt' with {reward_name(func)}", "a function that scores texts", remedy)
+            yield InputError("fork_at", f"'doubt' with {reward_name(func)!r}", "a function that scores texts", remedy)
         if _is_rule_of_a_step(func):  # the commonest mix-up
             name = reward_name(func)
             remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
             yield InputError(
                 "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
             )
-    later = _names(steps, "is_causal", False)
+    later = _declaring(steps, "is_causal", False)
     for field, applies in {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}.items():
         if later and applies:
-            got = f"{getattr(args, field)!r} with {later}, whose score of a step depends on later text"
-            remedy = "It would bias the gradient: use scores of the text up to a step (`StepJudge(reads='prefix')`)."
+            got = f"{getattr(args, field)!r} with {_quoted(later)}, whose score of a step depends on later text"
+            remedy = f"It would bias the gradient. {_causal_remedies(later)}"
             yield InputError(field, got, "scores that read no further than the end of their step", remedy)
     if steps and args.importance_sampling_level == "sequence":
         remedy = "One ratio per row averages the step rewards over the row: set 'token'."
         yield InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
 
 
-def _names(funcs: list[Any], attribute: str, value: bool | None) -> str:
-    """Names of the functions that declare this of themselves."""
-    said = {reward_name(func): declared(func, attribute) for func in funcs}
-    return ", ".join(name for name, given in said.items() if (None if given is None else bool(given)) is value)
+def _declaring(funcs: list[Any], attribute: str, value: bool | None) -> list[Any]:
+    """The functions that declare this of themselves; `None`: those that declare nothing."""
+    said = [(func, declared(func, attribute)) for func in funcs]
+    return [func for func, given in said if (None if given is None else bool(given)) is value]
+
+
+def _quoted(funcs: list[Any]) -> str:
+    return ", ".join(repr(reward_name(func)) for func in funcs)
+
+
+def _causal_remedies(funcs: list[Any]) -> str:
+    """How scores come to read no later text: as a scorer of ours says, else by a declaration."""
+    by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
+    said = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
+    return " ".join(dict.fromkeys(said))
 
 
 def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
     """What is allowed, and should be known."""
     warn_of_distorted_sampling(args)
-    if later := _names(steps, "is_causal", False):
+    if later := _declaring(steps, "is_causal", False):
         logger.warning(
             "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
             "not credited with it, so the gradient is not that of the expected sum of the scores. Return it as one "
-            "outcome reward (reward_funcs) instead.",
-            later,
+            "outcome reward (reward_funcs) instead. %s",
+            _quoted(later),
+            _causal_remedies(later),
         )
-    unknown = _names(steps, "is_causal", None)
+    unknown = _declaring(steps, "is_causal", None)
     if unknown and args.process_role == "baseline":
         logger.warning(
             "process_role='baseline': the gradient is unbiased exactly if the score of a step reads no further than "
-            "the end of that step. %s does not say; declare `is_causal = True` on it, or False.",
-            unknown,
+            "the end of that step. %s does not say. %s",
+            _quoted(unknown),
+            _causal_remedies(unknown),
         )
-    learned = _names(steps, "is_learned", True)
+    learned = _declaring(steps, "is_learned", True)
     if learned and args.process_role == "reward":
         logger.warning(
             "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
             "(recipes/guides/process_rewards.md). Set process_role='baseline' to subtract the scores instead.",
-            learned,
+            _quoted(learned),
         )
     if not steps and (unused := _changed_step_settings(args)):
         logger.warning(

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import torch
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.objective.step_advantages import check_complete
 from trl_drgrpo.objective.step_advantages import (
     step_token_advantages as step_token_advantages,  # the other half, in its own file
 )
@@ -88,9 +89,8 @@ def group_advantages(
     """
     grouped = _grouped(rewards, num_generations)  # (P, G)
     if baseline not in ADVANTAGE_BASELINES:
-        raise InputError(
-            "baseline", repr(baseline), f"one of {', '.join(ADVANTAGE_BASELINES)}", "See `group_advantages`."
-        )
+        expected = f"one of {', '.join(ADVANTAGE_BASELINES)}"
+        raise InputError("baseline", repr(baseline), expected, "See `group_advantages`.")
     advantages = grouped - torch.nanmean(grouped, dim=1, keepdim=True)
     if baseline == "leave_one_out":
         scorable = (~grouped.isnan()).sum(dim=1, keepdim=True).to(grouped.dtype)  # (P, 1)
@@ -167,23 +167,13 @@ def _grouped(rewards: torch.Tensor | Sequence[float | None], num_generations: in
     if not rewards.is_floating_point():
         rewards = rewards.to(torch.get_default_dtype())
     if rewards.dim() != 1:
-        raise InputError(
-            "rewards", f"shape {tuple(rewards.shape)}", "shape (B,)", "Combine several reward functions first."
-        )
-    if num_generations < 1 or rewards.numel() % num_generations != 0:
-        raise InputError(
-            "num_generations",
-            f"{num_generations} for {rewards.numel()} rewards",
-            "a positive divisor of the number of rewards",
-            "Groups must be complete: every prompt needs the same number of completions.",
-        )
+        remedy = "Combine several reward functions first."
+        raise InputError("rewards", f"shape {tuple(rewards.shape)}", "shape (B,)", remedy)
+    check_complete(rewards.numel(), num_generations, "rewards")
     if rewards.isinf().any():
-        raise InputError(
-            "rewards",
-            f"an infinite value in row {int(rewards.isinf().nonzero()[0])}",
-            "finite numbers, or NaN for a row that cannot be scored",
-            "An infinite reward would make its whole group infinite: clip it, or return None.",
-        )
+        got, expected = f"an infinite value in row {int(rewards.isinf().nonzero()[0])}", "finite numbers, or NaN"
+        remedy = "An infinite reward would make its whole group infinite: clip it, or return None."
+        raise InputError("rewards", got, f"{expected} for a row that cannot be scored", remedy)
     return rewards.view(-1, num_generations)
 
 

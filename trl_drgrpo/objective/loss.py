@@ -107,22 +107,17 @@ def _check(logps, old_logps, advantages, mask, loss_normalizer, beta, ref_logps)
     named = {"old_per_token_logps": old_logps, "completion_mask": mask, "ref_per_token_logps": ref_logps}
     for name, tensor in named.items():
         if tensor is not None and tensor.shape != logps.shape:
-            raise InputError(
-                name, f"shape {tuple(tensor.shape)}", f"{tuple(logps.shape)}", "All (B, T) tensors share one shape."
-            )
+            remedy = "All (B, T) tensors share one shape."
+            raise InputError(name, f"shape {tuple(tensor.shape)}", f"{tuple(logps.shape)}", remedy)
     if logps.dim() != 2 or mask.size(0) == 0:
-        raise InputError(
-            "per_token_logps", f"shape {tuple(logps.shape)}", "(B, T) with B >= 1", "Pass a batch of rows."
-        )
+        remedy = "Pass a batch of rows."
+        raise InputError("per_token_logps", f"shape {tuple(logps.shape)}", "(B, T) with B >= 1", remedy)
     if advantages.shape not in (logps.shape, logps.shape[:1]):
         expected = f"{tuple(logps.shape[:1])} or {tuple(logps.shape)}"
         raise InputError("advantages", f"shape {tuple(advantages.shape)}", expected, "One per row, or one per token.")
     if not loss_normalizer > 0:
         raise InputError("loss_normalizer", f"{loss_normalizer}", "a positive constant", "Use max_completion_length.")
     if beta < 0 or (beta > 0 and ref_logps is None):
-        raise InputError(
-            "beta",
-            f"{beta} {'without' if ref_logps is None else 'with'} ref_per_token_logps",
-            "0, or a positive weight together with ref_per_token_logps",
-            "Pass the reference's log-probabilities, or set beta to 0.",
-        )
+        got = f"{beta} {'without' if ref_logps is None else 'with'} ref_per_token_logps"
+        expected = "0, or a positive weight together with ref_per_token_logps"
+        raise InputError("beta", got, expected, "Pass the reference's log-probabilities, or set beta to 0.")

@@ -136,13 +136,7 @@ def step_advantages(
     ```
     """
     check_choices(credit, baseline, deepseekmath_std)
-    if num_generations < 1 or len(step_rewards) % num_generations != 0:
-        raise InputError(
-            "num_generations",
-            f"{num_generations} for {len(step_rewards)} rows of step rewards",
-            "a positive divisor of the number of rows",
-            "Groups must be complete: every prompt needs the same number of completions.",
-        )
+    check_complete(len(step_rewards), num_generations, "rows of step rewards")
     counts = [len(row) for row in step_rewards]
     if not any(counts):
         return [[] for _ in counts]
@@ -358,6 +352,14 @@ def _std(values: Sequence[float]) -> float:
         return 0.0
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def check_complete(rows: int, num_generations: int, what: str) -> None:
+    """Refuse a batch that is not made of whole groups; `what`: its rows, for the message."""
+    if num_generations < 1 or rows % num_generations != 0:
+        expected = f"a positive divisor of the number of {what.split()[0]}"
+        remedy = "Groups must be complete: every prompt needs the same number of completions."
+        raise InputError("num_generations", f"{num_generations} for {rows} {what}", expected, remedy)
 
 
 def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: str = "") -> None:

@@ -38,6 +38,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_errors
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.named import SCORERS
 from trl_drgrpo.process_rewards.texts import (
     END_TOKENS,
     PROMPT_END,
@@ -45,9 +46,8 @@ from trl_drgrpo.process_rewards.texts import (
     STEP,
     Cleaner,
     ScoringInput,
-    encode_boundaries,
+    encode_marked,
     encode_piecewise,
-    encode_whole,
     message_text,
     prompt_text,
     single_token_id,
@@ -55,17 +55,30 @@ from trl_drgrpo.process_rewards.texts import (
 )
 
 HEAD_FILE = "reward_head.pt"
+_HEADS = {  # by its outputs: what is expected, and what to do
+    1: ("a head of 1 output per token", "Load a process reward model of this format."),
+    2: (
+        "a head of 2 classes per token",
+        "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`.",
+    ),
+}
 DEFAULT_SEPARATOR = "\n"
-_COMMON = ("batch_size", "max_length", "dtype", "device", "quantization_config", "trust_remote_code")
+_NAMES = {scorer: name for name, scorer in SCORERS.items()}  # in logs as in recipes
+_LOADING = {"dtype": None, "device": None, "quantization_config": None, "trust_remote_code": False}
 
 
 class PRMScorer:
-    """A process reward model as a step reward function; a format sets the constants and writes rows (`_encode`).
+    """A process reward model as a step reward function; a format is its constants, and its rows where `layout` does
+    not say how they are written (`_encode`).
 
     Args:
-        model, tokenizer, name, batch_size, max_length, prompt_text, dtype, device, quantization_config,
-            trust_remote_code: As in [`TokenClassificationScorer`].
-        **settings: The format's own, see `settings`.
+        model, tokenizer, name, batch_size, max_length, prompt_text: As in [`TokenClassificationScorer`].
+        **options: `dtype`, `device`, `quantization_config` and `trust_remote_code`, as there; the format's own, see
+            `settings`.
+
+    Attributes:
+        is_causal (`bool`, *optional*): Whether the score of a step reads no further than the end of that step, which
+            `process_role="baseline"` requires; `None`: not known.
 
     Raises:
         `InputError`: An unknown setting; a model that does not load; a tokenizer or head of another format.
@@ -73,13 +86,18 @@ class PRMScorer:
 
     is_learned = True  # so the trainer says what it means to pay for its scores
     is_causal: bool | None = True  # a decoder, read at a step's own marker: no later text changes the score
-    default_name: str
+    causal_remedy = "Replace `{0}` by a decoder that is read at the end of a step, `math_shepherd_prm` for example."
     auto_class = "AutoModelForCausalLM"
     outputs: int | None = None  # of the head, per token: 2 classes, or 1, the logit of "good". None: a vocabulary
     settings: ClassVar[Mapping[str, Any]] = {}  # the format's own, with their defaults; attributes of each scorer
     marker: str | None = None  # taken out of whatever the policy wrote
     good: str | int | None = None
     bad: str | int | None = None
+    step_separator: str  # of formats that have one
+    # Between prompt and first step, between a step and its marker, between a marker and the next step.
+    layout: tuple[str, str, str] = ("", "", "")
+    is_chat = False  # the steps are an assistant's answer
+    number_steps = False
 
     def __init__(
         self,
@@ -90,38 +108,30 @@ class PRMScorer:
         batch_size: int = 8,
         max_length: int | None = None,
         prompt_text: Callable[[Any], str] | None = None,
-        dtype: Any = None,
-        device: Any = None,
-        quantization_config: Any = None,
-        trust_remote_code: bool = False,
-        **settings: Any,
+        **options: Any,
     ):
         refuse_outside("batch_size", batch_size, whole(1, remedy="Set the rows per forward pass."))
-        self.check_options(settings)
-        vars(self).update({**self.settings, **settings})
-        self.__name__ = name or self.default_name
-        self.tokenizer = load_tokenizer(model, tokenizer, trust_remote_code)
+        self.check_options(options)
+        self._loading = {key: options.pop(key, default) for key, default in _LOADING.items()}
+        vars(self).update({**self.settings, **options})
+        self.__name__ = name or _NAMES.get(type(self).__name__, type(self).__name__)
+        self.tokenizer = load_tokenizer(model, tokenizer, self._loading["trust_remote_code"])
         if self.marker is not None:
             self.marker_id = self._token("marker", self.marker)
-        self._loading = {
-            "dtype": dtype,
-            "device": device,
-            "quantization_config": quantization_config,
-            "trust_remote_code": trust_remote_code,
-        }
         self.model = self._load(model).eval()
         self.candidates = [] if self.good is None else self._candidates(good=self.good, bad=self.bad)
         self.batch_size = batch_size
         self.max_length = max_length or longest_input(self.model, self.tokenizer)
-        self._prompt_text = prompt_text
+        self._prompt_text: Callable[[Any], str] | None = None
         self._cleaner = Cleaner([*self.tokenizer.all_special_tokens, *END_TOKENS], self.marker)
         self._warned: set[str] = set()
-        self._check_format()
+        self._check_format(self._encode("1+1+1=?", ["1+1=2", "2+1=3"]))
+        self._prompt_text = prompt_text  # which may expect messages
 
     @classmethod
     def check_options(cls, options: Collection[str]) -> None:
         """Refuse an option that a recipe cannot give to this format."""
-        known = (*cls.settings, "name", "tokenizer", *_COMMON)
+        known = (*cls.settings, "name", "tokenizer", "batch_size", "max_length", *_LOADING)
         for option in options:
             if option not in known:
                 remedy = did_you_mean(option, known, "Remove it.")
@@ -146,23 +156,12 @@ class PRMScorer:
         head = self.model.get_output_embeddings()
         if head is None or max(ids) >= vocabulary:
             got = "a model without a language modeling head" if head is None else f"{vocabulary} outputs per token"
-            remedy = (
-                "This format reads the logits of two tokens: load the process reward model as a causal language model."
-            )
+            remedy = "Load it as a causal language model: this format reads the logits of two tokens."
             raise InputError(f"model of '{self.__name__}'", got, f"an output for the tokens {ids}", remedy)
         return ids
 
-    def _sample_row(self) -> ScoringInput:
-        """A short row for checks, past the user's `prompt_text`: it may expect messages."""
-        theirs, self._prompt_text = self._prompt_text, None
-        row = self._encode("1+1+1=?", ["1+1=2", "2+1=3"])
-        self._prompt_text = theirs
-        return row
-
-    @torch.no_grad()
-    def _check_format(self) -> None:
-        """Write a short row: every step must be read where it should be, from a head of as many outputs as are due."""
-        row = self._sample_row()
+    def _check_format(self, row: ScoringInput) -> None:
+        """Every step of a row must be read where it should be, from a head of as many outputs as are due."""
         wanted = [position for position in row.positions if position is not None]
         if len(wanted) != len(row.positions):
             got = "a tokenizer or chat template that merges the marker with its surroundings, or changes the answer"
@@ -172,10 +171,7 @@ class PRMScorer:
             return
         outputs = self._logits([row], [wanted], self.model)[0].size(-1)
         if outputs != self.outputs:
-            expected = "a head of 1 output per token" if self.outputs == 1 else "a head of 2 classes per token"
-            remedy = "Load a process reward model of this format."
-            if self.outputs == 2:
-                remedy = "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`."
+            expected, remedy = _HEADS[self.outputs]
             raise InputError(f"model of '{self.__name__}'", f"{outputs} outputs per token", expected, remedy)
 
     def __call__(
@@ -219,16 +215,30 @@ class PRMScorer:
             truncated += fitted is not encoded
             if self._fits(encoded, fitted) and encoded.positions.count(None) < len(encoded.positions):
                 inputs.append((row, indices, fitted))  # type: ignore[arg-type]
-        for (row, indices, _), scores in zip(inputs, self._run([item for *_, item in inputs]), strict=True):
-            for index, score in zip(indices, scores, strict=True):
-                rewards[row][index] = score
+        inputs.sort(key=lambda each: len(each[2].input_ids), reverse=True)  # rows of like length share a forward pass
+        self.model.eval()
+        for start in range(0, len(inputs), self.batch_size):
+            batch = inputs[start : start + self.batch_size]
+            for (row, indices, _), scores in zip(batch, self._scores([item for *_, item in batch]), strict=True):
+                for index, score in zip(indices, scores, strict=True):
+                    rewards[row][index] = score
         if log_metric is not None:
             log_metric(f"process_rewards/{self.__name__}/truncated_frac", truncated / max(len(prompts), 1))
         return [[0.0] * len(row) if all(score is None for score in row) else row for row in rewards]
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         """Write a row in the model's format; the steps are clean and not empty."""
-        raise NotImplementedError
+        before_steps, before_marker, between = self.layout
+        numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
+        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in numbered)
+        if self.is_chat:
+            text = self._chat(prompt, answer)
+        else:
+            text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}{before_steps}{answer}"
+        return encode_marked(self.tokenizer, text, len(steps), not self.is_chat, self.marker_id)
+
+    def _numbered(self, step: str, k: int) -> str:
+        return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         """Scores `(K,)` from the logits `(K, classes or vocabulary)` at a row's positions, in float32."""
@@ -236,7 +246,15 @@ class PRMScorer:
             return logits[:, self.candidates].softmax(dim=-1)[:, 0]
         return logits.softmax(dim=-1)[:, 1] if self.outputs == 2 else logits[:, 0].sigmoid()
 
-    def _chat(self, messages: list[dict[str, str]]) -> str:
+    def _chat(self, prompt: Any, answer: str) -> str:
+        """A chat of the marked prompt and the assistant's answer."""
+        marked = self._messages(prompt)
+        first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)
+        marked[first]["content"] = PROMPT_START + marked[first]["content"]
+        marked[-1]["content"] += PROMPT_END
+        return self._rendered([*marked, {"role": "assistant", "content": answer}])
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.tokenizer.chat_template:
             remedy = "Use the tokenizer that the model was trained with, or set `tokenizer.chat_template`."
             raise InputError(f"tokenizer of '{self.__name__}'", "no chat template", "a chat template", remedy)
@@ -272,18 +290,6 @@ class PRMScorer:
             self._warned.add(kind)
             warnings.warn(f"{message} Shown once.", UserWarning, stacklevel=4)
 
-    @torch.no_grad()
-    def _run(self, inputs: Sequence[ScoringInput]) -> list[list[float | None]]:
-        """Scores in the order of the inputs; forward passes over rows of like length."""
-        self.model.eval()
-        scores: list[list[float | None]] = [[] for _ in inputs]
-        by_length = sorted(range(len(inputs)), key=lambda i: len(inputs[i].input_ids), reverse=True)
-        for start in range(0, len(by_length), self.batch_size):
-            indices = by_length[start : start + self.batch_size]
-            for i, row_scores in zip(indices, self._scores([inputs[i] for i in indices]), strict=True):
-                scores[i] = row_scores
-        return scores
-
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         """Scores of one batch, `K_i` per row."""
         wanted = [[position for position in row.positions if position is not None] for row in rows]
@@ -293,6 +299,7 @@ class PRMScorer:
             scores.append([None if position is None else next(values) for position in row.positions])
         return scores
 
+    @torch.no_grad()
     def _logits(self, rows: Sequence[ScoringInput], wanted: Sequence[Sequence[int]], model: Any) -> list[torch.Tensor]:
         """One forward pass: for each row the logits at the wanted positions, `(positions, classes or vocabulary)`."""
         width = max(len(row.input_ids) for row in rows)
@@ -317,15 +324,6 @@ class PRMScorer:
         return [logits[i, [column[position] for position in row]] for i, row in enumerate(wanted)]
 
 
-def marked_prompt(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Marks around the prompt: from the first message that is not the system's to the end of the last one."""
-    marked = [dict(message) for message in messages]
-    first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)
-    marked[first]["content"] = PROMPT_START + marked[first]["content"]
-    marked[-1]["content"] += PROMPT_END
-    return marked
-
-
 class MathShepherdScorer(PRMScorer):
     """Math-Shepherd: a causal model that predicts `+` or `-` at a marker behind every step.
 
@@ -343,6 +341,9 @@ class MathShepherdScorer(PRMScorer):
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+
     Raises:
         `InputError`: Marker or candidate that is not one token, a vocabulary that does not hold them, a model that
             does not load.
@@ -350,24 +351,11 @@ class MathShepherdScorer(PRMScorer):
     Source: arXiv 2312.08935, and the code on its model card.
     """
 
-    default_name = "math_shepherd_prm"
     settings: ClassVar = {"marker": "ки", "good": "+", "bad": "-", "number_steps": True}
-    number_steps: bool
-    # Between prompt and first step, between a step and its marker, between a marker and the next step.
-    layout: tuple[str, str, str] = (" ", " ", "\n")
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        before_steps, before_marker, between = self.layout
-        numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
-        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in numbered)
-        text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}{before_steps}{answer}"
-        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=True)
-
-    def _numbered(self, step: str, k: int) -> str:
-        return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
+    layout = (" ", " ", "\n")
 
 
-class VersaScorer(MathShepherdScorer):
+class VersaScorer(PRMScorer):
     r"""VersaPRM and Llama-PRM800K: Llama 3 that predicts `+` or `-` at ` \n\n\n\n`; steps are not numbered.
 
     Args:
@@ -375,11 +363,13 @@ class VersaScorer(MathShepherdScorer):
         tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, dtype, device,
             quantization_config, trust_remote_code: As in [`MathShepherdScorer`]; other defaults.
 
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+
     Raises:
         `InputError`: As [`MathShepherdScorer`].
     """
 
-    default_name = "versa_prm"
     settings: ClassVar = {"marker": " \n\n\n\n", "good": "+", "bad": "-", "number_steps": False}
     layout = (" \n\n", "", "")
 
@@ -397,11 +387,13 @@ class MathPSAScorer(VersaScorer):
         tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, dtype, device,
             quantization_config, trust_remote_code: As in [`MathShepherdScorer`]; other defaults.
 
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+
     Raises:
         `InputError`: As [`MathShepherdScorer`].
     """
 
-    default_name = "math_psa_prm"
     settings: ClassVar = {"marker": " \n\n\n\n\n", "good": " +", "bad": " -", "number_steps": True}
     layout = (" ", "", " ")
 
@@ -422,6 +414,9 @@ class ChatTurnScorer(PRMScorer):
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+
     Raises:
         `InputError`: Answers that are not one token, a vocabulary that does not hold them, a tokenizer without chat
             template, a model that does not load.
@@ -429,7 +424,6 @@ class ChatTurnScorer(PRMScorer):
     Source: RLHFlow's process reward models (arXiv 2405.07863 and their evaluation code).
     """
 
-    default_name = "chat_turn_prm"
     settings: ClassVar = {"good": "+", "bad": "-"}
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
@@ -438,8 +432,7 @@ class ChatTurnScorer(PRMScorer):
         for k, step in enumerate(steps):
             turns.append({"role": "user", "content": step if k else f"{question} {step}"})
             turns.append({"role": "assistant", "content": f"{STEP}{self.good}"})
-        text = self._chat(turns)
-        return encode_whole(self.tokenizer, text, len(steps), self.candidates[0], shift=-1, special_tokens=False)
+        return encode_marked(self.tokenizer, self._rendered(turns), len(steps), False, self.candidates[0], shift=-1)
 
 
 class QwenMathScorer(PRMScorer):
@@ -457,6 +450,9 @@ class QwenMathScorer(PRMScorer):
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`]. Messages keep their roles, the system's too, unless `prompt_text` is given.
 
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+
     Raises:
         `InputError`: A marker that is not one token, a tokenizer without chat template, a head that has not two
             classes, a model that does not load.
@@ -464,15 +460,9 @@ class QwenMathScorer(PRMScorer):
     Source: arXiv 2501.07301, and the code on its model card.
     """
 
-    default_name = "qwen_math_prm"
     outputs = 2
     settings: ClassVar = {"marker": "<extra_0>", "auto_class": "AutoModelForTokenClassification"}
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        messages = marked_prompt(self._messages(prompt))
-        answer = "".join(f"{step}{STEP}{self.marker}" for step in steps)
-        text = self._chat([*messages, {"role": "assistant", "content": answer}])
-        return encode_whole(self.tokenizer, text, len(steps), self.marker_id, shift=0, special_tokens=False)
+    is_chat = True
 
 
 class TokenClassificationScorer(PRMScorer):
@@ -493,16 +483,18 @@ class TokenClassificationScorer(PRMScorer):
         prompt_text (`Callable`, *optional*): Turns a prompt into text. By default the contents of all messages but the
             system's, separated by an empty line.
 
+    Attributes:
+        is_causal (`bool`, *optional*): Whether the score of a step reads no further than the end of that step, which
+            `process_role="baseline"` requires: `True` of a decoder, `False` of an encoder, `None` before it is known.
+
     Raises:
         `InputError`: A model that does not load, lacks its head, or whose head has not two classes.
     """
 
-    default_name = "token_classification_prm"
     is_causal = None  # a decoder or an encoder: known once it is loaded
     auto_class = "AutoModelForTokenClassification"
     outputs = 2
-    settings: ClassVar = {"step_separator": None}
-    step_separator: str  # `None` until the model says
+    settings: ClassVar = {"step_separator": None}  # until the model says
 
     def _load(self, model: Any) -> Any:
         loaded = super()._load(model)
@@ -531,11 +523,13 @@ class SkyworkScorer(PRMScorer):
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+
     Raises:
         `InputError`: A step token that is not one token, a checkpoint without its head, a head of other outputs.
     """
 
-    default_name = "skywork_prm"
     auto_class = "Qwen2ForPrmModel"
     outputs = 1
     settings: ClassVar = {"step_token": "\n"}
@@ -567,16 +561,17 @@ class ReasonFluxScorer(PRMScorer):
         batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
+    Attributes:
+        is_causal (`bool`): `False`, so it cannot be a baseline: the last token of a step may hold what follows.
+
     Raises:
         `InputError`: A checkpoint without its head, a head of other outputs.
     """
 
-    default_name = "reasonflux_prm"
     is_causal = False  # a step's last token may merge with the separator, which is there only if a step follows
     auto_class = "AutoModel"
     outputs = 1
     settings: ClassVar = {"step_separator": "\n\n"}
-    step_separator: str
 
     def _load(self, model: Any) -> Any:
         decoder = super()._load(model)
@@ -585,7 +580,7 @@ class ReasonFluxScorer(PRMScorer):
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         answer = self.step_separator.join(f"{step}{STEP}" for step in steps)
         text = f"{PROMPT_START}{self._text(prompt)}{PROMPT_END}{answer}"
-        return encode_boundaries(self.tokenizer, text, len(steps), special_tokens=True)
+        return encode_marked(self.tokenizer, text, len(steps), special_tokens=True)
 
 
 class _DecoderWithHead(torch.nn.Module):
@@ -624,9 +619,9 @@ def _head_weights(model: Any, decoder: Any) -> dict[str, torch.Tensor]:
 class _Qwen2WithHead(Qwen2PreTrainedModel):
     """Qwen2 with a head on every token's last hidden state."""
 
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: Qwen2Config, outputs: int):
         super().__init__(config)
-        self.model = Qwen2Model(config)
+        self.model, self.num_labels = Qwen2Model(config), outputs
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Outputs `(B, S, n)` of hidden states `(B, S, hidden size)`."""
@@ -655,13 +650,9 @@ class Qwen2ForProcessRewardModel(_Qwen2WithHead):
     """
 
     def __init__(self, config: Qwen2Config):
-        super().__init__(config)
-        self.num_labels = 2
-        self.score = torch.nn.Sequential(
-            torch.nn.Linear(config.hidden_size, config.hidden_size),
-            torch.nn.ReLU(),
-            torch.nn.Linear(config.hidden_size, self.num_labels),
-        )
+        super().__init__(config, outputs=2)
+        size = config.hidden_size
+        self.score = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 2))
         self.post_init()
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -678,8 +669,7 @@ class Qwen2ForPrmModel(_Qwen2WithHead):
     _keys_to_ignore_on_load_unexpected = [r"lm_head"]  # noqa: RUF012  # declared so by transformers
 
     def __init__(self, config: Qwen2Config):
-        super().__init__(config)
-        self.num_labels = 1
+        super().__init__(config, outputs=1)
         self.v_head = torch.nn.ModuleDict({"summary": torch.nn.Linear(config.hidden_size, 1)})
         self.post_init()
 

@@ -22,9 +22,9 @@ import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside
-from trl_drgrpo.process_rewards.formats import PRMScorer, marked_prompt
+from trl_drgrpo.process_rewards.formats import PRMScorer
 from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
-from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_boundaries
+from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_marked
 
 _BETA = positive(remedy="0.05 is the default.")
 
@@ -52,6 +52,10 @@ class ImplicitRewardScorer(PRMScorer):
         max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`], for both models.
 
+    Attributes:
+        is_causal (`bool`): `False`, so it cannot be a baseline: the last token of a step depends on whether another
+            follows.
+
     Raises:
         `InputError`: No reference and no adapter, a reference of another tokenizer, a tokenizer without chat template,
             a model that does not load, `beta` that is not positive.
@@ -60,13 +64,11 @@ class ImplicitRewardScorer(PRMScorer):
     counts the first token of the next step to a step.
     """
 
-    default_name = "implicit_prm"
     is_causal = False  # the separator counts to the step before it, and is there only if a step follows
     settings: ClassVar = {"reference": None, "beta": 0.05, "cumulative": False, "step_separator": "\n\n"}
     reference: Any
     beta: float
     cumulative: bool
-    step_separator: str
 
     def __init__(
         self, model: Any, reference: Any = None, tokenizer: Any = None, *, batch_size: int = 2, **options: Any
@@ -92,21 +94,23 @@ class ImplicitRewardScorer(PRMScorer):
             return
         theirs = load_tokenizer(self.reference, None, self._loading["trust_remote_code"])
         if differing := len(_own_vocabulary(self.tokenizer).items() ^ _own_vocabulary(theirs).items()):
-            got, remedy = (
-                f"a tokenizer in which {differing} entries differ",
-                "Name the model that it was trained from.",
-            )
+            got = f"a tokenizer in which {differing} entries differ"
+            remedy = "Name the model that it was trained from."
             raise InputError(f"reference of '{self.__name__}'", got, "the model's own tokenizer", remedy)
 
-    def _check_format(self) -> None:
-        super()._check_format()
-        self._check_vocabulary(self._sample_row().input_ids)
+    def _check_format(self, row: ScoringInput) -> None:
+        """Both models must have an output for every token that is in use, too; tokens that were added may not be."""
+        super()._check_format(row)
+        due = max(*row.input_ids, *_own_vocabulary(self.tokenizer).values()) + 1
+        for role, model in (("model", self.model), ("reference", self.reference or self.model)):
+            outputs = model.config.get_text_config().vocab_size
+            if outputs < due:
+                remedy = "Use a model and a reference of the same family, with one tokenizer."
+                raise InputError(f"{role} of '{self.__name__}'", f"{outputs} tokens", f"at least {due}", remedy)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        messages = marked_prompt(self._messages(prompt))
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
-        text = self._chat([*messages, {"role": "assistant", "content": answer}])
-        return encode_boundaries(self.tokenizer, text, len(steps) + 1, special_tokens=False)
+        return encode_marked(self.tokenizer, self._chat(prompt, answer), len(steps) + 1, special_tokens=False)
 
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         mine = self._log_probs(rows, self.model)
@@ -131,18 +135,6 @@ class ImplicitRewardScorer(PRMScorer):
             log_probs.append(logits.float().log_softmax(dim=-1).gather(1, tokens)[:, 0].cpu())
         return log_probs
 
-    def _check_vocabulary(self, sample: Sequence[int]) -> None:
-        """Both models must have an output for every token that is in use; tokens added to a tokenizer may not be."""
-        due = max(*sample, *_own_vocabulary(self.tokenizer).values()) + 1
-        for role, model in (("model", self.model), ("reference", self.reference or self.model)):
-            outputs = model.config.get_text_config().vocab_size
-            if outputs < due:
-                got, remedy = (
-                    f"{outputs} tokens",
-                    "Use a model and a reference of the same family, with one tokenizer.",
-                )
-                raise InputError(f"{role} of '{self.__name__}'", got, f"at least {due}", remedy)
-
 
 class PolicyLogRatio:
     """Step rewards from the policy in training and the model that the run began with; no second model to name.
@@ -156,6 +148,9 @@ class PolicyLogRatio:
         beta (`float`, *optional*, defaults to `0.05`): Factor.
         cumulative (`bool`, *optional*, defaults to `False`): The sum up to a step in the place of the step's own.
         name (`str`, *optional*, defaults to `"policy_log_ratio"`): Name in logs and metrics.
+
+    Attributes:
+        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
 
     Raises:
         `InputError`: `beta` that is not positive; a sharded model of which no reference is held; images; a call

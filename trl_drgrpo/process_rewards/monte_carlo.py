@@ -12,7 +12,7 @@ rolled out once per call. Cost: up to n rollouts per step, more than the trainin
 
 Rollouts come from any callable `generate(prefixes, k) -> list[list[str]]`. Two need no writing: `TransformersRollouts`
 for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its trainer samples
-completions (vLLM, DeepSpeed, FSDP included). Prefixes are texts or, exact to the token, lists of token ids.
+completions (vLLM, DeepSpeed, FSDP included). Prefixes are lists of token ids.
 
 `label_steps` makes labels for a process reward model: a step is good if at least one rollout from behind it is
 accepted (the hard estimate of Math-Shepherd), its value is kept beside the label. A label is only as good as the model
@@ -22,9 +22,8 @@ is able and the verifier correct: a step from which the model merely guesses the
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from itertools import accumulate, chain, pairwise
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -34,7 +33,6 @@ from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing, row
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
-Prefixes = Sequence[str] | Sequence[Sequence[int]]
 Sampled = TypeVar("Sampled")
 
 
@@ -74,15 +72,12 @@ class TrainerRollouts:
             `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
 
         Raises:
-            `InputError`: Without a trainer, or with prefixes that are texts.
+            `InputError`: Without a trainer.
         """
         trainer = self.trainer
         if trainer is None:
             remedy = "Pass the scorer to the trainer itself, or set `rollouts.trainer = trainer`."
             raise InputError("TrainerRollouts.trainer", "none", "the trainer whose policy is sampled", remedy)
-        if any(isinstance(prefix, str) for prefix in prefixes):
-            remedy = "Pass the policy's `tokenizer` to the Monte-Carlo scorer."
-            raise InputError("prefixes", "texts", "lists of token ids", remedy)
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         per_call = max(1, self.batch_size // k)
         order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))  # rows of like length share a call
@@ -133,33 +128,26 @@ class TransformersRollouts:
         self.seed, self.calls = seed, 0
         self.decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
 
-    def __call__(self, prefixes: Prefixes, k: int) -> list[list[str]]:
+    def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
         """Sample.
 
         Args:
-            prefixes (`N` texts or lists of token ids): What is continued. A text is tokenized with the tokenizer's own
-                special tokens; render chat prompts beforehand.
+            prefixes (`N` lists of token ids): What is continued.
             k (`int`): Continuations per prefix.
 
         Returns:
             `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
         """
-        encoded = [
-            list(self.tokenizer(prefix)["input_ids"]) if isinstance(prefix, str) else list(prefix)
-            for prefix in prefixes
-        ]
-        jobs = [i for i in range(len(encoded)) for _ in range(k)]
-        jobs.sort(key=lambda i: len(encoded[i]))  # rows of like length share a batch; stable
-        texts = sampled_in_batches(
-            self.model, encoded, jobs, self._continue, batch_size=self.batch_size, seed=self.seed + self.calls
-        )
-        self.calls += 1
-        return texts
 
-    def _continue(self, prefixes: list[list[int]]) -> list[str]:
-        """One continuation per prefix."""
-        output = continued(self.model, self.tokenizer, prefixes, max_new_tokens=self.max_new_tokens, **self.decoding)
-        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        def sample(batch: list[Any]) -> list[str]:
+            output = continued(self.model, self.tokenizer, batch, max_new_tokens=self.max_new_tokens, **self.decoding)
+            return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+
+        jobs = [i for i in range(len(prefixes)) for _ in range(k)]
+        jobs.sort(key=lambda i: len(prefixes[i]))  # rows of like length share a batch; stable
+        self.calls += 1
+        seed = self.seed + self.calls - 1
+        return sampled_in_batches(self.model, prefixes, jobs, sample, batch_size=self.batch_size, seed=seed)
 
 
 def sampled_in_batches(
@@ -228,15 +216,13 @@ def continued(model: Any, tokenizer: Any, prefixes: Sequence[Sequence[int]], **g
     return output[:, width:]
 
 
-@dataclass(frozen=True)
-class _Prefix:
+class _Prefix(NamedTuple):
     """A prompt and the first steps of a completion, as it is rolled out and judged."""
 
     row: int
-    key: Any  # equal for prefixes that are rolled out and judged alike
-    rolled: str | tuple[int, ...]  # what is continued: the rendered text, or its token ids
-    text: str  # the steps alone
-    token_ids: tuple[int, ...]  # of the steps alone; empty without a tokenizer
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # of the steps
+    text: str  # of the steps
 
 
 class MonteCarloScorer:
@@ -244,36 +230,39 @@ class MonteCarloScorer:
 
     Args:
         generate (`Callable`):
-            Called as `generate(prefixes, k) -> list[list[str]]`: `k` sampled continuations of each prefix. Prefixes
-            are lists of token ids if `tokenizer` is given, else texts. [`TransformersRollouts`] is one,
-            [`TrainerRollouts`] another. One with a true attribute `collective` is called once per call of the scorer,
-            be it without prefixes: its other processes wait for it.
+            Called as `generate(prefixes, k) -> list[list[str]]`: `k` sampled continuations of each prefix, a list of
+            token ids. [`TransformersRollouts`] is one, [`TrainerRollouts`] another. One with a true attribute
+            `collective` is called once per call of the scorer, be it without prefixes: its other processes wait for
+            it.
         verifier (`Callable`):
-            Outcome reward function with TRL's signature `f(prompts=, completions=, <columns>, **kwargs)`, synchronous.
-            `completion_ids` are passed if `tokenizer` is given.
+            Outcome reward function with TRL's signature `f(prompts=, completions=, completion_ids=, <columns>,
+            **kwargs)`, synchronous.
+        tokenizer (`PreTrainedTokenizerBase`): The policy's.
         k (`int`, *optional*, defaults to `8`): Rollouts per prefix.
         reward (`str`, *optional*, defaults to `"value"`): `"value"`, or `"gain"`: the difference to the step
             before.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The policy's. With it prefixes are exact to the token.
-        render_prompt (`Callable`, *optional*): Turns a prompt into text, where there is no tokenizer and prompts are
-            messages.
         accept_above (`float`, *optional*, defaults to `0.5`): A completion is accepted if its reward is larger. Of
             rollouts that the verifier cannot score (`None`) nothing is counted.
         name (`str`, *optional*, defaults to `"monte_carlo"`): Name in logs and metrics.
+
+    Attributes:
+        is_causal (`bool`): Whether the score of a step reads no further than the end of that step, which
+            `process_role="baseline"` requires: `True` of values.
 
     Raises:
         `InputError`: `k` below 1, an unknown `reward`, an asynchronous verifier.
     """
 
+    causal_remedy = "Give `{0}` reward='value', which does not know whether the row stops."
+
     def __init__(
         self,
         generate: Callable[..., list[list[str]]],
         verifier: Callable[..., Any],
+        tokenizer: Any,
         *,
         k: int = 8,
         reward: Literal["value", "gain"] = "value",
-        tokenizer: Any = None,
-        render_prompt: Callable[[Any], str] | None = None,
         accept_above: float = 0.5,
         name: str = "monte_carlo",
     ):
@@ -283,12 +272,11 @@ class MonteCarloScorer:
         if inspect.iscoroutinefunction(verifier):
             remedy = "Rollouts are scored one by one: wrap it in a plain function."
             raise InputError("verifier", f"the asynchronous {reward_name(verifier)!r}", "a plain function", remedy)
-        self.generate, self.verifier = generate, checked_reward(verifier)
+        self.generate, self.verifier, self.tokenizer = generate, checked_reward(verifier), tokenizer
         self.k, self.reward, self.accept_above = k, reward, accept_above
-        self.tokenizer, self.render_prompt = tokenizer, render_prompt
         self.__name__ = name
         self.is_causal = reward == "value"
-        self._cleaner = Cleaner(END_TOKENS if tokenizer is None else [*tokenizer.all_special_tokens, *END_TOKENS])
+        self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
 
     def on_trainer_built(self, trainer: Any) -> None:
         """Called by the trainer: rollouts that need one and have none take it."""
@@ -300,8 +288,8 @@ class MonteCarloScorer:
         prompts: Sequence[Any],
         completions: Sequence[Any],
         steps: Sequence[Sequence[str]],
-        completion_ids: Sequence[Sequence[int]] | None = None,
-        step_ends: Sequence[Sequence[int]] | None = None,
+        completion_ids: Sequence[Sequence[int]],
+        step_ends: Sequence[Sequence[int]],
         trainer_state: Any = None,
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
@@ -312,8 +300,8 @@ class MonteCarloScorer:
             prompts (`B` texts or message lists): The prompts.
             completions (`B` texts or message lists): What the verifier judges for the last step of each row.
             steps (`B` sequences of `K_i` texts): The steps of each completion.
-            completion_ids (`B` lists of ints, *optional*): Required with `tokenizer`.
-            step_ends (`B` lists of `K_i` ints, *optional*): Inclusive token ends; required with `tokenizer`.
+            completion_ids (`B` lists of ints): The tokens of each completion.
+            step_ends (`B` lists of `K_i` ints): Inclusive token ends.
             trainer_state (*optional*): Handed to the verifier.
             log_metric (`Callable`, *optional*): Gets `process_rewards/<name>/rollouts`, how many this call sampled.
             **kwargs: Dataset columns, handed to the verifier; the rest is not read.
@@ -326,134 +314,66 @@ class MonteCarloScorer:
             `RewardError`: A verifier that fails, or a generator that returns something else than `k` texts per prefix.
         """
         columns = dataset_columns(kwargs, len(prompts))
-        judge = _Judge(self.verifier, prompts, completions, columns, trainer_state)
-        with_steps = [row for row in range(len(prompts)) if steps[row]]
-        ended = [row for row in with_steps if self.reward == "gain" or not _goes_on(row, completion_ids, step_ends)]
-        ids = None if completion_ids is None else [list(completion_ids[row]) for row in ended]
-        verdicts = judge.score(ended, [completions[row] for row in ended], ids)
-        last = dict(zip(ended, map(self._accepted, verdicts), strict=True))
-        prefixes = {
-            row: self._prefixes(
-                row, prompts[row], steps[row], completion_ids, step_ends, row_of(columns, row), row not in last
+
+        def judged(rows: list[int], texts: list[Any], token_ids: list[list[int]]) -> list[float | None]:
+            """1 for completions of the given rows that the verifier accepts, else 0; their metrics are nobody's."""
+            if not rows:
+                return []
+            rewards: Any = self.verifier(
+                prompts=[prompts[row] for row in rows],
+                completions=texts,
+                completion_ids=token_ids,
+                trainer_state=trainer_state,
+                log_metric=log_nothing,
+                log_extra=log_nothing,
+                **{name: [values[row] for row in rows] for name, values in columns.items()},
             )
-            for row in with_steps
-        }
-        value_of = self._roll_out([prefix for row in with_steps for prefix in prefixes[row]], judge)
+            return [None if reward is None else float(reward > self.accept_above) for reward in rewards]
+
+        with_steps = [row for row in range(len(prompts)) if steps[row]]
+        stops = {row: len(completion_ids[row]) == step_ends[row][-1] + 1 for row in with_steps}  # right behind a step
+        ended = [row for row in with_steps if self.reward == "gain" or stops[row]]
+        verdicts = judged(ended, [completions[row] for row in ended], [list(completion_ids[row]) for row in ended])
+        last = dict(zip(ended, verdicts, strict=True))
+        wanted: dict[Any, _Prefix] = {}  # equal ones are rolled out once
+        keys: dict[int, list[Any]] = {row: [] for row in with_steps}
+        for row in with_steps:
+            start = tuple(prompt_ids(prompts[row], self.tokenizer))
+            judged_alike = repr((prompts[row], sorted(row_of(columns, row).items(), key=lambda item: item[0])))
+            for count in range(0 if self.reward == "gain" else 1, len(steps[row]) + (row not in last)):
+                ids = tuple(completion_ids[row][: step_ends[row][count - 1] + 1]) if count else ()
+                keys[row].append((judged_alike, start + ids))
+                wanted[keys[row][-1]] = _Prefix(row, start, ids, "".join(steps[row][:count]))
         if log_metric is not None:
-            log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(value_of)))
+            log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(wanted)))
+        value_of = dict(zip(wanted, self._values(list(wanted.values()), completions, judged), strict=True))
         rewards: list[list[float | None]] = [[] for _ in prompts]
         for row in with_steps:
-            values = [value_of[prefix.key] for prefix in prefixes[row]]
-            values += [last[row]] if row in last else []
+            values = [value_of[key] for key in keys[row]] + ([last[row]] if row in last else [])
             rewards[row] = _gains(values) if self.reward == "gain" else values
         return rewards
 
-    def _prefixes(
-        self,
-        row: int,
-        prompt: Any,
-        steps: Sequence[str],
-        completion_ids: Any,
-        step_ends: Any,
-        columns: dict[str, Any],
-        with_last: bool,
-    ) -> list[_Prefix]:
-        """The prefixes whose values are needed: behind every step, the last `with_last`; for gains the prompt too."""
-        counts = range(0 if self.reward == "gain" else 1, len(steps) + with_last)
-        texts = ["".join(steps[:count]) for count in counts]
-        judged_alike = repr((prompt, sorted(columns.items(), key=lambda item: item[0])))
-        if self.tokenizer is None:
-            start = self._rendered(prompt)
-            return [_Prefix(row, (judged_alike, start + text), start + text, text, ()) for text in texts]
-        if completion_ids is None or step_ends is None:
-            got, remedy = "no completion_ids or step_ends", "Pass them, or remove the tokenizer."
-            raise InputError(f"step reward '{self.__name__}'", got, "both, because a tokenizer is set", remedy)
-        start_ids = self._prompt_ids(prompt)
-        prefixes: list[_Prefix] = []
-        for count, text in zip(counts, texts, strict=True):
-            token_ids = tuple(completion_ids[row][: step_ends[row][count - 1] + 1]) if count else ()
-            rolled = start_ids + token_ids
-            prefixes.append(_Prefix(row, (judged_alike, rolled), rolled, text, token_ids))
-        return prefixes
-
-    def _roll_out(self, prefixes: Sequence[_Prefix], judge: "_Judge") -> dict[Any, float | None]:
-        """The value of each prefix by its key; equal ones are rolled out once."""
-        wanted = list({prefix.key: prefix for prefix in prefixes}.values())
-        if not wanted and not getattr(self.generate, "collective", False):
-            return {}
-        rolled = [prefix.rolled if isinstance(prefix.rolled, str) else list(prefix.rolled) for prefix in wanted]
-        continuations = self._checked(self.generate(rolled, self.k), len(wanted))
-        rows: list[int] = []
-        texts: list[Any] = []
-        token_ids: list[list[int]] = []
-        for prefix, group in zip(wanted, continuations, strict=True):
-            for continuation in group:
-                rows.append(prefix.row)
-                text = self._cleaner.bare(prefix.text + continuation)
-                texts.append(completion_like(judge.completions[prefix.row], text))
-                if self.tokenizer is not None:
-                    more = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
-                    token_ids.append([*prefix.token_ids, *more])
-        verdicts = [self._accepted(r) for r in judge.score(rows, texts, token_ids if self.tokenizer else None)]
-        value_of: dict[Any, float | None] = {}
-        for i, prefix in enumerate(wanted):
-            counted = [v for v in verdicts[i * self.k : (i + 1) * self.k] if v is not None]
-            value_of[prefix.key] = sum(counted) / len(counted) if counted else None
-        return value_of
-
-    def _accepted(self, reward: float | None) -> float | None:
-        return None if reward is None else float(reward > self.accept_above)
-
-    def _rendered(self, prompt: Any) -> str:
-        if self.render_prompt is not None:
-            return self.render_prompt(prompt)
-        if isinstance(prompt, str):
-            return prompt
-        remedy = "Pass the policy's tokenizer, or `render_prompt`."
-        raise InputError(f"step reward '{self.__name__}'", "a prompt of messages", "a way to render it", remedy)
-
-    def _prompt_ids(self, prompt: Any) -> tuple[int, ...]:
-        return tuple(prompt_ids(prompt if self.render_prompt is None else self.render_prompt(prompt), self.tokenizer))
-
-    def _checked(self, continuations: Any, num_prefixes: int) -> list[list[str]]:
-        counts = [len(group) for group in continuations]
-        if counts != [self.k] * num_prefixes:
-            got = f"{len(counts)} groups of {sorted(set(counts))} texts"
-            expected = f"{num_prefixes} groups of {self.k}"
-            raise RewardError(f"generator of '{self.__name__}'", got, expected, "Return k texts for every prefix.")
-        return continuations
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """The verifier, and what it needs about each row of the call."""
-
-    verifier: Callable[..., Any]
-    prompts: Sequence[Any]
-    completions: Sequence[Any]
-    columns: dict[str, Sequence[Any]]
-    trainer_state: Any
-
-    def score(self, rows: list[int], completions: list[Any], token_ids: Any) -> list[float | None]:
-        """Rewards of completions that belong to the given rows; their metrics are nobody's."""
-        if not rows:
+    def _values(self, prefixes: list[_Prefix], completions: Sequence[Any], judged: Callable) -> list[float | None]:
+        """The value of each prefix: the share of its rollouts that are accepted, of those that have a verdict."""
+        if not prefixes and not getattr(self.generate, "collective", False):
             return []
-        more = {name: [values[row] for row in rows] for name, values in self.columns.items()}
-        if token_ids is not None:
-            more["completion_ids"] = token_ids
-        return self.verifier(
-            prompts=[self.prompts[row] for row in rows],
-            completions=completions,
-            trainer_state=self.trainer_state,
-            log_metric=log_nothing,
-            log_extra=log_nothing,
-            **more,
+        continuations = self.generate([[*prefix.prompt_ids, *prefix.token_ids] for prefix in prefixes], self.k)
+        counts = [len(group) for group in continuations]
+        if counts != [self.k] * len(prefixes):
+            field, got = f"generator of '{self.__name__}'", f"{len(counts)} groups of {sorted(set(counts))} texts"
+            expected, remedy = f"{len(prefixes)} groups of {self.k}", "Return k texts for every prefix."
+            raise RewardError(field, got, expected, remedy)
+        rolled = [(prefix, more) for prefix, group in zip(prefixes, continuations, strict=True) for more in group]
+        verdicts = judged(
+            [prefix.row for prefix, _ in rolled],
+            [completion_like(completions[p.row], self._cleaner.bare(p.text + more)) for p, more in rolled],
+            [[*p.token_ids, *self.tokenizer(more, add_special_tokens=False)["input_ids"]] for p, more in rolled],
         )
-
-
-def _goes_on(row: int, completion_ids: Any, step_ends: Any) -> bool:
-    """Whether there are tokens behind the last step."""
-    return None not in (completion_ids, step_ends) and len(completion_ids[row]) > step_ends[row][-1] + 1
+        values: list[float | None] = []
+        for start in range(0, len(verdicts), self.k):
+            counted = [verdict for verdict in verdicts[start : start + self.k] if verdict is not None]
+            values.append(sum(counted) / len(counted) if counted else None)
+        return values
 
 
 def _gains(values: Sequence[float | None]) -> list[float | None]:
@@ -503,16 +423,25 @@ def label_steps(
         if "prompt" not in row:
             remedy = "Rename the column that holds it."
             raise InputError(f"row {index}", f"the columns {sorted(row)}", "a column 'prompt'", remedy)
-    scorer = MonteCarloScorer(generate, verifier, k=rollouts, tokenizer=tokenizer)
+    scorer = MonteCarloScorer(generate, verifier, tokenizer, k=rollouts)
     for start in range(0, len(rows), chunk_size):
         chunk = _completed(rows[start : start + chunk_size], generate, tokenizer, completions, separator)
-        for (row, steps), values in zip(chunk, _values(chunk, scorer, tokenizer), strict=True):
+        given = [{name: value for name, value in row.items() if name not in _OURS} for row, _ in chunk]
+        names = dict.fromkeys(name for row in given for name in row if name != "prompt")
+        columns: dict[str, Any] = {name: [row.get(name) for row in given] for name in names}
+        ids = [[tokenizer(step, add_special_tokens=False)["input_ids"] for step in steps] for _, steps in chunk]
+        values = scorer(
+            prompts=[row["prompt"] for row, _ in chunk],
+            completions=[completion_like(row["prompt"], "".join(steps)) for row, steps in chunk],
+            steps=[steps for _, steps in chunk],
+            completion_ids=[list(chain(*each)) for each in ids],  # of the steps tokenized one by one
+            step_ends=[[end - 1 for end in accumulate(map(len, each))] for each in ids],
+            **columns,
+        )
+        for row, (_, steps), of_steps in zip(given, chunk, values, strict=True):
             texts = [step.removesuffix(separator) for step in steps]
-            labels = [None if value is None else value > 0 for value in values]
-            yield {**_columns(row), "prompt": row["prompt"], "steps": texts, "labels": labels, "values": values}
-
-
-_Completed = list[tuple[Mapping[str, Any], list[str]]]
+            labels = [None if value is None else value > 0 for value in of_steps]
+            yield {**row, "steps": texts, "labels": labels, "values": of_steps}
 
 
 def _completed(
@@ -521,9 +450,9 @@ def _completed(
     tokenizer: Any,
     completions: int,
     separator: str,
-) -> _Completed:
+) -> list[tuple[Mapping[str, Any], list[str]]]:
     """Rows with the steps of a completion: those they came with, or sampled ones."""
-    pairs: _Completed = []
+    pairs: list[tuple[Mapping[str, Any], list[str]]] = []
     bare = [row for row in rows if "steps" not in row]
     sampled = iter(generate([prompt_ids(row["prompt"], tokenizer) for row in bare], completions) if bare else [])
     for row in rows:
@@ -533,25 +462,3 @@ def _completed(
         else:
             pairs += [(row, split_into_steps(text, separator)) for text in next(sampled)]
     return [(row, steps) for row, steps in pairs if steps]
-
-
-def _values(chunk: _Completed, scorer: MonteCarloScorer, tokenizer: Any) -> list[list[float | None]]:
-    """The value behind every step; ids and ends are those of the steps tokenized one by one."""
-    ids = [[tokenizer(step, add_special_tokens=False)["input_ids"] for step in steps] for _, steps in chunk]
-    ends = [[sum(len(step) for step in row[: k + 1]) - 1 for k in range(len(row))] for row in ids]
-    texts = ["".join(steps) for _, steps in chunk]
-    names = sorted({name for row, _ in chunk for name in _columns(row)})
-    columns: dict[str, Any] = {name: [row.get(name) for row, _ in chunk] for name in names}
-    return scorer(
-        prompts=[row["prompt"] for row, _ in chunk],
-        completions=[completion_like(row["prompt"], text) for (row, _), text in zip(chunk, texts, strict=True)],
-        steps=[steps for _, steps in chunk],
-        completion_ids=[[token for step in row for token in step] for row in ids],
-        step_ends=ends,
-        **columns,
-    )
-
-
-def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that are handed to the verifier and kept."""
-    return {name: value for name, value in row.items() if name not in _OURS and name != "prompt"}

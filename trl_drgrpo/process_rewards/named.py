@@ -7,6 +7,7 @@
 Loading waits, so that `--dry_run` and a run with an invalid key do not read billions of weights first.
 """
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,30 +15,41 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 
+# Name in a recipe: the scorer, a class of this package.
+SCORERS = {
+    "token_classification_prm": "TokenClassificationScorer",
+    "math_shepherd_prm": "MathShepherdScorer",
+    "versa_prm": "VersaScorer",
+    "math_psa_prm": "MathPSAScorer",
+    "qwen_math_prm": "QwenMathScorer",
+    "chat_turn_prm": "ChatTurnScorer",
+    "skywork_prm": "SkyworkScorer",
+    "reasonflux_prm": "ReasonFluxScorer",
+    "implicit_prm": "ImplicitRewardScorer",
+}
 # Formats that no configuration states, by what the published ids have in common.
 _BY_ID = {
-    "math-shepherd": "MathShepherdScorer",
-    "versaprm": "VersaScorer",
-    "llama-prm800k": "VersaScorer",
-    "math-psa": "MathPSAScorer",
-    "llama3.1-8b-prm": "ChatTurnScorer",
-    "eurusprm": "ImplicitRewardScorer",
-    "reasonflux-prm-1.5b": "ReasonFluxScorer",
+    "math-shepherd": "math_shepherd_prm",
+    "versaprm": "versa_prm",
+    "llama-prm800k": "versa_prm",
+    "math-psa": "math_psa_prm",
+    "llama3.1-8b-prm": "chat_turn_prm",
+    "eurusprm": "implicit_prm",
+    "reasonflux-prm-1.5b": "reasonflux_prm",
 }
-_BY_ARCHITECTURE = {
-    "Qwen2ForProcessRewardModel": "QwenMathScorer",
-    "Qwen2ForPrmModel": "SkyworkScorer",
-}
+_BY_ARCHITECTURE = {"Qwen2ForProcessRewardModel": "qwen_math_prm", "Qwen2ForPrmModel": "skywork_prm"}
 
 
 class NamedScorer:
     """A step reward function that loads its process reward model at the first call.
 
     Args:
-        scorer (`type[PRMScorer]`): Class of the scorer, [`QwenMathScorer`] for example.
+        scorer (`str`): Name of the scorer, `qwen_math_prm` for example.
         model (`str`): Path or Hub id of the process reward model.
-        name (`str`): Name in logs and metrics.
         options (`dict[str, Any]`): Further arguments of the scorer.
+
+    Attributes:
+        is_causal (`bool`, *optional*): What the scorer says of itself, or its class before it is loaded.
 
     Raises:
         [`InputError`]: `model` is no text, is a local folder without `config.json`, or an option
@@ -46,50 +58,38 @@ class NamedScorer:
 
     is_learned = True  # so the trainer says what it means to pay for its scores
 
-    def __init__(self, scorer: Any, model: str, name: str, options: dict[str, Any]):
+    def __init__(self, scorer: str, model: str, options: dict[str, Any]):
         _check_model(model)
         if options.get("reference") is not None:
             _check_model(options["reference"], "reference")
-        scorer.check_options(options)
-        self.__name__ = options.get("name", name)
-        self.model = model
-        self._load: Callable[[], Any] = lambda: scorer(model, **{"name": name, **options})
-        self._class, self._scorer = scorer, None
+        self._class: Any = getattr(importlib.import_module("trl_drgrpo.process_rewards"), SCORERS[scorer])
+        self._class.check_options(options)
+        self._options = {"name": scorer, **options}
+        self.__name__, self.model, self._scorer = self._options["name"], model, None
+        self.causal_remedy = self._class.causal_remedy
 
     @property
     def is_causal(self) -> bool | None:
         """What the scorer says, or its class before it is loaded."""
-        return getattr(self._scorer or self._class, "is_causal", None)
+        return (self._scorer or self._class).is_causal
 
     def __call__(self, prompts: Any, steps: Any, **kwargs: Any) -> list[list[float | None]]:
         """As the scorer itself, see [`PRMScorer`]."""
         if self._scorer is None:
-            self._scorer = self._load()
+            self._scorer = self._class(self.model, **self._options)
         return self._scorer(prompts=prompts, steps=steps, **kwargs)
 
 
-def _named(scorer: str, name: str) -> Callable[..., NamedScorer]:
-    """The function behind a recipe's name; `scorer` is a class of this package."""
+def _named(scorer: str) -> Callable[..., NamedScorer]:
+    """The function behind a recipe's name."""
 
     def build(model: str, **options: Any) -> NamedScorer:
-        import trl_drgrpo.process_rewards as scorers
+        return NamedScorer(scorer, model, options)
 
-        return NamedScorer(getattr(scorers, scorer), model, name, options)
-
-    build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"[`~trl_drgrpo.process_rewards.{scorer}`] of a path or Hub id, loaded at the first call."
     return build
 
 
-token_classification_prm = _named("TokenClassificationScorer", "token_classification_prm")
-math_shepherd_prm = _named("MathShepherdScorer", "math_shepherd_prm")
-versa_prm = _named("VersaScorer", "versa_prm")
-math_psa_prm = _named("MathPSAScorer", "math_psa_prm")
-qwen_math_prm = _named("QwenMathScorer", "qwen_math_prm")
-chat_turn_prm = _named("ChatTurnScorer", "chat_turn_prm")
-skywork_prm = _named("SkyworkScorer", "skywork_prm")
-reasonflux_prm = _named("ReasonFluxScorer", "reasonflux_prm")
-implicit_prm = _named("ImplicitRewardScorer", "implicit_prm")
+globals().update({name: _named(name) for name in SCORERS})
 
 
 def prm(model: str, **options: Any) -> NamedScorer:
@@ -103,23 +103,23 @@ def prm(model: str, **options: Any) -> NamedScorer:
         [`InputError`]: A model of which this cannot be told, and what [`NamedScorer`] raises.
     """
     _check_model(model)
-    return _named(_format_of(model), "prm")(model, **options)
+    return NamedScorer(_format_of(model), model, {"name": "prm", **options})
 
 
 def _format_of(model: str) -> str:
-    """Name of the scorer's class."""
+    """Name of the scorer."""
     path = Path(model).expanduser()
     for part, scorer in _BY_ID.items():
         if part in (path.name if path.is_dir() else model).lower():
             return scorer
     if (path / "reward_head.pt").is_file():
-        return "ReasonFluxScorer"
+        return "reasonflux_prm"
     from trl_drgrpo.process_rewards.loading import architecture
 
     with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):
         stated = architecture(model)
     if stated.endswith("ForTokenClassification"):
-        return "TokenClassificationScorer"
+        return "token_classification_prm"
     if stated not in _BY_ARCHITECTURE:
         got = f"{model}, whose architecture, {stated or 'none'}, does not say which format it has"
         remedy = "Name the format, for example `math_shepherd_prm` (`trl_drgrpo.process_rewards.named` has them all)."

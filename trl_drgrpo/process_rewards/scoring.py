@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.rules import Turns
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, innermost, reward_name, reward_number
+from trl_drgrpo.rewards.columns import ALWAYS_PASSED
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, reward_name, reward_number, to_fix
 
 logger = logging.getLogger(__name__)
 
@@ -27,19 +28,7 @@ RaggedRewards = list[list[float | None]]
 
 _ROWS_TO_LOOK_AT = 8
 # What the trainer passes to a step reward function next to the dataset's columns.
-TRAINER_KEYWORDS = frozenset(
-    {
-        "prompts",
-        "completions",
-        "steps",
-        "completion_ids",
-        "step_ends",
-        "trainer_state",
-        "log_metric",
-        "log_extra",
-        "environments",
-    }
-)
+TRAINER_KEYWORDS = frozenset({*ALWAYS_PASSED, "steps", "step_ends", "environments"})
 
 
 def dataset_columns(keywords: Mapping[str, Any], num_rows: int) -> dict[str, Sequence[Any]]:
@@ -73,7 +62,8 @@ class StepRewardFunction(Protocol):
 
     `f(prompts=, completions=, steps=, completion_ids=, step_ends=, <dataset columns>, ...)` returns one list per
     completion: a number per step, `None` for a step that cannot be scored. Its attribute `is_causal` says whether the
-    score of a step reads no further than the end of that step; not known where it is missing.
+    score of a step reads no further than the end of that step; not known where it is missing. As a baseline one that
+    says `False` is refused.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> StepRewards | Awaitable[StepRewards]: ...
@@ -286,38 +276,26 @@ class StepScorer:
         if self.on_error == "raise":
             if isinstance(error, RewardError):
                 raise error from error.__cause__
-            remedy = (
-                'Fix the function (its traceback is above), or set on_reward_error="unscorable" to go on without it.'
-            )
             field, expected = f"step reward function '{name}'", "one list of rewards per completion"
-            raise RewardError(field, told(error), expected, remedy).caught_as(error) from error
+            raise RewardError(field, told(error), expected, to_fix(error)).caught_as(error) from error
         if name not in self._logged_failures:
             self._logged_failures.add(name)
-            message = (
-                "Step reward function '%s' failed; its steps get no score, rows without an outcome are left out. "
-            )
-            logger.error(message + FAILING_IS_FREE, name, exc_info=error)
+            message = "Step reward function '%s' failed; its steps get no score, rows without an outcome are left out."
+            logger.error(f"{message} {FAILING_IS_FREE}", name, exc_info=error)
         return rewards
 
     def _warn_of_one_step(self, steps: list[Steps], completions: Sequence[Any]) -> None:
-        share = one_step_frac(steps)
-        if share == 1.0 and not self._has_warned_of_one_step:
+        if one_step_frac(steps) == 1.0 and not self._has_warned_of_one_step:
             self._has_warned_of_one_step = True
             remedy = "If your completions have steps, pick the separator they use."
             if isinstance(self.segmenter.rule, Turns):
                 messages = [message for turns in completions for message in turns if isinstance(message, dict)]
                 remedy = "No tool was called; if steps are something else here, set step_separator."
                 if any(message.get("tool_calls") for message in messages):
-                    remedy = (
-                        "Tools were called, but no result fit: raise max_completion_length or shorten the results."
-                    )
-            logger.warning(
-                "step_separator: %s found only one step in %.0f%% of the completions of a batch, so step rewards act "
-                "as outcome rewards. %s",
-                self.segmenter,
-                100 * share,
-                remedy,
-            )
+                    remedy = "Tools were called, but no result fit: "
+                    remedy += "raise max_completion_length or shorten the results."
+            message = "step_separator: %s found only one step in 100%% of the completions of a batch, so step rewards "
+            logger.warning(f"{message}act as outcome rewards. %s", self.segmenter, remedy)
 
 
 def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
@@ -374,17 +352,11 @@ def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: li
 
 def _call_all(funcs: list[StepRewardFunction], call: dict[str, Any]) -> list[Any]:
     """Outputs in order; an exception stands in for the output of a function that raised."""
-    outputs: list[Any] = []
-    waiting: dict[int, StepRewardFunction] = {}
-    for i, func in enumerate(funcs):
-        if inspect.iscoroutinefunction(innermost(func)):
-            waiting[i] = func
-            outputs.append(None)
-        else:
-            outputs.append(_outcome(func, call))
+    outputs = [_outcome(func, call) for func in funcs]
+    waiting = [i for i, output in enumerate(outputs) if inspect.isawaitable(output)]
     if waiting:
         with ThreadPoolExecutor(max_workers=1) as thread:  # a notebook's thread has an event loop running already
-            later = thread.submit(asyncio.run, _gather([func(**call) for func in waiting.values()])).result()
+            later = thread.submit(asyncio.run, gathered([outputs[i] for i in waiting])).result()
         for i, output in zip(waiting, later, strict=True):
             outputs[i] = output
     return outputs
@@ -397,5 +369,6 @@ def _outcome(func: StepRewardFunction, call: dict[str, Any]) -> Any:
         return error
 
 
-async def _gather(calls: list[Any]) -> list[Any]:
+async def gathered(calls: Iterable[Any]) -> list[Any]:
+    """What awaitables give, or the exception that each has raised."""
     return await asyncio.gather(*calls, return_exceptions=True)

@@ -11,8 +11,10 @@ too.
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
@@ -239,62 +241,26 @@ def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separato
     return ScoringInput(input_ids, positions, (len(start), len(start) + len(prompt_ids)))
 
 
-def encode_whole(
-    tokenizer: Any, marked_text: str, marks: int, token_id: int, shift: int, special_tokens: bool
+def encode_marked(
+    tokenizer: Any, marked_text: str, marks: int, special_tokens: bool, token_id: int | None = None, shift: int = 0
 ) -> ScoringInput:
     """Tokenize a rendered text at once.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): A fast one (with offsets).
         marked_text (`str`): The text, with `PROMPT_START` and `PROMPT_END` around the prompt and `STEP` before the
-            character at which each step is read.
+            character at which each step is read, or else behind the last character of each step.
         marks (`int`): How many `STEP` there were before a chat template was rendered. Where one got lost (some cut
             reasoning out of an answer), no step can be scored.
-        token_id (`int`): The token that must be there; a step where another one is cannot be scored.
-        shift (`int`): Added to that token's index: -1 reads the logits that predict it.
         special_tokens (`bool`): Whether the tokenizer adds its own; not for a text that a chat template made.
+        token_id (`int`, *optional*): The token that must be behind each mark; a step where another one is cannot be
+            scored. `None`: a step is read at the last token that begins before its mark. A token that holds
+            characters from both sides belongs to what is before.
+        shift (`int`, *optional*, defaults to 0): Added to that token's index: -1 reads the logits that predict it.
 
     Returns:
-        [`ScoringInput`].
+        [`ScoringInput`]: One position per mark.
     """
-    input_ids, offsets, places, cut = _tokenized(tokenizer, marked_text, special_tokens)
-    if len(places) != marks:
-        return ScoringInput(input_ids, [None] * marks, cut)
-    positions: list[int | None] = []
-    token = 0
-    for place in places:
-        while token < len(offsets) and offsets[token][1] <= place:
-            token += 1
-        found = token < len(offsets) and input_ids[token] == token_id and token + shift >= 0
-        positions.append(token + shift if found else None)
-    return ScoringInput(input_ids, positions, cut)
-
-
-def encode_boundaries(tokenizer: Any, marked_text: str, marks: int, special_tokens: bool) -> ScoringInput:
-    """Tokenize a rendered text at once; a position is the last token that begins before its mark.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): A fast one (with offsets).
-        marked_text (`str`): The text, with `PROMPT_START` and `PROMPT_END` around the prompt and `STEP` behind the
-            last character of each step. A token that holds characters from both sides belongs to what is before.
-        marks (`int`): As in [`encode_whole`].
-        special_tokens (`bool`): Whether the tokenizer adds its own; not for a text that a chat template made.
-
-    Returns:
-        [`ScoringInput`]: One position per mark; all `None` where one is lost, or no token is before the first.
-    """
-    input_ids, offsets, places, cut = _tokenized(tokenizer, marked_text, special_tokens)
-    before = [sum(start < place for start, end in offsets if start < end) for place in places]
-    if len(places) != marks or 0 in before:
-        return ScoringInput(input_ids, [None] * marks, cut)
-    with_text = [i for i, (start, end) in enumerate(offsets) if start < end]
-    return ScoringInput(input_ids, [with_text[count - 1] for count in before], cut)
-
-
-def _tokenized(
-    tokenizer: Any, marked_text: str, special_tokens: bool
-) -> tuple[list[int], list[tuple[int, int]], list[int], tuple[int, int]]:
-    """Token ids and their offsets, the places of `STEP`, and the tokens of the prompt: first and one past the last."""
     text, places = take_out_marks(marked_text)
     encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=True)
     input_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
@@ -303,7 +269,17 @@ def _tokenized(
         raise InputError("tokenizer", "a chat template that leaves the prompt out", "one that includes it", remedy)
     first, last = places[PROMPT_START][0], places[PROMPT_END][-1]
     prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
-    return input_ids, offsets, places[STEP], (prompt[0], prompt[-1] + 1) if prompt else (0, 0)
+    positions: list[int | None] = [None] * marks
+    if len(places[STEP]) == marks and token_id is not None:
+        ends = list(accumulate((end for _, end in offsets), max))
+        read = [bisect_right(ends, place) for place in places[STEP]]
+        found = [token < len(input_ids) and input_ids[token] == token_id and token + shift >= 0 for token in read]
+        positions = [token + shift if is_there else None for token, is_there in zip(read, found, strict=True)]
+    elif len(places[STEP]) == marks:
+        with_text = [i for i, (start, end) in enumerate(offsets) if start < end]
+        begun = [bisect_left(with_text, place, key=lambda i: offsets[i][0]) for place in places[STEP]]
+        positions = [with_text[count - 1] for count in begun] if 0 not in begun else positions
+    return ScoringInput(input_ids, positions, (prompt[0], prompt[-1] + 1) if prompt else (0, 0))
 
 
 def single_token_id(tokenizer: Any, text: str) -> int | None:

@@ -176,9 +176,8 @@ def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
             got = f"{len(labels)} labels for {len(steps)} steps"
             raise InputError(f"labeled row {index}", got, "one label per step", "Label every step (null: leave out).")
         if not all(isinstance(step, str) for step in steps):
-            raise InputError(
-                f"labeled row {index}", "steps that are not strings", "strings", "Write steps as strings."
-            )
+            remedy = "Write steps as strings."
+            raise InputError(f"labeled row {index}", "steps that are not strings", "strings", remedy)
         if invalid := [label for label in labels if label not in (True, False, None)]:
             remedy = "1 or true: good, 0 or false: bad, null: not trained on."
             raise InputError(f"labeled row {index}", f"the label {invalid[0]!r}", "true, false or null", remedy)
@@ -257,12 +256,8 @@ def train_prm(
     )
     result = trainer.train()
     trainer.save_model(str(output_dir))
-    numbers = {
-        "loss": float(result.training_loss),
-        "rows": float(len(examples)),
-        "rows_left_out": float(left_out),
-        "good_frac": good_frac,
-    }
+    numbers = {"loss": float(result.training_loss), "rows": float(len(examples))}
+    numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
     if eval_rows is not None:
         held_out, _ = tokenize_rows(eval_rows, tokenizer, step_separator, max_length)
         measured = trainer.evaluate(held_out)  # type: ignore[arg-type]
@@ -352,13 +347,8 @@ def _with_head(model: Any, seed: int) -> Any:
 
     set_seed(seed)
     with hub_errors("model", str(model), "a folder or the id of a language model on the Hub"):
-        return AutoModelForTokenClassification.from_pretrained(
-            model,
-            num_labels=2,
-            id2label=LABEL_NAMES,
-            label2id={name: index for index, name in LABEL_NAMES.items()},
-            dtype=torch.float32,
-        )
+        names = {"id2label": LABEL_NAMES, "label2id": {name: index for index, name in LABEL_NAMES.items()}}
+        return AutoModelForTokenClassification.from_pretrained(model, num_labels=2, dtype=torch.float32, **names)
 
 
 def _padding_right(tokenizer: Any) -> Any:

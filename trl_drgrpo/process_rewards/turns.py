@@ -11,17 +11,17 @@ Beside `reset`, its tools and `get_reward`, an environment may define, each of t
 The model never sees these methods.
 """
 
-import asyncio
 import copy
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
-from trl_drgrpo.rewards.contract import reward_number
+from trl_drgrpo.process_rewards.scoring import gathered
+from trl_drgrpo.rewards.contract import reward_number, to_fix
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,9 @@ class Failures:
             name, failure, cause = type(environment).__name__, error, error.__cause__
             if not isinstance(error, RewardError):
                 got = f"{type(error).__name__}: {error} for row {row}" + ("" if turn is None else f", turn {turn}")
-                remedy = 'Fix the method (traceback above), or leave such rows out with on_reward_error="unscorable".'
+                remedy = "Fix the method; its traceback is with this message."
+                if self.raises:
+                    remedy = to_fix(error, what="method")
                 failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy).caught_as(error), error
             if self.raises:
                 raise failure from cause
@@ -223,7 +225,7 @@ class TurnRewards:
                 with self.failures.guarding(each, "get_turn_rewards", i):
                     outputs[i] = each.get_turn_rewards()
         if outputs and all(map(inspect.isawaitable, outputs.values())):
-            outputs = dict(zip(outputs, self.run_async(_all(outputs.values())), strict=True))
+            outputs = dict(zip(outputs, self.run_async(gathered(outputs.values())), strict=True))
         for i, output in outputs.items():
             with self.failures.guarding(environments[i], "get_turn_rewards", i):
                 rewards[i] = self._per_turn(output, i, len(steps[i]))
@@ -242,15 +244,9 @@ class TurnRewards:
             # before.
             return [*output[: turns - 1], _sum(output[turns - 1 :])]
         if len(output) != turns:
-            remedy = (
-                "Append a 0 to them in `on_turn_begin`, which is called once per turn, with or without tool calls."
-            )
+            remedy = "Append a 0 in `on_turn_begin`, which is called once per turn, with or without tool calls."
             raise RewardError(field, f"{len(output)} rewards for row {row}", expected, remedy)
         return output
-
-
-async def _all(coroutines: Iterable[Any]) -> list[Any]:
-    return await asyncio.gather(*coroutines, return_exceptions=True)
 
 
 def _sum(rewards: Sequence[float | None]) -> float | None:

@@ -2,8 +2,7 @@ r"""Step rewards without a process reward model: a rule as a function, or a chat
 
 **Rules** (`step_verifier`). A rule sees the prompt, the steps written so far, the step itself and the dataset row; it
 cannot be exploited beyond what it leaves unchecked, costs microseconds, and needs no model. Whatever it does wrong (an
-exception, a string, an infinite number) is one error that names row and step, or, for those who opted in, an
-unscorable step and a counter.
+exception, a string, an infinite number) is one error that names row and step.
 
 **Verdicts** (`StepJudge`). ThinkPRM, a generative process reward model, or any chat model, judges step by step:
 
@@ -21,25 +20,20 @@ kept from posing as a step of another number, and no more.
 """
 
 import inspect
-import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.scoring import dataset_columns, row_of
+from trl_drgrpo.common.errors import InputError, RewardError, told
+from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
-from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
+from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
-from trl_drgrpo.rewards.signatures import is_required, parameters
-
-logger = logging.getLogger(__name__)
-
-StepRewards = list[list[float | None]]
+from trl_drgrpo.rewards.signatures import is_required, parameters, select
 
 
-def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: OnError = "raise") -> Callable:
+def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable:
     """Turn a function that judges one step into a step reward function.
 
     Args:
@@ -50,17 +44,15 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
             by `**kwargs` are not passed. `None` or NaN = this step cannot be scored.
         name (`str`, *optional*):
             Name in logs and metrics. Defaults to the function's own.
-        on_error (`str`, *optional*, defaults to `"raise"`):
-            `"raise"`: an exception of the function, or a result that is no number, is a [`RewardError`] naming row and
-            step. `"unscorable"`: that step gets the `lowest_reward` that `func` declares, else `None`, which counts as
-            0; the first traceback is logged, and the share of failed steps goes to the metric
-            `process_rewards/<name>/failed_steps_frac`.
 
     Returns:
-        `Callable`: A step reward function.
+        `Callable`: A step reward function, with `is_causal = True`: the score of a step reads no further than its end.
+
+        An exception of `func`, or a result that is no number, is a [`RewardError`] naming row and step; what that
+        costs the run is said by `on_reward_error`.
 
     Raises:
-        `InputError`: An `on_error` that does not exist, or an asynchronous `func`.
+        `InputError`: An asynchronous `func`.
 
     Example:
 
@@ -73,97 +65,50 @@ def step_verifier(func: Callable[..., Any], name: str | None = None, on_error: O
 
     ```
     """
-    check_on_error(on_error)
     if inspect.iscoroutinefunction(func):
-        remedy = (
-            "A step verifier is called step by step: write a step reward function instead, it may be asynchronous."
-        )
+        remedy = "It is called step by step: write a step reward function instead, which may be asynchronous."
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
-    known = parameters(func)  # None: a built-in without a signature
-    takes_all = known is None or any(each.kind is each.VAR_KEYWORD for each in known)
-    columns = (known or ())[3:]
-    accepted = None if takes_all else {each.name for each in columns if each.kind is not each.POSITIONAL_ONLY}
-    rule = _Rule(func, name or reward_name(func), on_error == "raise", accepted)
+    return _StepVerifier(func, name or reward_name(func))
 
-    def verified(
+
+class _StepVerifier:
+    """What `step_verifier` returns."""
+
+    is_causal = True  # it sees nothing behind the step
+
+    def __init__(self, func: Callable[..., Any], name: str):
+        self.func, self.__name__, self.__doc__ = func, name, inspect.getdoc(func)
+        known = parameters(func) or ()
+        self.own = [each.name for each in known[:3]]  # prompt, steps before and step, under the function's names
+        # With the columns that the rule requires: they are checked before training.
+        *mine, rest = inspect.signature(self.__call__).parameters.values()
+        required = {each.name for each in known[3:] if is_required(each)} - {each.name for each in mine}
+        asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(required)]
+        self.__signature__ = inspect.Signature([*mine, *asked, rest])
+
+    def __call__(
+        self,
         prompts: Sequence[Any],
         completions: Sequence[Any] | None = None,
         steps: Sequence[Sequence[str]] = (),
-        log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
-    ) -> StepRewards:
-        return rule.score(prompts, steps, dataset_columns(kwargs, len(prompts)), log_metric)
-
-    verified.is_causal = True  # type: ignore[attr-defined]  # it sees nothing behind the step
-    verified.__name__ = verified.__qualname__ = rule.name
-    verified.__doc__ = inspect.getdoc(func)
-    # With the columns that the rule requires: they are checked before training.
-    *own, rest = inspect.signature(verified).parameters.values()
-    required = {each.name for each in columns if is_required(each)} - {each.name for each in (*own, rest)}
-    asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(required)]
-    verified.__signature__ = inspect.Signature([*own, *asked, rest])  # type: ignore[attr-defined]
-    return verified
-
-
-class _Rule:
-    """A verifier with its name, which columns it takes (`None`: all), and how its failures are treated."""
-
-    def __init__(self, func: Callable[..., Any], name: str, raises: bool, accepted: Collection[str] | None):
-        self.func = func
-        self.name = name
-        self.raises = raises
-        self.has_logged = False
-        self.lowest: float | None = declared(func, "lowest_reward")
-        self.accepted = accepted
-
-    def score(
-        self,
-        prompts: Sequence[Any],
-        steps: Sequence[Sequence[str]],
-        columns: dict[str, Sequence[Any]],
-        log_metric: Callable[[str, float], None] | None,
-    ) -> StepRewards:
-        """One list of rewards per row; the failed steps are counted."""
-        if self.accepted is not None:
-            columns = {column: values for column, values in columns.items() if column in self.accepted}
-        rewards: StepRewards = []
-        failures: list[bool] = []
+    ) -> RaggedRewards:
+        """One list of rewards per row."""
+        columns = select(self.func, dataset_columns(kwargs, len(prompts)))
+        columns = {name: values for name, values in columns.items() if name not in self.own}
+        rewards: RaggedRewards = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
-            values = row_of(columns, row)
-            texts = tuple(texts)
-            judged = [self._judge(prompt, texts, step, values, row) for step in range(len(texts))]
-            rewards.append([reward for reward, _ in judged])
-            failures += [failed for _, failed in judged]
-        if not self.raises and log_metric is not None:
-            log_metric(f"process_rewards/{self.name}/failed_steps_frac", sum(failures) / max(len(failures), 1))
+            rewards.append([])
+            for k, text in enumerate(texts):
+                field, where = f"step verifier '{self.__name__}'", f"at step {k} of row {row}"
+                try:
+                    reward = self.func(prompt, tuple(texts[:k]), text, **row_of(columns, row))
+                except Exception as error:
+                    got, expected = f"{told(error)} {where}", "a number, or None for a step it cannot score"
+                    remedy = "Fix the function; its traceback is with this message."
+                    raise RewardError(field, got, expected, remedy).caught_as(error) from error
+                rewards[row].append(reward_number(reward, field, where))
         return rewards
-
-    def _judge(
-        self, prompt: Any, texts: tuple[str, ...], step: int, values: dict[str, Any], row: int
-    ) -> tuple[float | None, bool]:
-        """Reward of one step, and whether the function failed on it."""
-        field, where = f"step verifier '{self.name}'", f"at step {step} of row {row}"
-        if self.raises:
-            try:
-                reward = self.func(prompt, texts[:step], texts[step], **values)
-            except Exception as error:
-                failed = RewardError(
-                    field,
-                    f"{type(error).__name__}: {error} {where}",
-                    "a number, or None for a step it cannot score",
-                    'Fix the function (its traceback is above), or pass on_error="unscorable" to go on without it.',
-                )
-                raise failed.caught_as(error) from error
-            return reward_number(reward, field, where), False
-        try:
-            return reward_number(self.func(prompt, texts[:step], texts[step], **values), field, where), False
-        except Exception as error:
-            if not self.has_logged:
-                self.has_logged = True
-                message = "Step verifier '%s' failed %s; such steps get %s. Further failures are counted."
-                due = "None, which counts as 0" if self.lowest is None else f"{self.lowest:g}, its lowest reward"
-                logger.error(message, self.name, where, due, exc_info=error)
-            return self.lowest, True
 
 
 THINKPRM_TEMPLATE = """\
@@ -184,6 +129,17 @@ _HEADING = re.compile(r"(?im)^\W*step\s+(\d+)\b")
 _VERDICT = re.compile(r"\\boxed\{\s*(?:\\text(?:bf)?\{\s*)?(correct|incorrect)\b", re.IGNORECASE)
 
 
+_JUDGE_SETTINGS: dict[str, Any] = {
+    "batch_timeout": 600.0,
+    "max_tokens": 4096,
+    "extra_body": None,
+    "price": None,
+    "log_replies": False,
+    "on_error": "unscorable",
+    "name": "step_judge",
+}
+
+
 class StepJudge(Judge):
     r"""Step rewards from a chat model that gives every step a verdict.
 
@@ -201,14 +157,19 @@ class StepJudge(Judge):
             depend on later text: refused as `process_role="baseline"`, and biased credit where it is paid.
         batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call.
         max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
-        extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
         name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
+        extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
+
+    Attributes:
+        is_causal (`bool`): Whether the score of a step reads no further than the end of that step, which
+            `process_role="baseline"` requires: `True` with `reads="prefix"`.
 
     Raises:
         [`InputError`]: A template without `{problem}` or `{solution}`, an unknown `reads`, an unfit setting.
     """
 
     is_learned = True  # so the trainer says what it means to pay for its scores
+    causal_remedy = "Give `{0}` reads='prefix', which asks about every step."
 
     def __init__(
         self,
@@ -218,33 +179,13 @@ class StepJudge(Judge):
         *,
         template: str = THINKPRM_TEMPLATE,
         reads: Literal["prefix", "solution"] = "prefix",
-        batch_timeout: float = 600.0,
-        max_tokens: int = 4096,
-        extra_body: Mapping[str, Any] | None = None,
-        price: tuple[float, float] | None = None,
-        log_replies: bool = False,
-        on_error: OnError = "unscorable",
-        name: str = "step_judge",
-        **endpoint: Any,
+        **settings: Any,
     ):
-        super().__init__(
-            model,
-            base_url,
-            api_key_env,
-            batch_timeout=batch_timeout,
-            max_tokens=max_tokens,
-            extra_body=extra_body,
-            price=price,
-            log_replies=log_replies,
-            on_error=on_error,
-            name=name,
-            **endpoint,
-        )
+        super().__init__(model, base_url, api_key_env, **{**_JUDGE_SETTINGS, **settings})
         for placeholder in ("{problem}", "{solution}"):
             if placeholder not in template:
-                raise InputError(
-                    "template", f"a template without {placeholder}", "one with it", f"Add {placeholder} to it."
-                )
+                got, remedy = f"a template without {placeholder}", f"Add {placeholder} to it."
+                raise InputError("template", got, "one with it", remedy)
         if reads not in ("prefix", "solution"):
             raise InputError("reads", repr(reads), "'prefix' or 'solution'", "'prefix' asks about every step.")
         self.template = template
@@ -261,14 +202,17 @@ class StepJudge(Judge):
     ) -> list[list[float | None]]:
         """Rewards of the steps of `B` completions; `None` for steps without text, and for what was not judged; 0 in
         rows without any text."""
-        rewards: list[list[float | None]] = [[None] * len(row) for row in steps]
         kept = [texts_of(row, self._cleaner) for row in steps]
-        # Each question is about the first `count` steps of a row, and answers for those from `first` on.
-        asked = [
-            (row, count - 1 if self.is_causal else 0, count)
-            for row, (texts, _) in enumerate(kept)
-            for count in (range(1, len(texts) + 1) if self.is_causal else [len(texts)] if texts else [])
+        rewards: RaggedRewards = [  # 0 where nothing was written
+            [None if texts else 0.0] * len(row) for row, (texts, _) in zip(steps, kept, strict=True)
         ]
+        # Each question is about the first `count` steps of a row, and answers for those from `first` on.
+        asked: list[tuple[int, int, int]] = []
+        for row, (texts, _) in enumerate(kept):
+            if self.is_causal:
+                asked += [(row, k, k + 1) for k in range(len(texts))]
+            elif texts:
+                asked.append((row, 0, len(texts)))
         questions = [self._messages(prompts[row], kept[row][0][:count]) for row, _, count in asked]
         readers = [partial(read_verdicts, steps=count) for *_, count in asked]
         lowest = [[0.0] * count for *_, count in asked]
@@ -284,9 +228,6 @@ class StepJudge(Judge):
         for (row, first, count), verdicts in zip(asked, replies, strict=True):
             for k in range(first, count):
                 rewards[row][kept[row][1][k]] = None if verdicts is None else verdicts[k]
-        for row, (texts, _) in enumerate(kept):
-            if not texts:
-                rewards[row] = [0.0] * len(rewards[row])  # nothing was written
         return rewards
 
     def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:

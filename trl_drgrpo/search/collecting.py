@@ -29,6 +29,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from trl_drgrpo.search.values import Appraiser
 Row = dict[str, Any]
 OWN_COLUMNS = ("steps", "labels", "values", "visits", "prm_scores")
 OWN_COLUMNS += ("outcome", "correct", "selected", "finish_reason", "search")
+_COUNTS = ("sampled_tokens", "kept_tokens", "prompt_tokens")  # of a problem's budget
 
 
 def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
@@ -62,10 +64,8 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
             for step in leaf.path():
                 through[id(step)] += 1
                 correct[id(step)] += int(accepted)
-    values = [appraiser.value(leaf) for leaf in leaves]
-    ranks = [(-math.inf if value is None else value, leaf.samples) for value, leaf in zip(values, leaves, strict=True)]
-    selected = leaves[ranks.index(max(ranks))]
-    budget = problem.budget
+    values = {leaf: appraiser.value(leaf) for leaf in leaves}
+    selected = max(leaves, key=lambda leaf: (-math.inf if values[leaf] is None else values[leaf], leaf.samples))
     rows = []
     for number, leaf in enumerate(leaves):
         steps = leaf.readable_path()
@@ -89,9 +89,7 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
                     "problem": problem.index,
                     "row": number,
                     "rows": len(leaves),
-                    "sampled_tokens": budget.sampled_tokens,
-                    "kept_tokens": budget.kept_tokens,
-                    "prompt_tokens": budget.prompt_tokens,
+                    **{name: getattr(problem.budget, name) for name in _COUNTS},
                 },
             }
         )
@@ -126,7 +124,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     problems = {row["search"]["problem"]: row["search"] for row in rows}
     any_correct = {row["search"]["problem"] for row in rows if row["correct"]}
     numbers: dict[str, float] = {"problems": len(problems), "completions": len(rows)}
-    for name in ("sampled_tokens", "kept_tokens", "prompt_tokens"):
+    for name in _COUNTS:
         numbers[name] = sum(counts[name] for counts in problems.values())
     numbers["tokens_per_problem"] = numbers["sampled_tokens"] / max(len(problems), 1)
     if any(row["correct"] is not None for row in rows):
@@ -163,24 +161,21 @@ class SearchFile:
         """Problems whose rows are in the file."""
         return self.rows[-1][self.kind]["problem"] + 1 if self.rows else 0
 
-    @property
-    def _expected(self) -> str:
-        return f"a new file, or one of the same {self.kind}"
-
     def _check(self) -> None:
         if not self.path.exists():
             return
+        expected = f"a new file, or one of the same {self.kind}"
         try:
             before = json.loads(self.facts_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             got = f"{self.path}, which exists and was not written by this command"
-            raise InputError("output", got, self._expected, "Name another file.") from None
+            raise InputError("output", got, expected, "Name another file.") from None
         for name in {**before, **self.facts}:
             if before.get(name) != self.facts.get(name):
                 old, new = shortened(before.get(name)), shortened(self.facts.get(name))
                 got = f"{self.path}, written with {name} {old}, not {new}"
                 remedy = "Run the same command to continue, name another file, or delete this one."
-                raise InputError("output", got, self._expected, remedy)
+                raise InputError("output", got, expected, remedy)
 
     def open(self, total: int) -> None:
         """Read what is there, cut off what is no whole group, and note the facts.
@@ -273,25 +268,18 @@ def collect(
     chosen = SearchSettings(**settings)
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
-    from trl_drgrpo.process_rewards.loading import load_tokenizer
+    from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
+    from trl_drgrpo.search.sampling import ServerSampler, TransformersSampler
 
     tokenizer = load_tokenizer(model, tokenizer)
-    segmenter = chosen.segmenter()
+    given, size = (tokenizer, chosen.segmenter()), chosen.batch_size
     sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p}
     if vllm_server_base_url is None:
-        from trl_drgrpo.process_rewards.loading import load_model
-        from trl_drgrpo.search.sampling import TransformersSampler
-
         loaded = load_model(model, "AutoModelForCausalLM")
-        sampler: Any = TransformersSampler(loaded, tokenizer, segmenter, batch_size=chosen.batch_size, **sampling)
+        sampler: Any = TransformersSampler(loaded, *given, batch_size=size, **sampling)
     else:
-        from trl_drgrpo.search.sampling import ServerSampler
-
-        sampler = ServerSampler(
-            vllm_server_base_url, str(model), tokenizer, segmenter, concurrency=chosen.batch_size, **sampling
-        )
-    appraiser = Appraiser(chosen, verifier, prm)
-    return search_rows(rows, sampler, tokenizer, appraiser, chosen, first)
+        sampler = ServerSampler(vllm_server_base_url, str(model), *given, concurrency=size, **sampling)
+    return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), chosen, first)
 
 
 def search_rows(
@@ -317,7 +305,10 @@ def _search(group: Sequence[Problem], sampler: Callable, appraiser: Appraiser, s
     searches: dict[Problem, Searching] = {problem: _to_a_completion(problem, strategy) for problem in group}
     answers: dict[Problem, Any] = dict.fromkeys(group)
     while answers:
-        asked = {problem: branches for problem in answers if (branches := _next(searches[problem], answers[problem]))}
+        asked: dict[Problem, list[Branch]] = {}
+        for problem, answer in answers.items():
+            with suppress(StopIteration):
+                asked[problem] = searches[problem].send(answer)
         answers = {problem: [] for problem in asked}
         paid = [(p, *pair) for p, branches in asked.items() for pair in p.requests(branches)]
         if not paid:
@@ -329,13 +320,6 @@ def _search(group: Sequence[Problem], sampler: Callable, appraiser: Appraiser, s
                 answers[problem].append(node)
                 found += [] if node is None else [(problem, node)]
         appraiser.appraise(found)
-
-
-def _next(search: Searching, answer: Any) -> list[Branch] | None:
-    try:
-        return search.send(answer)
-    except StopIteration:
-        return None
 
 
 def _to_a_completion(problem: Problem, strategy: Callable[[Problem], Searching]) -> Searching:

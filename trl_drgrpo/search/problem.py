@@ -174,18 +174,16 @@ class SearchSettings:
             refuse_outside(name, getattr(self, name), whole(1, remedy="Give a positive number."))
         remedy = "It must cover at least one completion: raise it, or lower max_completion_length."
         refuse_outside("budget_tokens", self.budget_tokens, whole(self.max_completion_length, remedy=remedy))
-        refuse_outside(
-            "temperature", self.temperature, positive(remedy="Greedy decoding gives a single answer: raise it.")
-        )
+        greedy = positive(remedy="Greedy decoding gives a single answer: raise it.")
+        refuse_outside("temperature", self.temperature, greedy)
         refuse_outside("exploration", self.exploration, Range(0, remedy="0 follows the values alone."))
         refuse_outside("accept_above", self.accept_above, Range())
         for name in ("top_p", "seed"):
             refuse_outside(name, getattr(self, name), RANGES[name])
         if isinstance(self.segmenter().rule, Turns):
             expected = "a separator, 're:<pattern>' or 'tokens:<n>'"
-            raise InputError(
-                "step_separator", "'turn'", expected, "A search has no environment, so no turns: set a separator."
-            )
+            remedy = "A search has no environment, so no turns: set a separator."
+            raise InputError("step_separator", "'turn'", expected, remedy)
 
     def segmenter(self) -> StepSegmenter:
         """The segmenter that cuts completions into steps."""

@@ -108,6 +108,15 @@ class StepEnd:
         end = self.segmenter([*ids, following], self.tokenizer).ends[0] + 1
         return end if end <= len(ids) else None
 
+    def ended(self, tokens: Sequence[int], request: Request, has_stopped: bool, new: int = 1) -> Continuation | None:
+        """The continuation that these tokens are; None while it goes on. `has_stopped`: the last one is an end token.
+        `new`: as for a call."""
+        if not request.to_end and (end := self(tokens, new)) is not None:
+            return Continuation(tuple(tokens[:end]), len(tokens), "step")
+        if has_stopped or len(tokens) >= request.limit:
+            return Continuation(tuple(tokens), len(tokens), "stop" if has_stopped else "length")
+        return None
+
 
 class TransformersSampler:
     """Samples from a model in memory; the same requests and batch size give the same continuations.
@@ -169,15 +178,8 @@ class _Watch(StoppingCriteria):
         for i, token in enumerate(input_ids[:, -1].tolist()):
             if self.found[i] is None:
                 self.tokens[i].append(token)
-                self.found[i] = self._ended(self.tokens[i], self.rows[i])
+                self.found[i] = self.step_end.ended(self.tokens[i], self.rows[i], token in self.eos)
         return torch.tensor([each is not None for each in self.found], device=input_ids.device)
-
-    def _ended(self, tokens: list[int], row: Request) -> Continuation | None:
-        if not row.to_end and (end := self.step_end(tokens)) is not None:
-            return Continuation(tuple(tokens[:end]), len(tokens), "step")
-        if tokens[-1] in self.eos:
-            return Continuation(tuple(tokens), len(tokens), "stop")
-        return Continuation(tuple(tokens), len(tokens), "length") if len(tokens) >= row.limit else None
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -232,11 +234,9 @@ class ServerSampler:
         try:
             return asyncio.run(self._sample(requests))
         except RequestFailed as error:
+            got, expected = f"{error} from {self.endpoint.base_url}", "completions with token ids from /v1/completions"
             remedy = "Start it with `vllm serve`, under the name given as --model; finished problems are kept."
-            expected = "completions with token ids from /v1/completions"
-            raise InputError(
-                "vllm_server_base_url", f"{error} from {self.endpoint.base_url}", expected, remedy
-            ) from None
+            raise InputError("vllm_server_base_url", got, expected, remedy) from None
 
     async def _sample(self, requests: Sequence[Request]) -> list[list[Continuation]]:
         async with Session(self.endpoint, _SECONDS) as session:
@@ -256,12 +256,8 @@ class ServerSampler:
             body["max_tokens"] = left if request.to_end or self.stops is not None else min(left, _CHUNK)
             new, has_stopped = self._read(await session.post("completions", body))
             tokens, seed = [*tokens, *new], seed + 1
-            if not request.to_end and (end := self.step_end(tokens, len(new))) is not None:
-                return Continuation(tuple(tokens[:end]), len(tokens), "step")
-            if has_stopped:
-                return Continuation(tuple(tokens), len(tokens), "stop")
-            if len(tokens) >= request.limit:
-                return Continuation(tuple(tokens), len(tokens), "length")
+            if (found := self.step_end.ended(tokens, request, has_stopped, len(new))) is not None:
+                return found
 
     def _read(self, reply: Any) -> tuple[list[int], bool]:
         """The new tokens, and whether the model ended the completion."""

@@ -91,20 +91,6 @@ def test_steps_agree_with_the_definition(batch, credit, data):
         assert ours == pytest.approx(theirs, abs=1e-12)
 
 
-@given(forked(values=eighths))
-def test_siblings_sum_to_zero_and_a_shift_changes_nothing(batch):
-    rewards, size, branches, cuts, _ = batch
-    depth = len(cuts[0])
-    nodes = node_advantages(tensor(rewards).unsqueeze(1), size, branches, depth)
-    for level, values in enumerate(nodes):
-        leaves = branches ** (depth - level)
-        family = size if level == 0 else leaves * branches
-        of_nodes = values.view(-1, family)[:, ::leaves]
-        assert of_nodes.sum(dim=1).abs().max() < 1e-12
-    shifted = node_advantages(tensor(rewards).unsqueeze(1) + 4.0, size, branches, depth)
-    torch.testing.assert_close(shifted, nodes, atol=1e-12, rtol=0)
-
-
 @given(forked())
 def test_where_nothing_is_cut_parents_are_left_out_of_their_own_mean(batch):
     rewards, size, branches, cuts, lengths = batch

@@ -3,7 +3,7 @@ import math
 import oracles
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.objective.step_advantages import (
@@ -79,11 +79,12 @@ def test_the_papers_std_is_there_when_asked_for_by_name():
         assert after == pytest.approx([value / math.sqrt(0.3) for value in before])
 
 
-@pytest.mark.parametrize("credit", ["return_to_go", "immediate"])
-@pytest.mark.parametrize("baseline", sorted({*STEP_BASELINES} - {"to_go", "none"}))
+@pytest.mark.parametrize(("credit", "baseline"), PUBLISHED)
 def test_equal_step_rewards_are_exactly_zero(credit, baseline):
     rewards = [[0.7] * 3, [0.7], [0.7, None, 0.7]]
     assert step_advantages(rewards, 3, credit, baseline) == [[0.0] * 3, [0.0], [0.0] * 3]
+    assert step_advantages([[0.1, 0.7, 0.3]] * 3, 3) == [[0.0] * 3] * 3  # what all rows share
+    assert step_advantages([[0.1, 0.2]], 1) == [[0.0, 0.0]]  # nobody to compare with
 
 
 def test_min_increments_cannot_be_raised_by_more_steps():
@@ -102,26 +103,6 @@ def test_shift_changes_nothing_and_scale_scales(batch, choice):
     after = step_advantages([[2 * s + 3 for s in row] for row in rewards], num_generations, *choice)
     for a, b in zip(before, after, strict=True):
         assert b == pytest.approx([2 * value for value in a], abs=1e-9)
-
-
-@given(batches(st.integers(-8, 8).map(lambda n: n / 8)))
-def test_pooled_immediate_advantages_sum_to_zero_over_the_group(batch):
-    rewards, _, _, num_generations = batch
-    values = step_advantages(rewards, num_generations, "immediate", "deepseekmath")
-    for start in range(0, len(values), num_generations):
-        assert math.fsum(v for row in values[start : start + num_generations] for v in row) == pytest.approx(0)
-
-
-@given(batches(), st.sampled_from(CHOICES), st.randoms(use_true_random=False))
-def test_permuting_a_group_permutes_the_result(batch, choice, random):
-    rewards, _, _, num_generations = batch
-    order = list(range(num_generations))
-    random.shuffle(order)
-    index = [start + i for start in range(0, len(rewards), num_generations) for i in order]
-    before = step_advantages(rewards, num_generations, *choice)
-    after = step_advantages([rewards[i] for i in index], num_generations, *choice)
-    for position, i in enumerate(index):
-        assert after[position] == pytest.approx(before[i], abs=1e-12)
 
 
 @given(batches(), st.integers(1, 4))
@@ -149,24 +130,6 @@ def test_a_policy_that_stops_is_compared_with_what_the_others_earn_later():
     assert step_advantages(rewards, 2, baseline="deepseekmath") == [[0.0, 0.0, 0.0], [0.0, 0.0]]  # nothing to learn
 
 
-def test_what_all_rows_share_is_exactly_zero():
-    got = step_advantages([[0.1, 0.7, 0.3], [0.1, 0.7, 0.3], [0.1, 0.7, 0.3]], 3)
-    assert got == [[0.0] * 3] * 3
-    assert step_advantages([[0.1, 0.2]], 1) == [[0.0, 0.0]]  # nobody to compare with
-
-
-def test_a_row_that_nothing_could_score_has_earned_nothing():
-    # 2, 0 and .5 from the first step on, 1, 0 and 0 from the second
-    got = step_advantages([[1.0, 1.0], [None, None], [0.5, None]], 3)
-    assert got == [[1.75, 1.0], [-1.25, -0.5], [-0.5, -0.5]]
-
-
-def test_increments_of_the_running_minimum_add_up_to_it():
-    # m = .9 .2 .2, increments .9 -.7 0; the step behind the worst one earns nothing
-    assert step_advantages([[0.9, 0.2, 0.5]], 1, "min_increments", "none")[0] == pytest.approx([0.2, -0.7, 0.0])
-    assert step_advantages([[None, 0.4, 0.1]], 1, "min_increments", "none")[0] == pytest.approx([0.1, 0.1, -0.3])
-
-
 @pytest.mark.parametrize("baseline", STEP_BASELINES)
 def test_an_unscorable_row_is_in_nobodys_mean_and_gets_nothing(baseline):
     rows, out = [[1.0, 0.5], [8.0, 8.0, 8.0], [0.0], [0.25, 0.5]], torch.tensor([False, True, False, False])
@@ -192,11 +155,8 @@ def test_states_are_compared_over_the_other_rows_only():
     assert got[2] == [pytest.approx(4 - (1 + 4) / 2), pytest.approx(2 - (0 + 4) / 2)]
 
 
-@given(st.integers(1, 3))
-def test_rows_without_steps_are_zero(num_generations):
-    assume(num_generations > 0)
-    got = step_token_advantages([[]] * num_generations, [[]] * num_generations, torch.zeros(num_generations, 2), 1)
-    assert got.abs().sum() == 0
+def test_rows_without_steps_are_zero():
+    assert step_token_advantages([[]] * 3, [[]] * 3, torch.zeros(3, 2), 3).abs().sum() == 0
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,6 @@ def with_last(values, ends):
     return [[*row, *[None] * (len(e) - len(row))] for row, e in zip(values, ends, strict=True)]
 
 
-def test_the_value_before_a_step_is_the_score_of_the_step_before():
-    got = value_differences([[0.9, 0.3, 0.2], [0.5]], 2)
-    # before step 1 nothing is known; before step 2: .9 and .5; before step 3: .3, and .5 of the row that has ended
-    torch.testing.assert_close(got[0, 0], torch.tensor([0.0, 0.2, -0.1], dtype=torch.float64))
-
-
 def test_a_score_that_is_missing_leaves_the_one_before():
     got = value_differences([[0.9, None, 0.1], [0.5, 0.7, 0.1]], 2)
     torch.testing.assert_close(got[0, 0], torch.tensor([0.0, 0.2, 0.1], dtype=torch.float64))

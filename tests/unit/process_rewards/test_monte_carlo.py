@@ -15,38 +15,64 @@ SCRIPT = {
 }
 
 
+class Characters:
+    """A tokenizer of characters."""
+
+    all_special_tokens = ("<eos>",)
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [ord(character) for character in text]}
+
+    def apply_chat_template(self, messages, **kwargs):
+        return {"input_ids": [1, *(ord(character) for character in messages[-1]["content"]), 2]}
+
+
 class Scripted:
     def __init__(self):
         self.prefixes = []
 
     def __call__(self, prefixes, k):
-        self.prefixes.append(list(prefixes))
-        return [SCRIPT[prefix][:k] for prefix in prefixes]
+        self.prefixes.append(["".join(map(chr, prefix)) for prefix in prefixes])
+        return [SCRIPT[prefix][:k] for prefix in self.prefixes[-1]]
+
+
+def scorer_of(verifier=None, scripted=None, **options):
+    return MonteCarloScorer(scripted or Scripted(), verifier or ends_well, Characters(), **{"k": 4, **options})
 
 
 def ends_well(completions, **kwargs):
     return [float(completion.endswith("!")) for completion in completions]
 
 
-CALL = {
-    "prompts": ["p:", "p:", "p:", "p:"],
-    "completions": ["a b !", "a b ?", "z !", ""],
-    "steps": [("a ", "b ", "!"), ("a ", "b ", "?<|im_end|>"), ("z ", "!"), ()],
-}
+def call_of(prompts, completions, steps, **more):
+    ids = [[ord(character) for step in row for character in step] for row in steps]
+    ends = [[len("".join(row[: k + 1])) - 1 for k in range(len(row))] for row in steps]
+    given = {"prompts": prompts, "completions": completions, "steps": steps}
+    return {**given, "completion_ids": ids, "step_ends": ends, **more}
+
+
+CALL = call_of(
+    ["p:"] * 4,
+    ["a b !", "a b ?", "z !", ""],
+    [("a ", "b ", "!"), ("a ", "b ", "?<|im_end|>"), ("z ", "!"), ()],
+)
 
 
 def test_values_are_shares_of_accepted_rollouts_and_the_last_is_the_verdict():
     logged = {}
     scripted = Scripted()
-    values = MonteCarloScorer(scripted, ends_well, k=4)(**CALL, log_metric=logged.__setitem__)
+    scorer = scorer_of(scripted=scripted)
+    values = scorer(**CALL, log_metric=logged.__setitem__)
     assert values == [[0.5, 0.75, 1.0], [0.5, 0.75, 0.0], [0.0, 1.0], []]
     assert scripted.prefixes == [["p:a ", "p:a b ", "p:z "]]  # equal prefixes once, nothing behind the last step
+    assert scorer(**CALL) == values
+    assert len(scripted.prefixes) == 2  # nothing is kept between calls
     assert logged == {"process_rewards/monte_carlo/rollouts": 12.0}
 
 
 def test_gains_start_at_the_prompt_and_sum_to_the_verdict():
     scripted = Scripted()
-    gains = MonteCarloScorer(scripted, ends_well, k=4, reward="gain", name="gain")(**CALL)
+    gains = scorer_of(scripted=scripted, reward="gain", name="gain")(**CALL)
     assert gains == [[0.25, 0.25, 0.25], [0.25, 0.25, -0.75], [-0.25, 1.0], []]
     assert [sum(row) for row in gains[:3]] == [1 - 0.25, 0 - 0.25, 1 - 0.25]
     assert scripted.prefixes == [["p:", "p:a ", "p:a b ", "p:z "]]
@@ -54,32 +80,22 @@ def test_gains_start_at_the_prompt_and_sum_to_the_verdict():
 
 def test_a_value_does_not_know_that_the_row_stops_behind_it():
     """With an EOS behind the last separator the last step is rolled out, a gain takes the verdict."""
-    call = {"prompts": ["p:"], "completions": ["a b !"], "steps": [("a ", "b ")], "step_ends": [[1, 3]]}
-    for ids, value in (([0] * 5, 0.75), ([0] * 4, 1.0)):
-        scorer = MonteCarloScorer(Scripted(), ends_well, k=4)
-        assert scorer.is_causal
-        assert scorer(**call, completion_ids=[ids]) == [[0.5, value]]
-    gain = MonteCarloScorer(Scripted(), ends_well, k=4, reward="gain")
+    call = call_of(["p:"], ["a b !"], [("a ", "b ")])
+    with_eos = {**call, "completion_ids": [[*call["completion_ids"][0], 0]]}
+    for given, value in ((with_eos, 0.75), (call, 1.0)):
+        assert scorer_of().is_causal
+        assert scorer_of()(**given) == [[0.5, value]]
+    gain = scorer_of(reward="gain")
     assert not gain.is_causal
-    assert sum(gain(**call, completion_ids=[[0] * 5])[0]) == 1 - 0.25
-
-
-def test_values_are_not_kept_between_calls():
-    scripted = Scripted()
-    scorer = MonteCarloScorer(scripted, ends_well, k=2)
-    assert scorer(**CALL) == scorer(**CALL)
-    assert len(scripted.prefixes) == 2
+    assert sum(gain(**with_eos)[0]) == 1 - 0.25
 
 
 def test_equal_prefixes_with_another_answer_are_judged_apart():
-    scripted = Scripted()
-
     def is_answer(completions, answer, **kwargs):
         return [float(completion == wanted) for completion, wanted in zip(completions, answer, strict=True)]
 
-    scorer = MonteCarloScorer(scripted, is_answer, k=4)
-    values = scorer(["p:", "p:"], ["a b!", "a b!"], [("a ", "b!"), ("a ", "b!")], answer=["a b!", "a c"])
-    assert values == [[0.5, 1.0], [0.25, 0.0]]
+    call = call_of(["p:"] * 2, ["a b!"] * 2, [("a ", "b!")] * 2, answer=["a b!", "a c"])
+    assert scorer_of(is_answer)(**call) == [[0.5, 1.0], [0.25, 0.0]]
 
 
 def test_the_verifier_is_called_as_the_trainer_calls_it():
@@ -91,15 +107,6 @@ def test_the_verifier_is_called_as_the_trainer_calls_it():
         calls.append((prompts, completions, completion_ids, trainer_state, answer))
         return [1.0] * len(completions)
 
-    class Tokenizer:
-        all_special_tokens = ("<eos>",)
-
-        def __call__(self, text, add_special_tokens=True):
-            return {"input_ids": [ord(character) for character in text]}
-
-        def apply_chat_template(self, messages, **kwargs):
-            return {"input_ids": [1, *(ord(character) for character in messages[-1]["content"]), 2]}
-
     generated = []
 
     def generate(prefixes, k):
@@ -108,7 +115,7 @@ def test_the_verifier_is_called_as_the_trainer_calls_it():
 
     prompt = [{"role": "user", "content": "q"}]
     completion = [{"role": "assistant", "content": "ab"}]
-    scorer = MonteCarloScorer(generate, verifier, k=2, tokenizer=Tokenizer())
+    scorer = MonteCarloScorer(generate, verifier, Characters(), k=2)
     values = scorer(
         prompts=[prompt],
         completions=[completion],
@@ -132,35 +139,30 @@ def test_rollouts_that_cannot_be_scored_are_not_counted():
     def verifier(completions, **kwargs):
         return [None if text.endswith(("c", "?")) else float(text.endswith("!")) for text in completions]
 
-    values = MonteCarloScorer(Scripted(), verifier, k=4, reward="value")(**CALL)
+    values = scorer_of(verifier)(**CALL)
     assert values == [[2 / 3, 1.0, 1.0], [2 / 3, 1.0, None], [None, 1.0], []]
-    gains = MonteCarloScorer(Scripted(), verifier, k=4, reward="gain")(**CALL)
+    gains = scorer_of(verifier, reward="gain")(**CALL)
     assert gains[2] == [None, None]
 
 
 def test_bad_input():
     for options, message in (({"k": 0}, "k: got 0"), ({"reward": "advantage"}, "reward: got 'advantage'")):
         with pytest.raises(InputError, match=message):
-            MonteCarloScorer(Scripted(), ends_well, **options)
+            scorer_of(**options)
 
     async def later(completions, **kwargs):
         return [1.0]
 
     with pytest.raises(InputError, match="verifier: got the asynchronous 'later'"):
-        MonteCarloScorer(Scripted(), later)
+        scorer_of(later)
     with pytest.raises(RewardError, match=r"generator of 'monte_carlo': got 3 groups of \[1\] texts"):
-        MonteCarloScorer(lambda prefixes, k: [["a"] for _ in prefixes], ends_well, k=2)(**CALL)
+        scorer_of(scripted=lambda prefixes, k: [["a"] for _ in prefixes])(**CALL)
     with pytest.raises(RewardError, match="reward function '<lambda>': got TypeError"):
-        MonteCarloScorer(Scripted(), lambda completions: ends_well(completions), k=2)(**CALL)  # no **kwargs
-    messages = {**CALL, "prompts": [[{"role": "user", "content": "p:"}]] * 4}
-    with pytest.raises(InputError, match="a prompt of messages"):
-        MonteCarloScorer(Scripted(), ends_well)(**messages)
-    rendered = MonteCarloScorer(Scripted(), ends_well, k=4, render_prompt=lambda prompt: prompt[0]["content"])
-    assert rendered(**messages)[0] == [0.5, 0.75, 1.0]
+        scorer_of(lambda completions: ends_well(completions))(**CALL)  # no **kwargs
 
 
 def test_rollouts_of_a_model_repeat_with_the_seed(model, tokenizer):
-    prefixes = ["1+1=", "a longer prefix: "]
+    prefixes = [tokenizer(text)["input_ids"] for text in ("1+1=", "a longer prefix: ")]
 
     def sample(seed):
         rollouts = TransformersRollouts(model, tokenizer, max_new_tokens=8, seed=seed, batch_size=3)
@@ -176,8 +178,6 @@ def test_rollouts_of_a_model_repeat_with_the_seed(model, tokenizer):
     assert sample(0) == first
     assert first[0] != first[1]  # each call draws anew
     assert sample(1) != first
-    as_ids = TransformersRollouts(model, tokenizer, max_new_tokens=8, batch_size=3)
-    assert as_ids([tokenizer(prefix)["input_ids"] for prefix in prefixes], 4) == first[0]
 
 
 def test_rollouts_continue_the_prefix_they_belong_to(model, tokenizer):
@@ -191,29 +191,11 @@ def test_rollouts_continue_the_prefix_they_belong_to(model, tokenizer):
             return torch.cat([input_ids, input_ids[:, -1:].repeat(1, max_new_tokens)], dim=1)
 
     rollouts = TransformersRollouts(Repeats(), tokenizer, max_new_tokens=2, batch_size=3)
-    assert rollouts(["long a", "b", "longer c"], 2) == [["aa"] * 2, ["bb"] * 2, ["cc"] * 2]
+    prefixes = [tokenizer(text)["input_ids"] for text in ("long a", "b", "longer c")]
+    assert rollouts(prefixes, 2) == [["aa"] * 2, ["bb"] * 2, ["cc"] * 2]
 
 
-def test_monte_carlo_with_a_model(model, tokenizer):
-    rollouts = TransformersRollouts(model, tokenizer, max_new_tokens=4)
-    reward = lambda completions, **kwargs: [float(len(text) % 2) for text in completions]  # noqa: E731
-    ids = [tokenizer(text)["input_ids"] for text in ("ab\ncd", "ef\ngh")]
-    call = {
-        "prompts": ["1+1=", "2+2="],
-        "completions": ["ab\ncd", "ef\ngh"],
-        "steps": [("ab\n", "cd"), ("ef\n", "gh")],
-        "completion_ids": ids,
-        "step_ends": [[2, 4], [2, 4]],
-    }
-    values = MonteCarloScorer(rollouts, reward, k=6, tokenizer=tokenizer)(**call)
-    assert all(value * 6 == pytest.approx(round(value * 6)) for row in values for value in row)
-    again = TransformersRollouts(model, tokenizer, max_new_tokens=4)
-    assert MonteCarloScorer(again, reward, k=6, tokenizer=tokenizer)(**call) == values
-    with pytest.raises(InputError, match="no completion_ids or step_ends"):
-        MonteCarloScorer(rollouts, reward, tokenizer=tokenizer)(**{**call, "step_ends": None})
-
-
-@pytest.mark.parametrize("options", [{"max_new_tokens": 0}, {"batch_size": 0}, {"temperature": 0.0}])
-def test_rollout_settings_that_cannot_work(options, model, tokenizer):
-    with pytest.raises(InputError, match=next(iter(options))):
-        TransformersRollouts(model, tokenizer, **options)
+@pytest.mark.parametrize("field", ["max_new_tokens", "batch_size", "temperature"])
+def test_rollout_settings_that_cannot_work(field, model, tokenizer):
+    with pytest.raises(InputError, match=f"{field}: got 0"):
+        TransformersRollouts(model, tokenizer, **{field: 0})

@@ -1,5 +1,6 @@
 """Process reward models named in a recipe: checked at once, loaded at the first step that is to be scored."""
 
+import inspect
 import json
 from functools import partial
 from pathlib import Path
@@ -7,88 +8,45 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import tiny_tokenizer
-from transformers import Qwen2Config, Qwen2ForTokenClassification
+from tiny_prms import token_classification
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards import PolicyLogRatio, TokenClassificationScorer, step_verifier
-from trl_drgrpo.process_rewards.named import _format_of
+from trl_drgrpo.process_rewards import PolicyLogRatio, step_verifier
+from trl_drgrpo.process_rewards.named import SCORERS, _format_of
 from trl_drgrpo.rewards.contract import declared
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-
-
-@pytest.fixture(scope="module")
-def saved_prm(tmp_path_factory):
-    folder, tokenizer = tmp_path_factory.mktemp("prm"), tiny_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        num_labels=2,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen2ForTokenClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def test_it_scores_as_the_scorer_itself(saved_prm):
-    named = resolve_reward({"token_classification_prm": {"model": saved_prm, "device": "cpu"}}, "step_reward_funcs")
-    itself = TokenClassificationScorer(saved_prm, device="cpu")
-    batch = {"prompts": ["1+1=", "2+2="], "steps": [["2", " yes"], ["5"]], "completions": ["2 yes", "5"]}
-    scores = named(**batch, trainer_state=None)
-    assert scores == itself(**batch)
-    assert all(0 < score < 1 for row in scores for score in row)
-    assert named.__name__ == "token_classification_prm"
-    assert named.is_causal
-
-
-def test_the_format_is_that_of_the_configuration(saved_prm, saved_model):
-    named = resolve_reward({"prm": {"model": saved_prm, "device": "cpu"}}, "step_reward_funcs")
-    assert named.__name__ == "prm"
-    named(prompts=["1+1="], steps=[["2"]])
-    assert isinstance(named._scorer, TokenClassificationScorer)
-    with pytest.raises(InputError, match=r"whose architecture, Qwen2ForCausalLM, does not say which format it has"):
-        resolve_reward({"prm": saved_model}, "step_reward_funcs")
 
 
 @pytest.mark.parametrize(
     ("model", "scorer"),
     [
-        ("peiyi9979/math-shepherd-mistral-7b-prm", "MathShepherdScorer"),
-        ("UW-Madison-Lee-Lab/VersaPRM-Base-8B", "VersaScorer"),
-        ("openreasoner/Math-psa", "MathPSAScorer"),
-        ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "ChatTurnScorer"),
-        ("PRIME-RL/EurusPRM-Stage2", "ImplicitRewardScorer"),
-        ("Gen-Verse/ReasonFlux-PRM-1.5B", "ReasonFluxScorer"),
+        ("peiyi9979/math-shepherd-mistral-7b-prm", "math_shepherd_prm"),
+        ("UW-Madison-Lee-Lab/VersaPRM-Base-8B", "versa_prm"),
+        ("openreasoner/Math-psa", "math_psa_prm"),
+        ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "chat_turn_prm"),
+        ("PRIME-RL/EurusPRM-Stage2", "implicit_prm"),
+        ("Gen-Verse/ReasonFlux-PRM-1.5B", "reasonflux_prm"),
     ],
 )
 def test_the_format_is_that_of_the_published_id(model, scorer):
     assert _format_of(model) == scorer
 
 
-@pytest.mark.parametrize(
-    ("name", "is_causal"),
-    [
-        *[
-            (f"{name}_prm", True)
-            for name in ("math_shepherd", "versa", "math_psa", "qwen_math", "chat_turn", "skywork")
-        ],
-        ("reasonflux_prm", False),
-        ("implicit_prm", False),
-        ("token_classification_prm", None),  # a decoder or an encoder: known once it is loaded
-    ],
-)
-def test_each_says_whether_a_score_reads_later_text(name, is_causal):
-    assert declared(partial(resolve_reward({name: "a/b"}, "step_reward_funcs")), "is_causal") is is_causal
+def test_each_says_whether_a_score_reads_later_text():
+    specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in SCORERS}
+    later = {"reasonflux_prm": False, "implicit_prm": False}
+    unknown = {"token_classification_prm": None}  # a decoder or an encoder: known once it is loaded
+    said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
+    assert said == {**dict.fromkeys(SCORERS, True), **later, **unknown}
+    assert all("is_causal" in inspect.getdoc(scorer._class) for scorer in specs.values())
     assert step_verifier(lambda prompt, before, step: 1.0).is_causal
     assert PolicyLogRatio().is_causal
+
+
+def test_a_causal_model_does_not_say_which_format_it_has(saved_model):
+    with pytest.raises(InputError, match=r"whose architecture, Qwen2ForCausalLM, does not say which format it has"):
+        resolve_reward({"prm": saved_model}, "step_reward_funcs")
 
 
 def test_nothing_loads_before_the_first_step(tmp_path):
@@ -106,11 +64,9 @@ def test_nothing_loads_before_the_first_step(tmp_path):
             "step_reward_funcs: qwen_math_prm.model: got ./nowhere, which does",
         ),
         ({"qwen_math_prm": {"model": "a/b", "markr": "x"}}, "qwen_math_prm.markr: .* Did you mean marker?"),
-        ({"chat_turn_prm": {"model": "a/b", "bach_size": 1}}, "chat_turn_prm.bach_size: .* Did you mean batch_size?"),
         ({"math_shepherd_prm": {"model": 3}}, "math_shepherd_prm.model: got 3; expected a path or Hub id"),
         ({"token_classification_prm": {}}, "got no model"),
         ({"qwen_math_prn": {"model": "a/b"}}, "Did you mean qwen_math_prm"),
-        ({"prm": {"model": "peiyi9979/math-shepherd-mistral-7b-prm", "markr": "x"}}, "Did you mean marker?"),
         ({"prm": {"model": "a/b"}}, "prm.model: got a/b, which is not in the local cache"),
         ({"policy_log_ratio": {"beta": -1}}, "policy_log_ratio.beta: got -1; expected a finite number, above 0"),
         ({"step_judge": {"model": "m", "base_url": "nowhere"}}, "step_judge.base_url: got an address of another form"),
@@ -121,18 +77,16 @@ def test_what_can_be_known_is_said_before_anything_loads(spec, message):
         resolve_reward(spec, "step_reward_funcs")
 
 
-def test_a_name_of_ones_own(saved_prm):
-    spec = {"token_classification_prm": {"model": saved_prm, "name": "mine"}}
-    assert resolve_reward(spec, "step_reward_funcs").__name__ == "mine"
-
-
-def test_a_recipe_trains_with_it(saved_prm, saved_model, tmp_path, capsys):
+def test_a_recipe_trains_with_it(saved_model, tmp_path, capsys):
+    scorer, saved_prm = token_classification(), str(tmp_path / "prm")
+    scorer.model.save_pretrained(saved_prm)
+    scorer.tokenizer.save_pretrained(saved_prm)
     rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = {
         "model_name_or_path": saved_model,
         "dataset_name": str(tmp_path / "train.jsonl"),
-        "step_reward_funcs": json.dumps({"token_classification_prm": {"model": saved_prm}}),
+        "step_reward_funcs": json.dumps({"token_classification_prm": {"model": saved_prm, "name": "mine"}}),
         "step_separator": "tokens:3",
         "output_dir": str(tmp_path / "out"),
         "max_steps": "2",

@@ -22,7 +22,6 @@ from tiny_prms import (
     marked_tokenizer,
     math_psa,
     metaspace_tokenizer,
-    qwen_math,
     skywork,
     token_classification,
     versa,
@@ -34,6 +33,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForTokenClassification,
 )
@@ -282,14 +282,11 @@ def test_an_encoder_says_that_it_reads_later_text():
     assert TokenClassificationScorer.is_causal is None  # before it is loaded
 
 
-def test_one_row_of_steps_per_prompt(make):
-    with pytest.raises(InputError, match="1 rows of steps for 2 prompts"):
-        make()(["a", "b"], steps=[("a",)])
-
-
 def test_names_and_evaluation_mode(make):
     scorer = make(name="mine")
     assert scorer.__name__ == "mine"
+    with pytest.raises(InputError, match="1 rows of steps for 2 prompts"):
+        scorer(["a", "b"], steps=[("a",)])
     scorer.model.train()  # somebody else's doing: dropout must not get into the scores
     assert scorer(PROMPTS, steps=STEPS) == scorer(PROMPTS, steps=STEPS)
     assert not scorer.model.training
@@ -298,25 +295,40 @@ def test_names_and_evaluation_mode(make):
 # Loading and bad input -----------------------------------------------------------------------------------------------
 
 
-def test_published_architectures_load_from_a_folder(tmp_path):
-    tokenizer = marked_tokenizer()
-    scorer = qwen_math()
-    scorer.model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen2ForProcessRewardModel"]
-    names = set(load_file(tmp_path / "model.safetensors"))  # those of the published checkpoints
-    assert {"score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias", "model.norm.weight"} <= names
-    loaded = QwenMathScorer(str(tmp_path), tokenizer, device="cpu")
-    close(loaded(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 1e-6)
-    half = QwenMathScorer(str(tmp_path), tokenizer, device="cpu", dtype="bfloat16")
-    assert next(half.model.parameters()).dtype == torch.bfloat16
-    close(half(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 0.1)
-
-
-def test_causal_scorers_load_model_and_tokenizer_from_a_folder(tmp_path):
-    scorer = chat_turn()
+@pytest.mark.parametrize(
+    ("kind", "architecture", "published"),
+    [
+        ("token_classification", "Qwen2ForTokenClassification", {"score.weight"}),
+        ("chat_turn", "Qwen2ForCausalLM", {"lm_head.weight"}),
+        (
+            "qwen_math",
+            "Qwen2ForProcessRewardModel",
+            {"score.0.weight", "score.0.bias", "score.2.weight"},
+        ),
+        ("skywork", "Qwen2ForPrmModel", {"v_head.summary.weight", "v_head.summary.bias"}),
+    ],
+)
+def test_a_checkpoint_loads_from_a_folder(kind, architecture, published, tmp_path):
+    scorer = SCORERS[kind]()
     scorer.model.save_pretrained(tmp_path)
     scorer.tokenizer.save_pretrained(tmp_path)
-    close(ChatTurnScorer(str(tmp_path), device="cpu")(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 1e-6)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert {*published, "model.norm.weight"} <= set(weights)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
+    if kind == "skywork":
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()  # the published one has it, unused
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    expected = scorer(PROMPTS, steps=STEPS)
+    for name in (scorer.__name__, "prm"):
+        if (kind, name) != ("chat_turn", "prm"):  # whose configuration does not say which format it has
+            named = resolve_reward({name: {"model": str(tmp_path), "device": "cpu"}}, "step_reward_funcs")
+            close(named(prompts=PROMPTS, steps=STEPS, completions=PROMPTS, trainer_state=None), expected, 1e-6)
+            assert named.__name__ == name
+            assert isinstance(named._scorer, type(scorer))
+            assert named.is_causal
+    half = type(scorer)(str(tmp_path), device="cpu", dtype="bfloat16")
+    assert next(half.model.parameters()).dtype == torch.bfloat16
+    close(half(PROMPTS, steps=STEPS), expected, 0.1)
 
 
 def test_models_with_adapters_are_scored_alike():
@@ -346,36 +358,67 @@ def test_token_classifiers_load_quantized(tmp_path):
         TokenClassificationScorer(scorer.model, scorer.tokenizer, **options)
 
 
-def test_a_checkpoint_without_the_head_is_refused(saved_model):
-    with pytest.raises(InputError, match="a checkpoint without score"):
-        TokenClassificationScorer(saved_model, device="cpu")
+def of(kind, model, tokenizer, configuration=Qwen2Config, **changes):
+    """Builds a model with a tokenizer, and its scorer."""
+    return lambda **options: kind(built(model, config(tokenizer, configuration, **changes)), tokenizer, **options)
 
 
-def test_a_head_of_three_classes_is_refused():
+def without_template():
     tokenizer = marked_tokenizer()
-    model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=3))
-    for kind in (TokenClassificationScorer, QwenMathScorer):
-        with pytest.raises(InputError, match="got 3 outputs per token; expected a head of 2 classes"):
-            kind(model, tokenizer)
-    with pytest.raises(InputError, match="2 classes per token"):
-        QwenMathScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer)
-    with pytest.raises(InputError, match="without a language modeling head"):
-        ChatTurnScorer(model, tokenizer)
+    tokenizer.chat_template = None
+    return tokenizer
 
 
-def test_a_tokenizer_without_the_marker_is_refused():
-    plain = tiny_tokenizer()
-    with pytest.raises(InputError, match=r"marker of 'qwen_math_prm': got '<extra_0>'"):
-        QwenMathScorer(built(Qwen2ForProcessRewardModel, config(plain)), plain)
-    with pytest.raises(InputError, match=r"marker of 'math_shepherd_prm': got 'ки'"):
-        MathShepherdScorer(built(Qwen2ForCausalLM, config(plain)), plain)
-    with pytest.raises(InputError, match=r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which is not one token of the"):
-        VersaScorer(built(Qwen2ForCausalLM, config(plain)), plain)
-    pieces = metaspace_tokenizer()
-    with pytest.raises(InputError, match=r"good of 'math_shepherd_prm': got 'good'"):
-        MathShepherdScorer(built(LlamaForCausalLM, config(pieces, LlamaConfig)), pieces, good="good")
-    with pytest.raises(InputError, match=r"marker of 'math_shepherd_prm': got '#'"):  # the unknown token is no marker
-        MathShepherdScorer(built(LlamaForCausalLM, config(pieces, LlamaConfig)), pieces, marker="#")
+PLAIN, MARKED, PIECES, LINES = tiny_tokenizer(), marked_tokenizer(), metaspace_tokenizer(), line_break_tokenizer()
+three = {"num_labels": 3}
+REFUSED = [
+    (of(TokenClassificationScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "3 outputs per .* 2 classes"),
+    (of(QwenMathScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "got 3 outputs per token"),
+    (of(QwenMathScorer, Qwen2ForCausalLM, MARKED), {}, "2 classes per token"),
+    (of(ChatTurnScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "without a language modeling head"),
+    (of(QwenMathScorer, Qwen2ForProcessRewardModel, PLAIN), {}, "marker of 'qwen_math_prm': got '<extra_0>'"),
+    (
+        of(VersaScorer, Qwen2ForCausalLM, PLAIN),
+        {},
+        r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which is",
+    ),
+    (of(MathShepherdScorer, LlamaForCausalLM, PIECES, LlamaConfig), {"good": "good"}, "good of 'math_shepherd_prm'"),
+    # The unknown token is no marker.
+    (of(MathShepherdScorer, LlamaForCausalLM, PIECES, LlamaConfig), {"marker": "#"}, "marker of .*: got '#'"),
+    (of(QwenMathScorer, Qwen2ForProcessRewardModel, without_template()), {}, "no chat template"),
+    (of(SkyworkScorer, Qwen2ForTokenClassification, LINES), {}, "got 2 outputs .* a head of 1 output per token"),
+    (
+        of(SkyworkScorer, Qwen2ForPrmModel, LINES),
+        {"step_token": "<step>"},
+        "step_token of .*: got '<step>'",
+    ),
+    (token_classification, {"batch_size": 0}, "batch_size: got 0"),
+    (token_classification, {"bach_size": 1}, "bach_size: got an unknown option; .* Did you mean batch_size?"),
+    (token_classification, {"tokenizer": None}, "tokenizer: got none for a model that is already loaded"),
+]
+
+
+@pytest.mark.parametrize(("build", "options", "message"), REFUSED)
+def test_what_does_not_fit_the_format_is_refused(build, options, message):
+    with pytest.raises(InputError, match=message):
+        build(**options)
+
+
+def test_folders_without_a_model_or_without_its_head_are_refused(saved_model, tmp_path):
+    built(Qwen2ForCausalLM, config(PLAIN)).save_pretrained(tmp_path)
+    PLAIN.save_pretrained(tmp_path)
+    torch.save({"weight": torch.zeros(1, 8), "bias": torch.zeros(1)}, tmp_path / "reward_head.pt")
+    nothing = str(tmp_path / "nothing")
+    for kind, arguments, message in (
+        (TokenClassificationScorer, (saved_model,), "a checkpoint without score"),
+        (SkyworkScorer, (saved_model,), "a checkpoint without v_head.summary.bias, v_head.summary.weight"),
+        (ReasonFluxScorer, (saved_model,), "model: got .*; expected a folder or Hub id with reward_head.pt"),
+        (ReasonFluxScorer, (str(tmp_path),), r"weight \(1, 8\), bias \(1,\); expected weight \(1, 32\)"),
+        (TokenClassificationScorer, (nothing,), "tokenizer: got"),
+        (TokenClassificationScorer, (nothing, PLAIN), "model: got"),
+    ):
+        with pytest.raises(InputError, match=message):
+            kind(*arguments, device="cpu")
 
 
 def test_a_marker_that_merges_with_its_surroundings_is_refused():
@@ -401,13 +444,6 @@ def test_an_answer_that_the_chat_template_cuts_is_worth_nothing(kind):
     assert scores[0] == [0.0, 0.0, 0.0]
 
 
-def test_a_tokenizer_without_chat_template_is_refused():
-    tokenizer = marked_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(InputError, match="no chat template"):
-        QwenMathScorer(built(Qwen2ForProcessRewardModel, config(tokenizer)), tokenizer)
-
-
 def test_an_adapter_is_loaded_on_the_model_under_it(tmp_path):
     tokenizer, base, folder = line_break_tokenizer(), tmp_path / "base", tmp_path / "adapter"
     model = built(Qwen2ForCausalLM, config(tokenizer))
@@ -423,22 +459,6 @@ def test_an_adapter_is_loaded_on_the_model_under_it(tmp_path):
     assert max(abs(one - other) for one, other in zip(scores[1], bare[1], strict=True)) > 1e-3
     with pytest.raises(InputError, match=r"an adapter; expected a whole checkpoint with its head"):
         TokenClassificationScorer(str(folder), tokenizer)
-
-
-def test_a_skywork_checkpoint_loads_from_a_folder(tmp_path):
-    scorer = skywork()
-    scorer.model.save_pretrained(tmp_path)
-    scorer.tokenizer.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    assert {"v_head.summary.weight", "v_head.summary.bias", "model.norm.weight"} <= set(weights)
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen2ForPrmModel"]
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()  # the published one has it, unused
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    expected = scorer(PROMPTS, steps=STEPS)
-    for name in ("skywork_prm", "prm"):
-        named = resolve_reward({name: {"model": str(tmp_path), "device": "cpu"}}, "step_reward_funcs")
-        close(named(prompts=PROMPTS, steps=STEPS), expected, 1e-6)
-    assert isinstance(named._scorer, SkyworkScorer)
 
 
 @pytest.fixture(scope="module")
@@ -472,42 +492,6 @@ def test_reasonflux_scores_are_those_of_the_texts_so_far(reasonflux_folder):
     close(half(["3+8=?"], steps=[steps]), [expected], 0.1)
 
 
-def test_missing_heads_are_refused(saved_model, tmp_path):
-    with pytest.raises(InputError, match=r"a checkpoint without v_head.summary.bias, v_head.summary.weight"):
-        SkyworkScorer(saved_model, device="cpu")
-    with pytest.raises(InputError, match=r"model: got .*; expected a folder or Hub id with reward_head.pt"):
-        ReasonFluxScorer(saved_model, device="cpu")
-    built(Qwen2ForCausalLM, config(tiny_tokenizer())).save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    torch.save({"weight": torch.zeros(1, 8), "bias": torch.zeros(1)}, tmp_path / "reward_head.pt")
-    with pytest.raises(InputError, match=r"weight \(1, 8\), bias \(1,\); expected weight \(1, 32\)"):
-        ReasonFluxScorer(str(tmp_path), device="cpu")
-
-
-def test_other_heads_and_step_tokens_are_refused():
-    tokenizer = line_break_tokenizer()
-    two = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2))
-    for kind in (SkyworkScorer, ReasonFluxScorer):
-        with pytest.raises(InputError, match="got 2 outputs per token; expected a head of 1 output per token"):
-            kind(two, tokenizer)
-    one = built(Qwen2ForPrmModel, config(tokenizer))
-    with pytest.raises(InputError, match=r"step_token of 'skywork_prm': got '<step>'"):
-        SkyworkScorer(one, tokenizer, step_token="<step>")
-
-
-def test_models_that_do_not_load(tmp_path):
-    with pytest.raises(InputError, match="tokenizer: got none for a model that is already loaded"):
-        TokenClassificationScorer(built(Qwen2ForTokenClassification, config(tiny_tokenizer(), num_labels=2)))
-    with pytest.raises(InputError, match="tokenizer: got"):
-        TokenClassificationScorer(str(tmp_path / "nothing"))
-    with pytest.raises(InputError, match="model: got"):
-        TokenClassificationScorer(str(tmp_path / "nothing"), tiny_tokenizer())
-    with pytest.raises(InputError, match="batch_size: got 0"):
-        token_classification(batch_size=0)
-    with pytest.raises(InputError, match="bach_size: got an unknown option; .* Did you mean batch_size?"):
-        token_classification(bach_size=1)
-
-
 # Rules ---------------------------------------------------------------------------------------------------------------
 
 
@@ -519,7 +503,6 @@ def test_a_verifier_sees_the_prompt_the_steps_before_and_its_row():
         return len(seen) > 1
 
     reward = step_verifier(verify)
-    logged = {}
     rewards = reward(
         prompts=["p", "q"],
         completions=["ab", "c"],
@@ -527,7 +510,7 @@ def test_a_verifier_sees_the_prompt_the_steps_before_and_its_row():
         completion_ids=[[1, 2], [3]],
         step_ends=[[0, 1], [0]],
         trainer_state=object(),
-        log_metric=logged.__setitem__,
+        log_metric=print,
         answer=["x", "y"],
     )
     assert rewards == [[0.0, 1.0], [1.0]]
@@ -537,13 +520,11 @@ def test_a_verifier_sees_the_prompt_the_steps_before_and_its_row():
         ("q", (), "c", {"answer": "y"}),
     ]
     assert reward.__name__ == "verify"
-    assert logged == {}
-
-
-def test_a_verifier_gets_the_columns_it_names():
-    reward = step_verifier(lambda prompt, previous_steps, step, answer: float(step == answer), name="same")
-    assert reward(["p"], ["a"], [("a", "b")], answer=["a"], other=[1]) == [[1.0, 0.0]]
-    assert reward.__name__ == "same"
+    same = step_verifier(lambda prompt, previous_steps, step, answer: float(step == answer), name="same")
+    assert same(["p"], ["a"], [("a", "b")], answer=["a"], other=[1], step=[1]) == [[1.0, 0.0]]  # columns that it names
+    assert same.__name__ == "same"
+    for nothing in (None, float("nan")):
+        assert step_verifier(lambda p, before, step, nothing=nothing: nothing)(["p"], steps=[("a",)]) == [[None]]
 
 
 @pytest.mark.parametrize(
@@ -561,24 +542,11 @@ def test_a_verifier_that_fails_names_row_and_step(result, message):
     call = {"prompts": ["p", "q"], "completions": ["", ""], "steps": [("a",), ("b", "bad")]}
     with pytest.raises(RewardError, match=f"'broken': got {message}.* at step 1 of row 1"):
         step_verifier(broken)(**call)
-    logged = {}
-    rewards = step_verifier(broken, on_error="unscorable")(**call, log_metric=logged.__setitem__)
-    assert rewards == [[0.5], [0.5, None]]
-    assert logged == {"process_rewards/broken/failed_steps_frac": pytest.approx(1 / 3)}
-    broken.lowest_reward = -1.0
-    assert step_verifier(broken, on_error="unscorable")(**call) == [[0.5], [0.5, -1.0]]
 
 
-def test_a_verifier_may_leave_steps_unscored():
-    assert step_verifier(lambda p, before, step: None)(["p"], steps=[("a",)]) == [[None]]
-    assert step_verifier(lambda p, before, step: float("nan"))(["p"], steps=[("a",)]) == [[None]]
-
-
-def test_verifiers_that_cannot_work():
+def test_a_verifier_cannot_be_asynchronous():
     async def later(prompt, previous_steps, step):
         return 1.0
 
     with pytest.raises(InputError, match="step_verifier: got an asynchronous function"):
         step_verifier(later)
-    with pytest.raises(InputError, match="on_error: got 'ignore'"):
-        step_verifier(len, on_error="ignore")

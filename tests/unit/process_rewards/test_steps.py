@@ -177,23 +177,19 @@ def test_a_step_never_ends_inside_a_character():
     assert step_segmenter("\n\n")(broken, BYTES) == Steps(("o\n\n😀", "o"), (3, 4))
     assert step_segmenter(1)(broken, BYTES) == Steps(("o", "\n\n😀", "o"), (0, 3, 4))
     assert step_segmenter(2)(broken, BYTES).ends == (3, 4)
+    # ".\n\n" has ended the step; the line breaks after it share a token with the next step's emoji
+    ids = BYTES.convert_tokens_to_ids(["ok", ".ĊĊ", "ĊĊðŁ", "ĺ", "Ģ", "o"])
+    assert step_segmenter("\n\n")(ids, BYTES) == Steps(("ok.\n\n", "\n\n😀o"), (1, 5))
+    # é is one token of two bytes by a merge; 😀 is three tokens: the cut at 2 moves to 3, the next one stays at 4
+    assert cut("a😀bcd", 2) == Steps(("a😀", "bc", "d"), (3, 5, 6))
+    junk = BYTES.convert_tokens_to_ids(["ÿÿ", "ÿÿ", ".ĊĊ", "ÿÿ", "ðŁ"])  # broken bytes are text like any other
+    assert step_segmenter("\n\n")(junk, BYTES) == Steps(("����.\n\n", "���"), (2, 4))
     literal = encode(BYTES, "a\N{REPLACEMENT CHARACTER}b")  # the character that also marks broken bytes: three tokens
     assert step_segmenter(1)(literal, BYTES).ends == (0, 3, 4)
     run = encode(PIECES, "a\N{REPLACEMENT CHARACTER}😀b")  # ▁a, a run of three and four byte tokens, b
     assert step_segmenter(1)(run, PIECES).ends == (0, 3, 7, 8)
     slow = TOKENIZERS["slow_bytes"]  # its decode leaves broken characters out
     assert step_segmenter(1)(encode(slow, "a😀\n\nb"), slow) == Steps(("a", "😀", "\n", "\n", "b"), (0, 4, 5, 6, 7))
-
-
-def test_a_token_of_separator_and_text_is_left_to_the_text():
-    # ".\n\n" has ended the step; the line breaks after it share a token with the next step's emoji
-    ids = BYTES.convert_tokens_to_ids(["ok", ".ĊĊ", "ĊĊðŁ", "ĺ", "Ģ", "o"])
-    assert step_segmenter("\n\n")(ids, BYTES) == Steps(("ok.\n\n", "\n\n😀o"), (1, 5))
-
-
-def test_broken_bytes_are_text_like_any_other():
-    junk = BYTES.convert_tokens_to_ids(["ÿÿ", "ÿÿ", ".ĊĊ", "ÿÿ", "ðŁ"])
-    assert step_segmenter("\n\n")(junk, BYTES) == Steps(("����.\n\n", "���"), (2, 4))
 
 
 @pytest.mark.parametrize(
@@ -284,11 +280,6 @@ def test_rules(spec, text, texts):
     check_partition(steps, encode(BYTES, text), BYTES)
 
 
-def test_an_interval_counts_from_the_start():
-    # é is one token of two bytes by a merge; 😀 is three tokens: the cut at 2 moves to 3, the next one stays at 4
-    assert cut("a😀bcd", 2) == Steps(("a😀", "bc", "d"), (3, 5, 6))
-
-
 @pytest.mark.parametrize(
     ("spec", "mask", "texts"),
     [
@@ -312,11 +303,8 @@ def test_tool_results(spec, mask, texts):
     ids = encode(BYTES, "a.\n\nbX\n\nYc\n\nd")
     assert len(ids) == 9
     assert list(step_segmenter(spec)(ids, BYTES, tool_mask).texts) == texts
-
-
-def test_a_turn_of_eos_is_a_turn():
     ids = encode(BYTES, f"aX{EOS}")
-    assert step_segmenter("turn")(ids, BYTES, [1, 0, 1]).ends == (1, 2)
+    assert step_segmenter("turn")(ids, BYTES, [1, 0, 1]).ends == (1, 2)  # a turn of EOS is a turn
     assert step_segmenter(1)(ids, BYTES, [1, 0, 1]) == Steps(("aX",), (1,), 2)
 
 
@@ -341,30 +329,19 @@ def test_the_factory_returns_what_it_built():
     ("spec", "message"),
     [
         ("", "step_separator: got an empty separator; expected at least one character. Examples:"),
-        (["\n", ""], "got an empty separator"),
         ([], "got an empty list"),
         (["\n", 3], "got 3 in a list; expected strings"),
         (["re:x"], "got 're:x' in a list; expected plain separators. Use one regex"),
         ("re:(", r"got the regex '(' (missing ), unterminated subpattern at position 0)"),
-        ("re:", "got the regex '', which matches the empty string"),
         (r"re:\n*", r"got the regex '\\n*', which matches the empty string"),
-        (re.compile("a?"), "got the regex 'a?', which matches the empty string"),
         (re.compile(b"a"), "got a regex of bytes, b'a'"),
         (0, "got an interval of 0 tokens; expected an integer of at least 1"),
-        (-3, "got an interval of -3 tokens"),
-        ("tokens:0", "got an interval of '0' tokens"),
-        ("tokens:", "got an interval of '' tokens"),
-        ("tokens:many", "got an interval of 'many' tokens"),
         ("tokens:1.5", "got an interval of '1.5' tokens"),
         ("token:64", "Did you mean 'tokens'? To use it as a separator, put it in a list: ['token:64']."),
-        ("turns", "Did you mean 'turn'?"),
         ("turn:3", "Did you mean 'turn'?"),
-        ("regex:\n+", "Did you mean 're'?"),
         ("xyzzy", "expected a separator, 're:<pattern>', 'tokens:<n>' or 'turn'. To use it as a separator"),
         (None, "got None; expected a string, a list of strings, a regex, an integer or a function"),
         (True, "got True"),
-        (1.5, "got 1.5"),
-        ({"\n"}, "got {'\\n'}"),
     ],
 )
 def test_errors_of_a_spec(spec, message):
@@ -372,27 +349,19 @@ def test_errors_of_a_spec(spec, message):
         step_segmenter(spec)
     assert error.value.field == "step_separator"
     assert "\n" not in str(error.value)
-
-
-def test_errors_name_the_field_they_are_told():
-    with pytest.raises(InputError, match=r"^step_segmenter: got an interval of 0 tokens") as error:
-        step_segmenter(0, field="step_segmenter")
-    assert error.value.field == "step_segmenter"
+    with pytest.raises(InputError, match=r"^step_segmenter: "):
+        step_segmenter(spec, field="step_segmenter")
 
 
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
         ([2, 1], "got 1 after 2 at position 1 of what ends returned for a text of 4 characters"),
-        ([2, 2], "got 2 after 2"),
         ([0, 2], "got 0 after 0"),
-        ([-1], "got -1 after 0"),
         ([2, 5], "got 5 after 2"),
         ([1.0], "got 1.0 at position 0"),
         ([True], "got True at position 0"),
-        (["1"], "got '1' at position 0"),
         (None, "got NoneType from ends"),
-        ("12", "got str from ends"),
     ],
 )
 def test_errors_of_a_function(offsets, message):
@@ -406,8 +375,6 @@ def test_errors_of_a_function(offsets, message):
 def test_errors_of_a_tool_mask():
     with pytest.raises(InputError, match="tool_mask: got 2 entries for 3 completion tokens; expected one entry per"):
         cut("abc", "turn", tool_mask=[1, 0])
-    with pytest.raises(InputError, match="tool_mask: got 1 entries for 0 completion tokens"):
-        cut("", "turn", tool_mask=[1])
     with pytest.raises(InputError, match="tool_mask: got 2; expected 0 or 1"):
         cut("abc", "turn", tool_mask=[1, 2, 0])
 
@@ -432,26 +399,6 @@ def test_random_tokens_are_partitioned(name, data):
     ids = data.draw(random_ids(tokenizer))
     mask = data.draw(st.none() | st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids)))
     check_partition(step_segmenter(data.draw(SPECS))(ids, tokenizer, mask), ids, tokenizer)
-
-
-@pytest.mark.parametrize("name", KINDS)
-@given(text=TEXTS.filter(bool), spec=SPECS)
-def test_random_text_is_partitioned(name, text, spec):
-    ids = encode(TOKENIZERS[name], text)
-    if ids:
-        check_partition(step_segmenter(spec)(ids, TOKENIZERS[name]), ids, TOKENIZERS[name])
-
-
-@given(text=TEXTS.filter(bool))
-def test_characters_stay_whole(text):
-    # each byte is at most one token: cutting after every token gives the characters, or tokens of several
-    steps = step_segmenter(lambda decoded: list(range(1, len(decoded) + 1)))(encode(BYTES, text), BYTES)
-    assert text.startswith("".join(steps.texts))
-    position = 0
-    ids = encode(BYTES, text)
-    for step, end in zip(steps.texts, steps.ends, strict=True):
-        assert decode(BYTES, ids[position : end + 1]) == step  # whole characters: they decode alone
-        position = end + 1
 
 
 @given(
@@ -561,34 +508,28 @@ def test_text_and_cuts_are_those_of_decoding_every_prefix(name, data):
         assert whole <= {*alignment.tokens}
 
 
-def test_a_decode_that_cannot_be_followed_is_one_step():
-    class Backwards:
-        all_special_ids = ()
+class Decodes:
+    """A tokenizer of characters whose decode is a function of their text."""
 
-        def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=None):
-            return "".join(reversed([chr(i) for i in ids]))
+    all_special_ids = ()
 
-        def convert_ids_to_tokens(self, ids):
-            return [chr(i) for i in ids]
+    def __init__(self, changed):
+        self.changed = changed
 
-    ids = [ord(char) for char in "ab\n\ncd"]
-    assert step_segmenter("\n\n")(ids, Backwards()).ends == (5,)
-    assert step_segmenter(1)(ids, Backwards()).ends == (0, 5)
+    def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=None):
+        return self.changed("".join(map(chr, ids)))
+
+    def convert_ids_to_tokens(self, ids):
+        return [chr(i) for i in ids]
 
 
-def test_a_decode_that_changes_on_the_way_is_cut_up_to_there():
-    class Summary:
-        all_special_ids = ()
-
-        def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=None):
-            text = "".join(chr(i) for i in ids)
-            return text if len(ids) < 2 * CONTEXT + 2 else text[:8] + "\n\nb" * 40
-
-        def convert_ids_to_tokens(self, ids):
-            return [chr(i) for i in ids]
-
+def test_a_decode_that_cannot_be_followed_is_cut_up_to_there():
+    ids, backwards = [ord(char) for char in "ab\n\ncd"], Decodes(lambda text: text[::-1])
+    assert step_segmenter("\n\n")(ids, backwards).ends == (5,)
+    assert step_segmenter(1)(ids, backwards).ends == (0, 5)
+    changes = Decodes(lambda text: text if len(text) < 2 * CONTEXT + 2 else text[:8] + "\n\nb" * 40)
     ids = [ord(char) for char in "a\n\nb\n\nc" + "d" * 40]
-    assert step_segmenter("\n\n")(ids, Summary()).ends == (2, 5, 47 - 1)
+    assert step_segmenter("\n\n")(ids, changes).ends == (2, 5, 47 - 1)
 
 
 def test_the_files_are_pure():

@@ -57,14 +57,10 @@ def rewarded(environments, turns, tokenizer, begun=None, failures=None):
 
 
 def test_each_turn_gets_what_its_environment_says(tokenizer):
-    rewards, record = rewarded([Counts(), Mute(), Counts()], [2, 3, 1], tokenizer)
-    assert rewards == [[1.0, 2.0], [None, None, None], [1.0]]
-    assert record.state_keys == [[("turn", 1), ("turn", 2)], [None] * 3, [("turn", 1)]]
-
-
-def test_another_class_is_another_environment(tokenizer):
-    """As TRL takes `get_reward`: a subclass has a function of its own."""
-    assert rewarded([Counts(), changed()()], [1, 1], tokenizer)[0] == [[1.0], [None]]
+    environments = [Counts(), Mute(), Counts(), changed()()]  # a subclass has a function of its own, as in TRL
+    rewards, record = rewarded(environments, [2, 3, 1, 1], tokenizer)
+    assert rewards == [[1.0, 2.0], [None, None, None], [1.0], [None]]
+    assert record.state_keys == [[("turn", 1), ("turn", 2)], [None] * 3, [("turn", 1)], [("turn", 1)]]
 
 
 def test_an_asynchronous_method_is_awaited(tokenizer):
@@ -96,31 +92,14 @@ def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer):
             {"get_turn_rewards": lambda self: self.paid[:-1]},
             "Broken.get_turn_rewards: got 1 rewards for row 1; expected 2, one per turn of the model. Append a 0",
         ),
-        (
-            {"get_turn_rewards": lambda self: [*self.paid, 0.0]},
-            "Broken.get_turn_rewards: got 3 rewards for row 1; expected 2",
-        ),
         ({"get_turn_rewards": lambda self: 1.0}, "Broken.get_turn_rewards: got float for row 1; expected a list of 2"),
-        ({"get_turn_rewards": lambda self: None}, "Broken.get_turn_rewards: got NoneType for row 1"),
         (
             {"get_turn_rewards": lambda self: [0.0, float("inf")]},
             "Broken.get_turn_rewards: got inf for turn 1 of row 1; expected a finite number",
         ),
         (
-            {"get_turn_rewards": lambda self: {}["x"]},
-            "Broken.get_turn_rewards: got KeyError: 'x' for row 1",
-        ),
-        (
-            {"state_key": lambda self: ("at", object())},
-            r"Broken.state_key: got tuple \('at', <object .* for row 1, turn 0; expected a hashable",
-        ),
-        (
             {"state_key": lambda self: torch.zeros(2)},
             "Broken.state_key: got Tensor .* for row 1, turn 0; expected a hashable that equals its copy",
-        ),
-        (
-            {"state_key": lambda self: [0]},
-            r"Broken.state_key: got list \[0\] for row 1, turn 0; expected a hashable",
         ),
         ({"on_turn_begin": lambda self: 1 / 0}, "Broken.on_turn_begin: got ZeroDivisionError: .* for row 1, turn 0"),
     ],
@@ -130,15 +109,8 @@ def test_a_method_that_breaks_its_contract_is_one_line(methods, message, tokeniz
         rewarded([Mute(), changed(**methods)()], [1, 2], tokenizer)
 
 
-async def one_over_room(self):
-    return [1 / (2 - len(self.paid))]
-
-
-@pytest.mark.parametrize(
-    "get_turn_rewards", [lambda self: [1.0], lambda self: [1 / (2 - len(self.paid))], one_over_room]
-)
-def test_a_failure_may_cost_one_row(get_turn_rewards, tokenizer, caplog):
-    broken, failures = changed(get_turn_rewards=get_turn_rewards), Failures(raises=False)
+def test_a_result_that_breaks_the_contract_may_cost_one_row(tokenizer, caplog):
+    broken, failures = changed(get_turn_rewards=lambda self: [1.0]), Failures(raises=False)
     rewards, record = rewarded([broken(), broken(), broken()], [1, 2, 1], tokenizer, failures=failures)
     assert rewards == [[1.0], [None, None], [1.0]]
     assert failures.rows == {1}
@@ -186,14 +158,11 @@ async def later(self):
     ("methods", "message"),
     [
         ({"state_key": later}, "Broken.state_key: got an asynchronous method; expected a plain one"),
-        ({"on_turn_begin": later}, "Broken.on_turn_begin: got an asynchronous method"),
         ({"get_turn_rewards": [1.0]}, "Broken.get_turn_rewards: got list; expected a method"),
         (
             {"state_key": lambda self, row: row},
             r"Broken.state_key: got state_key\(self, row\); expected a method without arguments: .* another name",
         ),
-        ({"on_turn_begin": lambda self, to: to}, r"Broken.on_turn_begin: got on_turn_begin\(self, to\)"),
-        ({"get_turn_rewards": lambda self, to: to}, r"Broken.get_turn_rewards: got get_turn_rewards\(self, to\)"),
     ],
 )
 def test_a_method_that_cannot_be_called_is_refused(methods, message):

@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Protocol
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.steps.alignment import Alignment
@@ -48,52 +47,39 @@ class Completion:
         return bisect_left(self.alignment.tokens, token)
 
 
-class Rule(Protocol):
-    """Says after which tokens steps end."""
-
-    @property
-    def by_prefix(self) -> bool:
-        """Whether the tokens before a step determine where it begins, by the rule's construction."""
-        ...
-
-    def ends(self, completion: Completion) -> tuple[list[int], bool]:
-        """Last tokens of the steps that are complete, ascending, and whether a further step follows them."""
-        ...
+Span = tuple[int, int]  # a separator in a text: its first character and its exclusive end
 
 
-@dataclass(frozen=True)
-class Span:
-    """A separator in a text: its first character and its exclusive end."""
+class Rule:
+    """Says after which tokens steps end.
 
-    start: int
-    end: int
-
-
-class TextRule:
-    """A rule that reads the text only; subclasses find the separators."""
+    Attributes:
+        by_prefix (`bool`): Whether the tokens before a step determine where it begins, by the rule's construction.
+    """
 
     by_prefix = False
 
     def spans(self, text: str) -> Iterable[Span]:
-        """The separators of a text, in order."""
+        """The separators of a text, in order; for a rule that reads the text only."""
         raise NotImplementedError
 
     def ends(self, completion: Completion) -> tuple[list[int], bool]:
-        """As in [`Rule`]. A separator before which the step holds nothing to read ends nothing."""
+        """Last tokens of the steps that are complete, ascending, and whether a further step follows them. A separator
+        before which the step holds nothing to read ends nothing."""
         alignment, cuts = completion.alignment, []
         read = 0  # characters of the text that were looked at
         readable = False  # whether the step that is open holds something to read
-        for span in self.spans(alignment.text):
-            readable = readable or completion.visible[read : span.start].strip() != ""
-            read = max(read, span.end)
-            cut = bisect_left(alignment.offsets, span.end)
+        for start, end in self.spans(alignment.text):
+            readable = readable or completion.visible[read:start].strip() != ""
+            read = max(read, end)
+            cut = bisect_left(alignment.offsets, end)
             if readable and completion.is_models(alignment.tokens[cut]):
                 cuts.append(completion.cut_at_or_after(alignment.tokens[cut]))
                 read, readable = max(read, alignment.offsets[cuts[-1]]), False
         return [alignment.tokens[cut] for cut in cuts], readable or completion.visible[read:].strip() != ""
 
 
-class Separators(TextRule):
+class Separators(Rule):
     """One or several strings; the first one to be complete ends the step.
 
     Args:
@@ -102,7 +88,7 @@ class Separators(TextRule):
     Example:
 
     ```python
-    >>> [(span.start, span.end) for span in Separators(["\\n\\n"]).spans("a\\r\\n\\r\\nb")]
+    >>> list(Separators(["\\n\\n"]).spans("a\\r\\n\\r\\nb"))
     [(1, 5)]
 
     ```
@@ -120,12 +106,12 @@ class Separators(TextRule):
         start = 0
         while matches := [match for pattern in self.patterns if (match := pattern.search(text, start))]:
             first = min(matches, key=lambda match: match.end())
-            yield Span(first.start(), first.end())
+            yield first.span()
             start = first.end()
 
 
 @dataclass(frozen=True)
-class Regex(TextRule):
+class Regex(Rule):
     """A regular expression, used as it is (it sees `"\\r\\n"`). A match without width ends a step: `(?=Step )`.
 
     Args:
@@ -136,11 +122,11 @@ class Regex(TextRule):
 
     def spans(self, text: str) -> Iterator[Span]:
         """The separators of a text, in order."""
-        return (Span(match.start(), match.end()) for match in self.pattern.finditer(text))
+        return (match.span() for match in self.pattern.finditer(text))
 
 
 @dataclass(frozen=True)
-class Offsets(TextRule):
+class Offsets(Rule):
     """A function `f(text) -> list[int]`: the exclusive end of each step, in characters, ascending."""
 
     function: Callable[[str], Sequence[int]]
@@ -152,35 +138,27 @@ class Offsets(TextRule):
         Raises:
             `InputError`: Not a list of strictly ascending integers from 1 to the length of the text.
         """
-        offsets = self.function(text)
-        if not isinstance(offsets, list | tuple):
-            raise self._error(f"{type(offsets).__name__} from {self._name()}")
+        offsets, name = self.function(text), getattr(self.function, "__name__", type(self.function).__name__)
+        got = "" if isinstance(offsets, list | tuple) else f"{type(offsets).__name__} from {name}"
         previous = 0
-        for position, offset in enumerate(offsets):
+        for position, offset in enumerate(() if got else offsets):
+            place = f"at position {position} of what {name} returned"
             if isinstance(offset, bool) or not isinstance(offset, Integral):
-                raise self._error(f"{offset!r} at position {position} of what {self._name()} returned")
-            if not previous < offset <= len(text):
-                raise self._error(
-                    f"{offset} after {previous} at position {position} of what {self._name()} returned for a text "
-                    f"of {len(text)} characters"
-                )
+                got = f"{offset!r} {place}"
+            elif not previous < offset <= len(text):
+                got = f"{offset} after {previous} {place} for a text of {len(text)} characters"
+            if got:
+                break
             previous = offset
-        return [Span(int(offset), int(offset)) for offset in offsets]
-
-    def _name(self) -> str:
-        return getattr(self.function, "__name__", type(self.function).__name__)
-
-    def _error(self, got: str) -> InputError:
-        return InputError(
-            self.field,
-            got,
-            "a list of strictly ascending integers from 1 to len(text)",
-            "Return the exclusive end of each step, in characters of the text it was given.",
-        )
+        if got:
+            expected = "a list of strictly ascending integers from 1 to len(text)"
+            remedy = "Return the exclusive end of each step, in characters of the text it was given."
+            raise InputError(self.field, got, expected, remedy)
+        return [(int(offset), int(offset)) for offset in offsets]
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval(Rule):
     """A step ends after every `size` tokens of the model, or as soon after as a character is complete.
 
     Steps of whitespace only are possible here, but not as the last one: that is the closing.
@@ -200,7 +178,7 @@ class Interval:
         return [alignment.tokens[cut] for cut in cuts], completion.visible[read:].strip() != ""
 
 
-class Turns:
+class Turns(Rule):
     """One environment turn = one step: the model's tokens and the tool results that follow them.
 
     A step ends where the tool mask goes from 0 back to 1. Turns are counted by the mask alone, so a turn in which the

@@ -134,16 +134,12 @@ def one_step_frac(list_of_steps: Iterable[Steps]) -> float:
 
 def _check_tool_mask(mask: list[int], length: int) -> None:
     if len(mask) != length:
-        raise InputError(
-            "tool_mask",
-            f"{len(mask)} entries for {length} completion tokens",
-            "one entry per token",
-            "Pass the mask of the same completion, without padding.",
-        )
+        got = f"{len(mask)} entries for {length} completion tokens"
+        remedy = "Pass the mask of the same completion, without padding."
+        raise InputError("tool_mask", got, "one entry per token", remedy)
     if other := set(mask) - {0, 1}:
-        raise InputError(
-            "tool_mask", f"{min(other)}", "0 or 1", "1 marks the model's tokens, 0 those of tool results."
-        )
+        remedy = "1 marks the model's tokens, 0 those of tool results."
+        raise InputError("tool_mask", f"{min(other)}", "0 or 1", remedy)
 
 
 def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:

@@ -64,17 +64,18 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
         return spec
     name = repr(spec)
     if isinstance(spec, str):
-        return StepSegmenter(_from_string(spec, field), name)
-    if isinstance(spec, int) and not isinstance(spec, bool):
-        return StepSegmenter(_interval(spec, field), name)
-    if isinstance(spec, re.Pattern):
-        return StepSegmenter(_regex(spec, field), name)
-    if callable(spec):
-        name = getattr(spec, "__name__", name)
-        return StepSegmenter(Offsets(spec, field), name)
-    if isinstance(spec, list | tuple):
-        return StepSegmenter(_separators(spec, field), name)
-    raise InputError(field, name, "a string, a list of strings, a regex, an integer or a function", _FORMS)
+        rule = _from_string(spec, field)
+    elif isinstance(spec, int) and not isinstance(spec, bool):
+        rule = _interval(spec, field)
+    elif isinstance(spec, re.Pattern):
+        rule = _regex(spec, field)
+    elif callable(spec):
+        rule, name = Offsets(spec, field), getattr(spec, "__name__", name)
+    elif isinstance(spec, list | tuple):
+        rule = _separators(spec, field)
+    else:
+        raise InputError(field, name, "a string, a list of strings, a regex, an integer or a function", _FORMS)
+    return StepSegmenter(rule, name)
 
 
 def configured_segmenter(separators: Sequence[str]) -> StepSegmenter:
@@ -98,14 +99,10 @@ def _from_string(spec: str, field: str) -> Separators | Regex | Interval | Turns
     if spec == "turn":
         return Turns()
     if re.fullmatch("[a-z_]+", name) and (value or not colon or name in RULES):
-        raise _unknown(spec, name, field)
+        hint = did_you_mean(name, RULES, "", form="{!r}")
+        remedy = f"{hint} To use it as a separator, put it in a list: [{spec!r}].".lstrip()
+        raise InputError(field, repr(spec), "a separator, 're:<pattern>', 'tokens:<n>' or 'turn'", remedy)
     return _separators([spec], field)
-
-
-def _unknown(spec: str, name: str, field: str) -> InputError:
-    hint = did_you_mean(name, RULES, "", form="{!r}")
-    remedy = f"{hint} To use it as a separator, put it in a list: [{spec!r}].".lstrip()
-    return InputError(field, repr(spec), "a separator, 're:<pattern>', 'tokens:<n>' or 'turn'", remedy)
 
 
 def _separators(separators: Sequence[str], field: str) -> Separators:
@@ -117,17 +114,13 @@ def _separators(separators: Sequence[str], field: str) -> Separators:
         if separator == "":
             raise InputError(field, "an empty separator", "at least one character", _FORMS)
         if separator.startswith("re:"):
-            raise InputError(
-                field, f"{separator!r} in a list", "plain separators", "Use one regex: 're:first|second'."
-            )
-    return Separators([_unescaped(separator) for separator in separators])
-
-
-def _unescaped(separator: str) -> str:
-    """A separator of escapes alone, as a shell or a quoted YAML string passes it on, as the characters it means."""
-    if not re.fullmatch(r"(\\[nrt])+", separator):
-        return separator
-    return separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
+            remedy = "Use one regex: 're:first|second'."
+            raise InputError(field, f"{separator!r} in a list", "plain separators", remedy)
+    # One of escapes alone, as a shell or a quoted YAML string passes it on, means the characters that it spells.
+    escaped = re.compile(r"(\\[nrt])+")
+    return Separators(
+        [each.encode().decode("unicode_escape") if escaped.fullmatch(each) else each for each in separators]
+    )
 
 
 def _regex(pattern: str | re.Pattern[str], field: str) -> Regex:
@@ -135,25 +128,20 @@ def _regex(pattern: str | re.Pattern[str], field: str) -> Regex:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise InputError(
-            field, f"the regex {got!r} ({error})", "a valid regular expression", "See Python's `re` module."
-        ) from error
+        remedy = "See Python's `re` module."
+        raise InputError(field, f"the regex {got!r} ({error})", "a valid regular expression", remedy) from error
     if not isinstance(compiled.pattern, str):
         raise InputError(field, f"a regex of bytes, {got!r}", "a regex of text", "Leave out the b prefix.")
     if compiled.search(""):
-        raise InputError(
-            field,
-            f"the regex {got!r}, which matches the empty string",
-            "a regex that needs at least one character",
-            "It would end a step after every character: use + in place of *, for example.",
-        )
+        got = f"the regex {got!r}, which matches the empty string"
+        remedy = "It would end a step after every character: use + in place of *, for example."
+        raise InputError(field, got, "a regex that needs at least one character", remedy)
     return Regex(compiled)
 
 
 def _interval(size: str | int, field: str) -> Interval:
     number = int(size) if re.fullmatch(r"\s*[+-]?\d+\s*", str(size)) else 0
     if number < 1:
-        raise InputError(
-            field, f"an interval of {size!r} tokens", "an integer of at least 1", "For example 'tokens:64'."
-        )
+        got, remedy = f"an interval of {size!r} tokens", "For example 'tokens:64'."
+        raise InputError(field, got, "an integer of at least 1", remedy)
     return Interval(number)
