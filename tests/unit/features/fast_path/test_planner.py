@@ -14,7 +14,6 @@ from trl_drgrpo.features.fast_path.planner import (
     plan_window,
     processed_tokens,
 )
-from trl_drgrpo.features.fast_path.window import windows
 
 
 @st.composite
@@ -175,18 +174,3 @@ def test_packs_that_do_not_fit_are_made_smaller_first():
 def test_rows_that_cannot_fit_are_an_error():
     with pytest.raises(ValueError, match="3 rows do not fit into 1 micro-batches of 20 tokens"):
         plan_window([Row(i, 5, 5) for i in range(3)], 1, Budget(2, 10))
-
-
-@pytest.mark.parametrize(
-    ("slots", "accumulation", "expected"), [(8, 4, 2), (8, 8, 1), (2, 8, 1), (3, 2, 3), (2, 3, 2)]
-)
-def test_windows_are_what_one_optimizer_step_sees(slots, accumulation, expected):
-    parts = windows(slots, accumulation)
-    assert len(parts) == expected
-    assert [slot for part in parts for slot in part] == list(range(slots))
-    steps: dict = {}  # slots of one window never straddle two optimizer steps
-    for micro_step in range(4 * slots * accumulation):
-        generation, slot = divmod(micro_step, slots)
-        window = next(i for i, part in enumerate(parts) if slot in part)
-        steps.setdefault((generation, window), set()).add(micro_step // accumulation)
-    assert all(len(each) == 1 for each in steps.values())
