@@ -36,7 +36,7 @@ class Row:
     """One completion with its prompt, as the planner sees it.
 
     Args:
-        prompt (`Hashable`): Equal for rows with the same prompt tokens.
+        prompt (`Hashable`): Equal for rows with the same prompt tokens; those tokens, where the row is to be packed.
         prompt_length (`int`): Tokens of the prompt, without padding.
         completion_length (`int`): Tokens of the completion, without padding. 0: nothing to score.
         live (`bool`): Whether the row must be run; rows without signal need not.

@@ -7,21 +7,20 @@ types only, so that a checkpoint can hold it.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from trl_drgrpo.features.fast_path.packing import rows_of
 from trl_drgrpo.features.fast_path.planner import (
     Budget,
     Costs,
     MicroBatch,
-    Row,
     pack_length,
     plan_window,
     processed_tokens,
 )
-from trl_drgrpo.upstream.batches import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH
+from trl_drgrpo.upstream.batches import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH, token_batch
 
 PLAN = "micro_batch_plan"
 
@@ -48,7 +47,7 @@ class Window:
         self.nominal_rows = micro_batches[0]["completion_ids"].size(0)
         self.inputs = _joined(micro_batches)
         self.loss_tokens = _loss_mask(self.inputs).sum(dim=1).tolist()
-        self.rows = rows_of(self.inputs, is_live(self.inputs, skip).tolist())
+        self.rows = rows_of(token_batch(self.inputs), is_live(self.inputs, skip).tolist())
         self.costs = costs
         self.plan = plan_window(self.rows, self.slots, budget, costs)
 
@@ -113,17 +112,6 @@ class Window:
             "rows": len(self.rows),
             "run": sum(len(pack) for batch in self.plan for pack in batch),
         }
-
-
-def rows_of(inputs: dict[str, Any], live: Iterable[bool]) -> list[Row]:
-    """The planner's rows for tensors in TRL's layout. Prompts are equal when their tokens are."""
-    prompts, completions = _tokens(inputs, "prompt"), _tokens(inputs, "completion")
-    return [Row(p, len(p), len(c), bool(a), c) for p, c, a in zip(prompts, completions, live, strict=True)]
-
-
-def _tokens(inputs: dict[str, Any], part: str) -> list[tuple[int, ...]]:
-    ids, masks = inputs[f"{part}_ids"].cpu(), inputs[f"{part}_mask"].cpu().bool()
-    return [tuple(row[mask].tolist()) for row, mask in zip(ids, masks, strict=True)]
 
 
 def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:

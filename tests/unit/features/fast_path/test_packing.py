@@ -11,6 +11,7 @@ from tiny_families import tiny
 
 from trl_drgrpo.features.fast_path.packing import pack_rows, scored_only
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, rope_depends_on_width, why_not_shared
+from trl_drgrpo.upstream.batches import TokenBatch
 
 PROMPT, SHORT = [40, 41, 42, 43], [50]
 COMPLETIONS = [
@@ -51,7 +52,7 @@ def padded():
 
 
 def packed_rows(packs, **options):
-    return pack_rows(*padded(), 7, packs, **options)
+    return pack_rows(TokenBatch(*padded(), 7), packs, **options)
 
 
 def forward(model, packed):
@@ -123,7 +124,7 @@ def test_nothing_to_run_gives_gradients_of_zero_not_none(completions, model):
     ids, mask = padded()
     if not completions:
         mask[:, 6:] = 0
-    packed = pack_rows(ids, mask, 7, [])
+    packed = pack_rows(TokenBatch(ids, mask, 7), [])
     assert packed.input_ids.shape == (1, 2)
     values = packed.unpack(forward(model, packed))
     assert values.eq(0).all()
