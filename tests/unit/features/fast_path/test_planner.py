@@ -157,12 +157,6 @@ def test_without_shared_prefixes_packs_are_as_without_tokens():
     assert plan == [[(5, 7, 2, 6, 0, 4), (1, 3)]]  # longest first
 
 
-def test_a_row_that_stands_in_a_group_twice_costs_nothing():
-    rows = [of("a", 10, tuple(range(20)))] * 3
-    assert plan_window(rows, 1, Budget(3, 30), Costs(pair=1e-3, share_prompts=True)) == [[(0, 1, 2)]]
-    assert pack_length(rows, (0, 1, 2)) == pack_length(rows, (0,)) == 29
-
-
 def test_packs_that_do_not_fit_are_made_smaller_first():
     # four groups of four rows in two slots: packs of four would be too many, packs of two are not
     rows = [of(p, 10, (*range(20), *(100 * row + t for t in range(20)))) for p in "abcd" for row in range(4)]

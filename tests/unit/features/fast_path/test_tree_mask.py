@@ -112,17 +112,6 @@ def test_every_token_is_in_one_block_and_sees_what_it_should(tree):
             assert {place for place in range(block.start) if query < ends[place]} == above
 
 
-def test_branches_of_branches_have_a_longer_path():
-    blocks = cut_into_blocks(ends_of((500, [(400, [(300, []), (300, [])]), (200, [])])))
-    assert [(block.end - block.start, block.path) for block in blocks] == [
-        (500, ()),
-        (400, (0,)),
-        (300, (0, 1)),
-        (300, (0, 1)),
-        (200, (0,)),
-    ]
-
-
 def test_short_branches_stay_together():
     short = [(8, [])] * 8
     assert len(cut_into_blocks(ends_of((512, short)))) == 2  # behind the prompt
