@@ -22,6 +22,7 @@ from trl_drgrpo.features.fast_path.packing import pack_rows
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
 from trl_drgrpo.single_gpu.memory import Planner
 from trl_drgrpo.single_gpu.memory.setup import from_keys
+from trl_drgrpo.upstream.batches import TokenBatch
 
 ROOT = Path(__file__).parents[2]
 # Of the largest difference that is still rounding: autocast to bfloat16 keeps 8 bits of a number.
@@ -157,7 +158,8 @@ def costs(device, small, line):
     for width in widths:
         ids = torch.randint(10, 500, (2, width), device=device)
         half = width // 2
-        packed = pack_rows(ids, torch.ones_like(ids), width - half, [(0, 1)])  # one pack of about this many tokens
+        tokens = TokenBatch(ids, torch.ones_like(ids), width - half)
+        packed = pack_rows(tokens, [(0, 1)])  # one pack of about this many tokens
         count, seen = packed.input_ids.numel(), []
         for _ in range(4):
             start = now(device)

@@ -19,7 +19,7 @@ FIRST = 5  # the step whose checkpoint is interrupted: two passes into the secon
 @pytest.fixture(scope="module")
 def worker():
     """Sends a request to a process that forks a run per request."""
-    environment = {**os.environ, "PYTHONPATH": str(WORKER.parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(WORKER.parents[2])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, str(WORKER)], env=environment, text=True, **pipes)
 
@@ -81,7 +81,7 @@ def test_killed_at_every_moment_of_a_checkpoint(worker, whole, tmp_path):
     assert worker(listing, point=-1, first=FIRST)["code"] == 0
     moments = (listing / "moments.txt").read_text().splitlines()
     names = {Path(line.split(" ", 2)[2]).name for line in moments}
-    wanted = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "drgrpo_rollouts_0.part"}
+    wanted = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "drgrpo_rollouts_0.pt"}
     assert wanted | {"trainer_state.json", "drgrpo_state.part", "model.safetensors", "checkpoint-4"} <= names
     sys.stdout.write("\n".join([*moments, ""]))
     for point in range(len(moments)):

@@ -71,10 +71,3 @@ def test_an_engine_that_sleeps_is_woken_and_given_its_weights_before_it_generate
     assert engine.calls.count("generate") >= 4
     assert max(gaps) < 1e-4
     assert max(logged(trainer, f"eval_{GAP}")) < 1e-4
-
-
-def test_rows_are_left_out_and_regrouped_as_without_vllm(run):
-    _, _, trainer = run(logging_steps=1)
-    planned = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
-    assert len(planned) == 2
-    assert all(entry["drgrpo/useful_token_frac"] > 0.5 for entry in planned)

@@ -85,7 +85,7 @@ class Moments:
 
     def half_way(self, save):
         def saves(content, target, *args, **kwargs):
-            path = getattr(target, "name", target)
+            path = target.name if hasattr(target, "write") else target
             if not self.happens(save.__name__, path):
                 return save(content, target, *args, **kwargs)
             save(content, target, *args, **kwargs)

@@ -5,7 +5,7 @@ import runs
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-from runs import logged, train
+from runs import logged
 from tiny_bases import load, nf4, save_base
 from transformers import BitsAndBytesConfig
 
@@ -26,9 +26,17 @@ def base_with_bias(tokenizer, tmp_path_factory):
     return save_base(tmp_path_factory.mktemp("biased"), tokenizer, bias=True)
 
 
-def build(model, settings, prompts, tokenizer, reward, trainer_class=DrGRPOTrainer, **arguments):
-    fields = {"adapter_dtype": arguments.pop("adapter_dtype", "float32"), **arguments.pop("config", {})}
-    return runs.build(trainer_class, settings | fields, prompts, tokenizer, reward, model, **arguments)
+@pytest.fixture
+def build(settings, prompts, tokenizer, reward):
+    def build(model, trainer_class=DrGRPOTrainer, config=None, adapter_dtype="float32", **arguments):
+        fields = settings | {"adapter_dtype": adapter_dtype} | (config or {})
+        return runs.build(trainer_class, fields, prompts, tokenizer, reward, model, **arguments)
+
+    return build
+
+
+def on_all_layers(**options):
+    return LoraConfig(r=4, target_modules="all-linear", **options)
 
 
 def adapter(trainer):
@@ -46,8 +54,8 @@ IDS = torch.arange(1, 17).unsqueeze(0)
 # QLoRA, end to end
 
 
-def test_the_preset_alone_makes_it_qlora(base, settings, prompts, tokenizer, reward):
-    trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
+def test_the_preset_alone_makes_it_qlora(base, build, settings):
+    trainer = build(base, peft_config=lora_preset("qlora"))
     layers = [module for module in trainer.model.modules() if isinstance(module, Linear4bit)]
     assert len(layers) == 14  # seven in each of two layers; the head is not quantized
     assert all(layer.weight.quant_state.quant_type == "nf4" and layer.weight.quant_state.nested for layer in layers)
@@ -66,24 +74,21 @@ def test_the_preset_alone_makes_it_qlora(base, settings, prompts, tokenizer, rew
     torch.testing.assert_close(logits(reloaded, IDS), logits(trainer.model, IDS))
 
 
-def test_a_quantization_config_of_ones_own_wins(base, settings, prompts, tokenizer, reward):
+def test_a_quantization_config_of_ones_own_wins(base, build):
     mine = nf4()
     mine.bnb_4bit_quant_type = "fp4"
     for given in ({"quantization_config": mine}, {"config": {"model_init_kwargs": {"quantization_config": mine}}}):
-        trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"), **given)
+        trainer = build(base, peft_config=lora_preset("qlora"), **given)
         kinds = {m.weight.quant_state.quant_type for m in trainer.model.modules() if isinstance(m, Linear4bit)}
         assert kinds == {"fp4"}
 
 
 @pytest.mark.parametrize("adapter_dtype", ["float32", pytest.param("upstream", marks=pytest.mark.slow)])
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
-    base, settings, prompts, tokenizer, reward, tmp_path, adapter_dtype
-):
-    settings = {**settings, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(base, build, tmp_path, adapter_dtype):
     def run(folder, resume=None):
+        config = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "output_dir": str(folder)}
         arguments = {"peft_config": lora_preset("qlora"), "adapter_dtype": adapter_dtype}
-        trainer = build(base, {**settings, "output_dir": str(folder)}, prompts, tokenizer, reward, **arguments)
+        trainer = build(base, config=config, **arguments)
         trainer.train(resume_from_checkpoint=resume)
         return adapter(trainer)
 
@@ -102,11 +107,9 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
 # The adapters' dtype
 
 
-def test_values_are_those_from_before_the_cast(base, settings, prompts, tokenizer, reward):
-    kept = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
-    cast = build(
-        base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"), adapter_dtype="upstream"
-    )
+def test_values_are_those_from_before_the_cast(base, build):
+    kept = build(base, peft_config=lora_preset("qlora"))
+    cast = build(base, peft_config=lora_preset("qlora"), adapter_dtype="upstream")
     assert {p.dtype for p in adapter(cast).values()} == {torch.bfloat16}
     assert {p.dtype for p in adapter(kept).values()} == {torch.float32}
     rounded = adapter(cast)
@@ -116,15 +119,15 @@ def test_values_are_those_from_before_the_cast(base, settings, prompts, tokenize
             assert not torch.equal(value, rounded[name].float())  # not the rounded values in a wider type
 
 
-def test_the_adapter_of_a_wrapped_model_and_its_reference_stay_exact(base, settings, prompts, tokenizer, reward):
-    wrapped = get_peft_model(load(base, quantization_config=nf4()), LoraConfig(r=4, target_modules="all-linear"))
+def test_the_adapter_of_a_wrapped_model_and_its_reference_stay_exact(base, build):
+    wrapped = get_peft_model(load(base, quantization_config=nf4()), on_all_layers())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, p in wrapped.named_parameters():
             if "lora_B" in name:
                 p.copy_(0.1 * torch.randn(p.shape, generator=generator))
     before = {name: p.detach().clone() for name, p in wrapped.named_parameters() if p.requires_grad}
-    trainer = build(wrapped, settings, prompts, tokenizer, reward, config={"beta": 0.1})
+    trainer = build(wrapped, config={"beta": 0.1})
     after = adapter(trainer)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -136,66 +139,50 @@ def test_the_adapter_of_a_wrapped_model_and_its_reference_stay_exact(base, setti
     assert kl[-1] > 0
 
 
-def test_a_model_that_is_quantised_already_takes_the_preset(base, settings, prompts, tokenizer, reward):
-    quantized = load(base, quantization_config=nf4())
-    trainer = build(quantized, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"))
-    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
-    assert flags(trainer.model) == [False] * 14
-
-
-def test_on_a_base_in_8_bit_too(base, settings, prompts, tokenizer, reward):
-    quantization = BitsAndBytesConfig(load_in_8bit=True)
-    arguments = {"peft_config": lora_preset(), "quantization_config": quantization}
-    trainer = build(base, {**settings, "max_steps": 1}, prompts, tokenizer, reward, **arguments)
-    trainer.train()
-    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
-
-
-def test_an_adapter_in_half_precision_is_widened(base, settings, prompts, tokenizer, reward):
-    config = LoraConfig(r=4, target_modules="all-linear")
-    wrapped = get_peft_model(load(base, quantization_config=nf4()), config)
-    for p in wrapped.parameters():
+def in_half_precision(model):
+    for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.half()
-    trainer = build(wrapped, settings, prompts, tokenizer, reward)
-    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}
+    return model
 
 
-def test_as_on_a_gpu_bfloat16_base_and_autocast_with_adapters_in_float32(base, settings, prompts, tokenizer, reward):
-    quantization = nf4()
-    quantization.bnb_4bit_compute_dtype = torch.bfloat16
-    config = {
-        "bf16": True,
-        "use_cpu": True,
-        "model_init_kwargs": {"dtype": "bfloat16"},
-        "gradient_checkpointing": True,
-    }
-    arguments = {"peft_config": lora_preset("qlora"), "quantization_config": quantization}
-    settings = {**settings, "max_steps": 2}
-    settings.pop("gradient_checkpointing")
-    trainer = build(base, settings, prompts, tokenizer, reward, config=config, **arguments)
+IN_BFLOAT16 = {"model_init_kwargs": {"dtype": "bfloat16"}}
+AUTOCAST = {"bf16": True, "use_cpu": True, "gradient_checkpointing": True, **IN_BFLOAT16}  # as on a GPU
+IN_8_BIT = BitsAndBytesConfig(load_in_8bit=True)
+COMPUTES_IN_BFLOAT16 = nf4()
+COMPUTES_IN_BFLOAT16.bnb_4bit_compute_dtype = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model_of", "arguments"),
+    [
+        (lambda base: load(base, quantization_config=nf4()), {"peft_config": lora_preset("qlora")}),
+        (lambda base: in_half_precision(get_peft_model(load(base, quantization_config=nf4()), on_all_layers())), {}),
+        (str, {"peft_config": lora_preset(), "quantization_config": IN_8_BIT}),
+        (str, {"peft_config": lora_preset(), "config": IN_BFLOAT16}),  # peft's own choice
+        (str, {"peft_config": lora_preset("qlora"), "config": AUTOCAST, "quantization_config": COMPUTES_IN_BFLOAT16}),
+    ],
+    ids=["quantized already", "adapter in half precision", "8 bit", "not quantized", "as on a GPU"],
+)
+def test_adapters_train_in_float32_on_whatever_base(model_of, arguments, base, build):
+    config = {"max_steps": 2, **arguments.get("config", {})}
+    trainer = build(model_of(base), **{**arguments, "config": config})
     before = adapter(trainer)
-    assert trainer.model.get_input_embeddings().weight.dtype == torch.bfloat16
+    assert not any(flags(trainer.model))
+    if "config" in arguments:
+        assert trainer.model.get_input_embeddings().weight.dtype == torch.bfloat16
     trainer.train()
     after = adapter(trainer)
-    assert {p.dtype for p in after.values()} == {torch.float32}
+    assert {p.dtype for p in before.values()} == {p.dtype for p in after.values()} == {torch.float32}
     assert all(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_base_that_is_not_quantised_is_left_alone(base, settings, prompts, tokenizer, reward):
-    config = {"model_init_kwargs": {"dtype": "bfloat16"}}
-    trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset(), config=config)
-    assert {p.dtype for p in adapter(trainer).values()} == {torch.float32}  # peft's own choice
-    assert {p.dtype for p in trainer.model.parameters() if not p.requires_grad} == {torch.bfloat16}
-
-
-def test_in_bfloat16_weights_stand_still_and_the_watch_says_so(base, settings, prompts, tokenizer, reward, caplog):
-    settings = {**settings, "learning_rate": 1e-6, "lr_scheduler_type": "constant", "max_steps": 3}
-    settings |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+def test_in_bfloat16_weights_stand_still_and_the_watch_says_so(base, build, caplog):
+    config = {"learning_rate": 1e-6, "lr_scheduler_type": "constant", "max_steps": 3}
+    config |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 
     def moved(adapter_dtype):
-        arguments = {"peft_config": lora_preset("qlora"), "adapter_dtype": adapter_dtype}
-        trainer = build(base, settings, prompts, tokenizer, reward, **arguments)
+        trainer = build(base, config=config, peft_config=lora_preset("qlora"), adapter_dtype=adapter_dtype)
         trainer.movement_watch.steps = 2
         caplog.clear()
         trainer.train()
@@ -228,8 +215,8 @@ def flags(model):
     return [bool(m.support_avx512bf16_for_cpu) for m in model.modules() if isinstance(m, Linear4bit)]
 
 
-def test_evaluation_leaves_the_gradient_alone(base, settings, prompts, tokenizer, reward):
-    trainer = build(base, settings, prompts, tokenizer, reward, peft_config=lora_preset("qlora"), eval_dataset=prompts)
+def test_evaluation_leaves_the_gradient_alone(base, build, prompts):
+    trainer = build(base, peft_config=lora_preset("qlora"), eval_dataset=prompts)
     assert flags(trainer.model) == [False] * 14
     before = gradient_norm(trainer.model)
     trainer.evaluate()
@@ -245,7 +232,7 @@ def packed(model):
 @pytest.mark.parametrize("fixture", ["base", "base_with_bias"])
 def test_without_the_cure_this_would_fail_and_packed_weights_are_unpacked(fixture, request, settings):
     model = load(request.getfixturevalue(fixture), quantization_config=nf4())
-    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    model = get_peft_model(model, on_all_layers())
     before, expected = gradient_norm(model), logits_without_packing(model)
     for module in model.modules():
         if isinstance(module, Linear4bit):
@@ -300,19 +287,17 @@ def loading_fails(monkeypatch):
         ({"config": {"model_init_kwargs": {"quantization_config": nf4()}}}, "without an adapter"),
     ],
 )
-def test_what_would_train_nothing_is_refused_before_a_model_loads(
-    settings, prompts, tokenizer, reward, arguments, message
-):
+def test_what_would_train_nothing_is_refused_before_a_model_loads(build, arguments, message):
     with pytest.raises(InputError) as caught:
-        build("a/model-that-does-not-exist", settings, prompts, tokenizer, reward, **arguments)
+        build("a/model-that-does-not-exist", **arguments)
     assert message in str(caught.value)
 
 
 @pytest.mark.usefixtures("loading_fails")
-def test_loaded_models_that_would_train_nothing_are_refused(base, settings, prompts, tokenizer, reward):
+def test_loaded_models_that_would_train_nothing_are_refused(base, build):
     def refused(model, **arguments):
         with pytest.raises(InputError) as caught:
-            build(model, settings, prompts, tokenizer, reward, **arguments)
+            build(model, **arguments)
         return str(caught.value)
 
     assert "a model in which every parameter is frozen" in refused(load(base).requires_grad_(False))
@@ -320,29 +305,31 @@ def test_loaded_models_that_would_train_nothing_are_refused(base, settings, prom
     assert "a quantized model without an adapter" in refused(quantized)
     message = refused(load(base), peft_config=lora_preset("qlora"))
     assert "a loaded model that is not quantized" in message
-    wrapped = get_peft_model(quantized, LoraConfig(r=2, target_modules="all-linear", inference_mode=True))
+    wrapped = get_peft_model(quantized, on_all_layers(inference_mode=True))
     assert "is_trainable=True" in refused(wrapped)
 
 
-def test_targets_that_match_nothing_are_named(model, settings, prompts, tokenizer, reward):
+def test_targets_that_match_nothing_are_named(model, build):
     config = LoraConfig(target_modules=["query"], task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match="got query, matching no layer of Qwen2ForCausalLM"):
-        build(model, settings, prompts, tokenizer, reward, peft_config=config)
+        build(model, peft_config=config)
 
 
-def test_an_adapter_that_is_left_empty_is_refused_after_construction(model, settings, prompts, tokenizer, reward):
+def test_an_adapter_that_is_left_empty_is_refused_after_construction(model, build):
     class Frozen(DrGRPOTrainer):
         def on_built(self, trainable_values):
             self.model.requires_grad_(False)
             super().on_built(trainable_values)
 
     with pytest.raises(InputError, match="model: got no trainable parameter"):
-        build(model, settings, prompts, tokenizer, reward, trainer_class=Frozen)
+        build(model, trainer_class=Frozen)
 
 
-def test_virtual_tokens_still_train(model, settings, prompts, tokenizer, reward):
+def test_virtual_tokens_still_train(model, build):
     config = PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
-    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward, model, peft_config=config)
+    trainer = build(model, peft_config=config)
+    trainer.train()
+    assert not trainer.fast_path.plans
     assert trainer.state.global_step == 3
 
 

@@ -118,14 +118,6 @@ def tool_rollouts(prompts, trainer):
     return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None, "env_mask": masks}
 
 
-def test_tool_tokens_are_masked_as_in_stock_trl():
-    arguments = {"trainer_arguments": {"rollout_func": tool_rollouts}}
-    settings = {"steps_per_generation": 4}
-    ours = gradients(Watching, settings, **arguments)
-    assert difference(ours, gradients(GRPOTrainer, settings, **arguments)) <= EXACT
-    assert all(Watching.plans_seen)
-
-
 def forked_rollouts(prompts, trainer):
     """Groups in which three rows continue prefixes of a first one, one of them twice removed, and one repeats it."""
     rollouts = tool_rollouts(prompts, trainer)
@@ -140,31 +132,42 @@ def forked_rollouts(prompts, trainer):
     return rollouts
 
 
-@pytest.mark.parametrize("plain_head", [True, False])
-def test_forks_have_the_gradients_of_stock_trl(plain_head, blocks_cut):
-    arguments = {"trainer_arguments": {"rollout_func": forked_rollouts}, "plain_head": plain_head}
-    settings = {"steps_per_generation": 4, "num_iterations": 2}
+@pytest.mark.parametrize(
+    ("rollouts", "plain_head", "settings"),
+    [
+        (tool_rollouts, True, {}),
+        (forked_rollouts, True, {"num_iterations": 2}),
+        (forked_rollouts, False, {"num_iterations": 2}),
+    ],
+)
+def test_tools_and_forks_have_the_gradients_of_stock_trl(rollouts, plain_head, settings, blocks_cut):
+    arguments = {"trainer_arguments": {"rollout_func": rollouts}, "plain_head": plain_head}
+    settings = {"steps_per_generation": 4, **settings}
     ours = gradients(Watching, settings, **arguments)
     assert difference(ours, gradients(GRPOTrainer, settings, **arguments)) <= (EXACT if plain_head else 1e-5)
-    assert any(len(pack) > 1 for plan in Watching.plans_seen for pack in plan["packs"])
-    assert any(len(block.path) > 1 for each in blocks_cut for block in each)
+    if rollouts is forked_rollouts:
+        assert any(len(pack) > 1 for plan in Watching.plans_seen for pack in plan["packs"])
+        assert any(len(block.path) > 1 for each in blocks_cut for block in each)
+    assert all(Watching.plans_seen)
 
 
-@pytest.mark.parametrize("credit", ["return_to_go", "min_increments"])
-def test_process_rewards_give_the_gradients_of_upstream_micro_batches(credit):
-    settings = {"step_separator": ["tokens:2"], "step_credit": credit, "steps_per_generation": 4}
-    arguments = {"trainer_arguments": {"step_reward_funcs": step_reward}}
+STEPS = {"step_separator": ["tokens:2"], "steps_per_generation": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [
+        ({**STEPS, "step_credit": "return_to_go"}, {"trainer_arguments": {"step_reward_funcs": step_reward}}),
+        ({**STEPS, "step_credit": "min_increments"}, {"trainer_arguments": {"step_reward_funcs": step_reward}}),
+        # unscorable rows, rewards of thirds: TRL's own advantages have rounding residues
+        ({}, {"reward": completion_reward}),
+    ],
+)
+def test_gradients_are_those_of_upstream_micro_batches(settings, arguments):
     ours = gradients(Watching, settings, **arguments)
     upstream = gradients(DrGRPOTrainer, {**settings, "micro_batching": "upstream"}, **arguments)
     assert difference(ours, upstream) <= EXACT
     assert all(Watching.plans_seen)
-
-
-def test_unscorable_rows_are_left_out():
-    # rewards of thirds and None: TRL's own advantages have rounding residues, so the reference is our upstream mode
-    ours = gradients(Watching, {}, reward=completion_reward)
-    upstream = gradients(DrGRPOTrainer, {"micro_batching": "upstream"}, reward=completion_reward)
-    assert difference(ours, upstream) <= EXACT
 
 
 # Controls: the same assertion must see each of these
@@ -208,8 +211,8 @@ def test_controls_differ(trainer_class, settings):
     assert difference(gradients(trainer_class, settings), gradients(GRPOTrainer, settings)) > 1e-6
 
 
-@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}])
-def test_where_planning_would_not_be_exact_trls_micro_batches_stay(settings):
+def test_where_planning_would_not_be_exact_trls_micro_batches_stay():
+    settings = {"top_entropy_quantile": 0.5}
     ours = gradients(Watching, settings)
     assert difference(ours, gradients(GRPOTrainer, settings)) <= EXACT
     assert Watching.plans_seen
@@ -245,50 +248,41 @@ def test_a_step_without_signal_still_is_a_step(settings, prompts, tokenizer):
 # What is logged
 
 
-def last(trainer, key):
-    return logged(trainer, key)[-1]
+@pytest.fixture
+def metrics(settings, prompts, tokenizer, saved_model):
+    """What is logged of each step, ours and with all rows in one of TRL's micro-batches."""
+
+    def metrics(reward, **fields):
+        def logs(**extra):
+            model = AutoModelForCausalLM.from_pretrained(saved_model)  # a reference is loaded from the same place
+            trainer = train(DrGRPOTrainer, {**settings, **fields, **extra}, prompts, tokenizer, reward, model)
+            return [entry for entry in trainer.state.log_history if "entropy" in entry]
+
+        steps = fields.get("steps_per_generation", 2) // 2
+        whole = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "steps_per_generation": steps}
+        return zip(logs(), logs(micro_batching="upstream", **whole), strict=True)
+
+    return metrics
 
 
-def test_metrics_over_all_rows_keep_their_meaning(settings, prompts, tokenizer):
+def test_metrics_over_all_rows_keep_their_meaning(metrics):
     # Ratios leave 1 in later steps on the same rollouts, so some tokens are clipped.
-    settings = {**settings, "steps_per_generation": 4, "num_iterations": 2, "epsilon": 0.01, "logging_steps": 1}
-
     def reward(completion_ids, **kwargs):
         return half_dead(completion_ids)
 
-    def metrics(**extra):
-        trainer = train(DrGRPOTrainer, {**settings, **extra}, prompts, tokenizer, reward)
-        return [entry for entry in trainer.state.log_history if "clip_ratio/low_mean" in entry]
-
-    ours, upstream = (
-        metrics(),
-        metrics(
-            micro_batching="upstream",
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=1,
-            steps_per_generation=2,
-        ),
-    )
-    assert any(entry["clip_ratio/region_mean"] > 0 for entry in upstream)
-    for a, b in zip(ours, upstream, strict=True):
+    clipped = []
+    for a, b in metrics(reward, steps_per_generation=4, num_iterations=2, epsilon=0.01):
         assert 0 < a["entropy"] != b["entropy"]  # of the rows that are run
         for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
             assert a[f"clip_ratio/{name}"] == pytest.approx(b[f"clip_ratio/{name}"], abs=1e-5), name
+        clipped.append(b["clip_ratio/region_mean"] > 0)
+    assert any(clipped)
 
 
-def test_entropy_and_kl_over_all_rows_where_none_is_left_out(settings, prompts, tokenizer, reward, saved_model):
-    settings = {**settings, "beta": 0.1, "logging_steps": 1, "learning_rate": 0.01}
-
-    def metrics(**extra):
-        model = AutoModelForCausalLM.from_pretrained(saved_model)  # the reference is loaded from the same place
-        trainer = train(DrGRPOTrainer, {**settings, **extra}, prompts, tokenizer, reward, model)
-        return [(entry["entropy"], entry["kl"]) for entry in trainer.state.log_history if "kl" in entry]
-
-    ours = metrics()
-    upstream = metrics(micro_batching="upstream", per_device_train_batch_size=8, gradient_accumulation_steps=1)
-    assert ours[-1][1] > 0
-    for a, b in zip(ours, upstream, strict=True):
-        assert a == pytest.approx(b, rel=1e-3)
+def test_entropy_and_kl_over_all_rows_where_none_is_left_out(metrics, reward):
+    for a, b in metrics(reward, beta=0.1):
+        assert (a["entropy"], a["kl"]) == pytest.approx((b["entropy"], b["kl"]), rel=1e-3)
+    assert a["kl"] > 0
 
 
 def test_what_was_planned_is_logged(settings, prompts, tokenizer):
@@ -296,10 +290,10 @@ def test_what_was_planned_is_logged(settings, prompts, tokenizer):
         return [float(sum(ids) % 2) if i < 4 else 1.0 for i, ids in enumerate(completion_ids)]
 
     trainer = train(DrGRPOTrainer, {**settings, "logging_steps": 1}, prompts, tokenizer, reward)
-    assert last(trainer, "drgrpo/rows_skipped_frac") >= 0.5
-    assert 0 < last(trainer, "drgrpo/useful_token_frac") <= 1
-    assert 0 < last(trainer, "drgrpo/upstream_token_frac") < 0.7
-    assert last(trainer, "drgrpo/micro_batches") in (1, 2)
+    assert logged(trainer, "drgrpo/rows_skipped_frac")[-1] >= 0.5
+    assert 0 < logged(trainer, "drgrpo/useful_token_frac")[-1] <= 1
+    assert 0 < logged(trainer, "drgrpo/upstream_token_frac")[-1] < 0.7
+    assert logged(trainer, "drgrpo/micro_batches")[-1] in (1, 2)
 
 
 def test_inputs_that_cannot_be_regrouped_stay_with_trl(settings, prompts, tokenizer, reward, caplog):
@@ -334,26 +328,15 @@ class OwnLoss(DrGRPOTrainer):
         return loss / (len(logps) * self.max_completion_length * self.current_gradient_accumulation_steps)
 
 
-@pytest.mark.parametrize("micro_batching", ["exact", "upstream"])
-def test_an_override_of_the_scoring_is_applied_once(micro_batching):
+def with_half_log_probs(trainer_class):
     # as a function of the stock class: `super()` of the method above is bound to our class
     def stock_scoring(self, *args, **kwargs):
         logps, entropies, aux_loss = GRPOTrainer._get_per_token_logps_and_entropies(self, *args, **kwargs)
         return logps * 0.5, entropies, aux_loss
 
-    stock_class = type("StockHalf", (GRPOTrainer,), {"_get_per_token_logps_and_entropies": stock_scoring})
-    settings = {"steps_per_generation": 4}
-    ours = gradients(HalfLogps, {**settings, "micro_batching": micro_batching})
-    recording = record(
-        stock_class, GRPOConfig, lora=False, plain_head=True, reward=half_dead, **{**GEOMETRY, **settings, **STOCK}
-    )
-    assert difference(ours, [step.gradients for step in recording.steps]) <= EXACT
-
-
-def test_a_loss_of_ones_own_gets_the_micro_batches_of_trl(caplog):
-    ours = gradients(OwnLoss, {})
-    assert difference(ours, gradients(GRPOTrainer, {})) <= EXACT
-    assert "micro-batches stay as TRL makes them: OwnLoss has its own _compute_loss" in caplog.text
+    if issubclass(trainer_class, DrGRPOTrainer):
+        return HalfLogps
+    return type("StockHalf", (trainer_class,), {"_get_per_token_logps_and_entropies": stock_scoring})
 
 
 def with_auxiliary_loss(trainer_class):
@@ -367,13 +350,28 @@ def with_auxiliary_loss(trainer_class):
     return type("WithAuxiliary", (trainer_class,), {"compute_loss": compute_loss})
 
 
-def test_an_override_of_compute_loss_gets_the_micro_batches_of_trl():
-    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "steps_per_generation": 8}
-    ours, stock = with_auxiliary_loss(DrGRPOTrainer), with_auxiliary_loss(GRPOTrainer)
-    expected = record(
-        stock, GRPOConfig, lora=False, plain_head=True, reward=half_dead, **{**GEOMETRY, **settings, **STOCK}
-    )
-    assert difference(gradients(ours, settings), [step.gradients for step in expected.steps]) <= EXACT
+ROWS_CUT = SETTINGS["rows cut from groups"]
+
+
+@pytest.mark.parametrize(
+    ("with_its_own", "settings", "name"),
+    [
+        (with_half_log_probs, {"steps_per_generation": 4}, "_get_per_token_logps_and_entropies"),
+        (with_half_log_probs, {"steps_per_generation": 4, "micro_batching": "upstream"}, None),
+        (with_auxiliary_loss, ROWS_CUT, "compute_loss"),
+        (
+            lambda trainer_class: OwnLoss if issubclass(trainer_class, DrGRPOTrainer) else trainer_class,
+            {},
+            "_compute_loss",
+        ),
+    ],
+)
+def test_an_override_of_the_loss_is_applied_once_and_gets_trls_micro_batches(with_its_own, settings, name, caplog):
+    stock = {key: value for key, value in settings.items() if key != "micro_batching"}
+    arguments = {"lora": False, "plain_head": True, "reward": half_dead, **GEOMETRY, **stock, **STOCK}
+    expected = [step.gradients for step in record(with_its_own(GRPOTrainer), GRPOConfig, **arguments).steps]
+    assert difference(gradients(with_its_own(DrGRPOTrainer), settings), expected) <= EXACT
+    assert (f"has its own {name}" in caplog.text) == (name is not None)
 
 
 def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompts, tokenizer, reward, saved_model):
@@ -401,16 +399,6 @@ def test_a_policy_that_has_diverged_stops_the_run(settings, prompts, tokenizer, 
     model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="probability tensor contains either `inf`, `nan`"):
         train(DrGRPOTrainer, settings, prompts, tokenizer, reward, model)
-
-
-def test_rotary_angles_that_depend_on_the_batch_keep_trls_micro_batches():
-    from transformers import Qwen2Config
-
-    from trl_drgrpo.features.fast_path.sharing import rope_depends_on_width
-
-    assert not rope_depends_on_width(Qwen2Config())
-    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert rope_depends_on_width(Qwen2Config(rope_parameters=dynamic))
 
 
 def test_evaluation_is_untouched(settings, prompts, tokenizer, reward):

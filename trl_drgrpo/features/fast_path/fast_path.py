@@ -19,7 +19,7 @@ import torch
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.forwards import ON_A_CPU, forked_prefill, takes_the_machine
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
-from trl_drgrpo.features.fast_path.packing import Packed, pack_rows, scored_only
+from trl_drgrpo.features.fast_path.packing import Packed, pack_rows, rows_of, scored_only
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.features.fast_path.sharing import (
     attention_pair_cost,
@@ -28,7 +28,7 @@ from trl_drgrpo.features.fast_path.sharing import (
     why_not_shared,
 )
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
-from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, rows_of, windows
+from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, windows
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.private_state import swapped
@@ -213,21 +213,14 @@ class FastPath(Feature):
 
     def _score_rollouts(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """All rows of a generation batch, in as many forwards as their lengths ask for."""
-        width = tokens.completion_width
-        split = {
-            "prompt_ids": tokens.input_ids[:, :-width],
-            "prompt_mask": tokens.attention_mask[:, :-width],
-            "completion_ids": tokens.input_ids[:, -width:],
-            "completion_mask": tokens.attention_mask[:, -width:],
-        }
-        rows = rows_of(split, [True] * len(tokens.input_ids))
+        rows = rows_of(tokens)
         has_prompts = all(row.prompt_length for row in rows)
         if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
             has_prompts = not self.trainer.takes_images and all(self.trainer.gathered([has_prompts]))
         if not has_prompts:
             return self.trainer.score_as_trl(model, tokens)
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
-        log_probs = tokens.input_ids.new_zeros(len(rows), width, dtype=torch.float32)
+        log_probs = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
         entropies = torch.zeros_like(log_probs) if tokens.compute_entropy else None
         plan = plan_window(rows, None, budget, self._plan_costs(model))
         if self.trainer.in_lockstep:  # forwards of nothing, where another rank has more of them
@@ -240,14 +233,7 @@ class FastPath(Feature):
         return log_probs, entropies, None
 
     def _score_packs(self, model: Any, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
-        packed = pack_rows(
-            tokens.input_ids,
-            tokens.attention_mask,
-            tokens.completion_width,
-            packs,
-            self.trainer.pad_token_id,
-            self._multiple,
-        )
+        packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple)
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 

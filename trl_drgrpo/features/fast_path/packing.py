@@ -16,6 +16,7 @@ Only the positions that predict a completion token go through the head: `scored_
 to them. (TRL's head does so by itself on GPUs; elsewhere it scores prompts and padding too.)
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.planner import MicroBatch, shared_length
+from trl_drgrpo.features.fast_path.planner import MicroBatch, Row, shared_length
 from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart
+from trl_drgrpo.upstream.batches import TokenBatch
 
 IGNORED = -100  # the label that TRL's head leaves out
 
@@ -76,20 +78,24 @@ def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
         hook.remove()
 
 
-def pack_rows(
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    completion_width: int,
-    batch: MicroBatch,
-    pad_token_id: int = 0,
-    multiple: int = 1,
-) -> Packed:
+def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None) -> list[Row]:
+    """The planner's rows for tensors in TRL's layout, all of them live by default. Prompts are equal when their tokens
+    are."""
+    rows, width = [], tokens.input_ids.size(1) - tokens.completion_width
+    for number, (ids, mask) in enumerate(zip(tokens.input_ids.tolist(), tokens.attention_mask.tolist(), strict=True)):
+        prompt, completion = (
+            tuple(itertools.compress(ids[part], mask[part])) for part in (slice(width), slice(width, None))
+        )
+        is_live = live is None or live[number]
+        rows.append(Row(prompt, len(prompt), len(completion), is_live, completion))
+    return rows
+
+
+def pack_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, multiple: int = 1) -> Packed:
     """Lay out the packs of a micro-batch.
 
     Args:
-        input_ids (`torch.Tensor` of shape `(B, P + T)`, int64): Prompts padded on the left, completions on the right.
-        attention_mask (`torch.Tensor` of shape `(B, P + T)`): 1 for tokens, 0 for padding.
-        completion_width (`int`): T.
+        tokens ([`TokenBatch`]): Prompts padded on the left, completions on the right.
         batch ([`MicroBatch`]): The packs, as tuples of rows. Rows in no pack are not run and
             get 0. Without any pack, two tokens of the first row run unscored, so that a gradient of zeros comes out.
         pad_token_id (`int`, *optional*, defaults to `0`): Fills the rest of a pack.
@@ -98,51 +104,38 @@ def pack_rows(
     Returns:
         [`Packed`].
     """
-    device = input_ids.device
-    prompt_width = input_ids.size(1) - completion_width
+    device = tokens.input_ids.device
     # The layout is made of small Python loops over packs: on the CPU, where they do not wait for an accelerator.
-    ids, mask = input_ids.cpu(), attention_mask.cpu().bool()
-    prompts = [row[:prompt_width][m[:prompt_width]] for row, m in zip(ids, mask, strict=True)]
-    completions = [row[prompt_width:][m[prompt_width:]] for row, m in zip(ids, mask, strict=True)]
-    sources = torch.zeros(ids.size(0), completion_width, dtype=torch.long)
-    scored = torch.zeros(ids.size(0), completion_width, dtype=torch.bool)
-    # The t-th token of a completion need not stand in column t: a mask may have holes.
-    columns = [m[prompt_width:].nonzero().squeeze(1) for m in mask]
-
-    lines = [_Line.of(pack, prompts, completions) for pack in batch] or [_Line.of((0,), [ids[0, -2:]], [ids[0, :0]])]
+    rows = rows_of(tokens)
+    filler = Row(tuple(tokens.input_ids[0, -2:].tolist()), 2, 0)
+    lines = [_Line(pack, rows) for pack in batch] or [_Line((0,), [filler])]
     width = -(-max(len(line.ids) for line in lines) // multiple) * multiple
-    packed_ids = torch.full((len(lines), width), pad_token_id, dtype=torch.long)
-    order, predictors = [], []
-    for n, line in enumerate(lines):
-        packed_ids[n, : len(line.ids)] = line.ids
-        for row, places in line.predictors.items() if batch else ():
-            order.append(row)
-            predictors.append(n * width + places)
-    following = torch.cat([completions[row] for row in order]) if order else ids[0, :0]
-    if len(following):
-        # A token has one place for all rows that share it: those where it follows the same position.
-        span = int(following.max()) + 1
-        scores, where = torch.unique(torch.cat(predictors) * span + following, return_inverse=True)
-        flat, targets = scores // span, scores % span
-        for row, place in zip(order, where.split([len(completions[row]) for row in order]), strict=True):
-            sources[row, columns[row]] = place
-            scored[row, columns[row]] = True
-    else:
-        flat, targets = torch.zeros(1, dtype=torch.long), torch.full((1,), IGNORED)
+    # A token has one place for all rows that share it: those where it follows the same position.
+    following = {
+        row: list(zip((number * width + place for place in places), rows[row].completion, strict=True))
+        for number, line in enumerate(lines)
+        for row, places in (line.predictors.items() if batch else ())
+    }
+    scores = sorted({score for of_row in following.values() for score in of_row})
+    place_of = {score: place for place, score in enumerate(scores)}
+    # The t-th token of a completion need not stand in column t: a mask may have holes.
+    real = tokens.attention_mask[:, -tokens.completion_width :].cpu().bool()
+    sources, scored = torch.zeros(real.shape, dtype=torch.long), torch.zeros_like(real)
+    for row, of_row in following.items():
+        sources[row, real[row]] = torch.tensor([place_of[score] for score in of_row], dtype=torch.long)
+        scored[row] = real[row]
+    packed_ids = torch.tensor([line.ids + [pad_token_id] * (width - len(line.ids)) for line in lines])
+    packed_mask, positions = torch.ones_like(packed_ids), None
     if any(line.branches for line in lines):
         packed_mask = torch.stack([line.mask(width) for line in lines]).unsqueeze(1).to(device)  # (N, 1, W, W)
         if attends_apart(device.type):
-            packed_mask = TreeMask.of(packed_mask, [line.ends.tolist() for line in lines])
-        positions = torch.stack(
-            [torch.nn.functional.pad(line.positions, (0, width - len(line.ids))) for line in lines]
-        )
-    else:
-        packed_mask = torch.ones(len(lines), width, dtype=torch.long)
-        positions = None
+            packed_mask = TreeMask.of(packed_mask, [line.ends for line in lines])
+        positions = torch.tensor([line.positions + [0] * (width - len(line.ids)) for line in lines]).to(device)
+    flat, targets = torch.tensor(scores or [(0, IGNORED)]).T
     return Packed(
         packed_ids.to(device),
         packed_mask.to(device),
-        None if positions is None else positions.to(device),
+        positions,
         flat.to(device),
         targets.unsqueeze(0).to(device),
         sources.to(device),
@@ -150,49 +143,44 @@ def pack_rows(
     )
 
 
-@dataclass(frozen=True)
 class _Line:
     """One pack laid out, depth first.
 
-    Args:
-        ids (`torch.Tensor` of shape `(w,)`), positions (`torch.Tensor` of shape `(w,)`): Tokens, and their depths.
-        ends (`torch.Tensor` of shape `(w,)`): Where the tokens that follow each one, on any branch, end.
-        predictors (`dict[int, torch.Tensor]`): For each row, the places that predict its completion's tokens.
+    Attributes:
+        ids, positions (`list[int]`): Tokens, and their depths.
+        ends (`list[int]`): Where the tokens that follow each one, on any branch, end.
+        predictors (`dict[int, list[int]]`): For each row, the places that predict its completion's tokens.
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    ends: torch.Tensor
-    predictors: dict[int, torch.Tensor]
+    def __init__(self, pack: tuple[int, ...], rows: Sequence[Row]):
+        prompt = rows[pack[0]].prompt_length
+        self.ids, self.positions = list(rows[pack[0]].prompt), list(range(prompt))
+        self.ends, self.predictors = [0] * prompt, {}
+        path, previous = list(range(prompt)), ()  # path: places of the row's tokens so far
+        for row in sorted(pack, key=lambda row: rows[row].inputs):
+            inputs, size = rows[row].inputs, len(self.ids)
+            shared = shared_length(previous, inputs)
+            self._end(path[prompt + shared :])
+            own = inputs[shared:]
+            path = path[: prompt + shared] + list(range(size, size + len(own)))
+            self.ids += own
+            self.positions += range(prompt + shared, prompt + len(inputs))
+            self.ends += [0] * len(own)
+            self.predictors[row] = path[prompt - 1 :][: rows[row].completion_length]
+            previous = inputs
+        self._end(path)
 
-    @classmethod
-    def of(
-        cls, pack: tuple[int, ...], prompts: Sequence[torch.Tensor], completions: Sequence[torch.Tensor]
-    ) -> "_Line":
-        prompt = prompts[pack[0]]
-        inputs = {row: completions[row][:-1].tolist() for row in pack}
-        tokens, positions, predictors = [prompt], [torch.arange(len(prompt))], {}
-        path, previous, size = torch.arange(len(prompt)), [], len(prompt)  # path: places of the row's tokens so far
-        ends = torch.empty(size + sum(len(each) for each in inputs.values()), dtype=torch.long)
-        for row in sorted(pack, key=lambda row: inputs[row]):
-            depth = len(prompt) + shared_length(previous, inputs[row])
-            ends[path[depth:]] = size
-            own = completions[row][depth - len(prompt) : len(inputs[row])]
-            path = torch.cat([path[:depth], size + torch.arange(len(own))])
-            tokens.append(own)
-            positions.append(depth + torch.arange(len(own)))
-            predictors[row] = path[len(prompt) - 1 :][: len(completions[row])]
-            previous, size = inputs[row], size + len(own)
-        ends[path] = size
-        return cls(torch.cat(tokens), torch.cat(positions), ends[:size], predictors)
+    def _end(self, places: Sequence[int]) -> None:
+        for place in places:
+            self.ends[place] = len(self.ids)
 
     @property
     def branches(self) -> bool:
         """Whether it is more than one chain of tokens; a chain needs no mask."""
-        return int(self.positions[-1]) + 1 < len(self.ids)
+        return self.positions[-1] + 1 < len(self.ids)
 
     def mask(self, width: int) -> torch.Tensor:
         """(W, W) bool: row q sees column k, its ancestor or itself; padding sees itself: a softmax needs something."""
         places = torch.arange(width)
-        ends = torch.cat([self.ends, places[len(self.ids) :] + 1])
+        ends = torch.tensor([*self.ends, *range(len(self.ends) + 1, width + 1)])
         return (places <= places[:, None]) & (places[:, None] < ends)

@@ -29,7 +29,6 @@ MicroBatch = list[Pack]
 
 # Weight of a width squared where attention costs less than that: packs of like widths need less padding side by side.
 EVENNESS = 0.25
-MOST_WORK = 5e7  # sums that trying every cut may take: about 0.2 s
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Row:
     """One completion with its prompt, as the planner sees it.
 
     Args:
-        prompt (`Hashable`): Equal for rows with the same prompt tokens.
+        prompt (`Hashable`): Equal for rows with the same prompt tokens; those tokens, where the row is to be packed.
         prompt_length (`int`): Tokens of the prompt, without padding.
         completion_length (`int`): Tokens of the completion, without padding. 0: nothing to score.
         live (`bool`): Whether the row must be run; rows without signal need not.
@@ -131,18 +130,6 @@ def pack_length(rows: Sequence[Row], pack: Pack) -> int:
         length += row.own_length - shared_length(previous, row.inputs)
         previous = row.inputs
     return length
-
-
-def pack_pairs(rows: Sequence[Row], pack: Pack) -> float:
-    """Query-key pairs of a pack whose branches attend apart, and what blocks cost besides: at most as many as without
-    blocks. A chain is causal."""
-    if len(pack) == 1:
-        return (rows[pack[0]].prompt_length + rows[pack[0]].own_length) ** 2 / 2
-    pairs, previous = rows[pack[0]].prompt_length ** 2 / 2, ()
-    for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
-        pairs += _branch_pairs(row, row.own_length - shared_length(previous, row.inputs))
-        previous = row.inputs
-    return min(pairs, pack_length(rows, pack) ** 2)
 
 
 def _branch_pairs(row: Row, tokens: int) -> int:
@@ -279,94 +266,59 @@ def _cut(
     """The packs, longest first, cut into micro-batches at the least cost; `None` where they do not fit."""
     lengths = [costs.width(pack_length(rows, pack)) for pack in packs]
     order = sorted(range(len(packs)), key=lambda i: (-lengths[i], packs[i]))
-    widths = np.array([lengths[i] for i in order], dtype=np.float64)
-    count = len(order)
-    fits = np.minimum(budget.tokens // np.maximum(widths, 1), max(budget.pairs, 1) // np.maximum(widths, 1) ** 2)
-    fits = np.clip(fits, 1, count).astype(np.int64)  # packs that fit beside each other, the first as wide as this one
-    pairs = np.cumsum([0.0, *(pack_pairs(rows, packs[i]) for i in order)]) if costs.apart else None
-    slots = min(slots or count, count)
-    ends = _cheapest_ends(widths, fits, pairs, costs)
-    if len(ends) - 1 <= slots:
-        return [[packs[i] for i in order[start:end]] for start, end in itertools.pairwise(ends)]
-    # Slots are short, so micro-batches are large, and a cut some packs further on costs about the same: of large
-    # windows cuts are tried in steps of a share of what fits. The steps may take one slot too many: then every cut is.
-    steps = next((n for n in (count, 256, 64) if _work(_edges(fits, n), fits, slots) < MOST_WORK), 12)
-    for fineness in (steps, count):
-        ends = _cheapest_edges(_edges(fits, fineness), widths, fits, pairs, slots, costs)
-        if ends is not None:
-            return [[packs[i] for i in order[start:end]] for start, end in itertools.pairwise(ends)]
-    return None
+    widths = np.array([max(lengths[i], 1) for i in order], dtype=np.float64)
+    fits = np.minimum(budget.tokens // widths, max(budget.pairs, 1) // widths**2)
+    fits = np.clip(fits, 1, len(order)).astype(np.int64)  # packs beside each other, the first as wide as this one
+    # Branches that attend apart cost the same in whatever micro-batch.
+    prices = widths if costs.apart else widths + costs.pair * widths**2
+    ends = _cheapest_ends(prices, fits, costs.forward, slots or len(order))
+    return ends and [[packs[i] for i in order[start:end]] for start, end in itertools.pairwise(ends)]
 
 
-def _cheapest_ends(widths: np.ndarray, fits: np.ndarray, pairs: np.ndarray | None, costs: Costs) -> list[int]:
-    """Where micro-batches end, the first number being 0, at the least cost with as many of them as it takes."""
-    count = len(widths)
-    of_pack = widths if pairs is not None else widths + costs.pair * widths**2
-    shared = np.zeros(count + 1) if pairs is None else costs.pair * pairs
-    begins, _ = _begins(np.arange(count + 1), fits)
+def _cheapest_ends(prices: np.ndarray, fits: np.ndarray, forward: float, slots: int) -> list[int] | None:
+    """
+    Where micro-batches end, the first number being 0, at the least cost; `None` where packs do not fit into the slots.
+
+    A micro-batch costs the price of its first pack, times its packs, and `forward`. Prices fall and fits rise along
+    the order, so the least cost is convex in the number of micro-batches (the Monge property), and a price on each,
+    raised until they are few enough, finds it: A. Aggarwal, B. Schieber, T. Tokuyama, "Finding a minimum-weight k-link
+    path in graphs with the concave Monge property and applications", 1994.
+    """
+
+    def cost(ends: list[int], forward: float = 0.0) -> float:
+        return float(np.diff(ends) @ prices[ends[:-1]]) + forward * len(ends)
+
+    many = _priced_ends(prices, fits, forward)
+    if len(many) - 1 <= slots:
+        return many
+    few = [0]
+    while few[-1] < len(prices):
+        few.append(min(few[-1] + int(fits[few[-1]]), len(prices)))
+    if len(few) - 1 > slots:
+        return None
+    while True:
+        price = (cost(few) - cost(many)) / (len(many) - len(few))  # at which they cost the same
+        ends = _priced_ends(prices, fits, price)
+        if cost(ends, price) > (1 - 1e-12) * cost(few, price):  # and nothing else less: some of both make the slots
+            more = slots + 1 - len(few)
+            turn = next(i for i in range(len(few)) if many[i + more + 1] <= few[i + 1])
+            return many[: turn + more + 1] + few[turn + 1 :]
+        few, many = (few, ends) if len(ends) - 1 > slots else (ends, many)
+
+
+def _priced_ends(prices: np.ndarray, fits: np.ndarray, forward: float) -> list[int]:
+    """As [`_cheapest_ends`], with as many micro-batches as it takes."""
+    count = len(prices)
+    begins = np.searchsorted(np.arange(count) + fits, np.arange(count + 1))  # of the largest that ends at each
     before = np.zeros(count)  # least cost up to a pack, less what later ones of its micro-batch add
     total, start = 0.0, np.zeros(count + 1, dtype=np.int64)
     for end in range(1, count + 1):
-        before[end - 1] = total - (end - 1) * of_pack[end - 1] - shared[end - 1]
-        options = before[begins[end] : end] + end * of_pack[begins[end] : end]
+        before[end - 1] = total - (end - 1) * prices[end - 1]
+        options = before[begins[end] : end] + end * prices[begins[end] : end]
         best = int(options.argmin())
         start[end] = begins[end] + best
-        total = float(options[best] + shared[end] + costs.forward)
+        total = float(options[best] + forward)
     ends = [count]
     while ends[-1]:
         ends.append(int(start[ends[-1]]))
     return ends[::-1]
-
-
-def _edges(fits: np.ndarray, fineness: int) -> np.ndarray:
-    """Where cuts are tried: as many as `fineness` within the largest micro-batch that begins at one of them."""
-    edges = [0]
-    while edges[-1] < len(fits):
-        edges.append(min(len(fits), edges[-1] + max(1, int(fits[edges[-1]]) // fineness)))
-    return np.array(edges)
-
-
-def _begins(edges: np.ndarray, fits: np.ndarray) -> tuple[np.ndarray, int]:
-    """The edge at which the largest micro-batch begins that ends at each edge, and the most edges that one spans."""
-    begins = np.searchsorted(edges[:-1] + fits[edges[:-1]], edges)
-    return begins, int((np.arange(len(edges)) - begins).max())
-
-
-def _work(edges: np.ndarray, fits: np.ndarray, slots: int) -> int:
-    return len(edges) * _begins(edges, fits)[1] * (slots + 100)
-
-
-def _cheapest_edges(
-    edges: np.ndarray, widths: np.ndarray, fits: np.ndarray, pairs: np.ndarray | None, slots: int, costs: Costs
-) -> list[int] | None:
-    """Those of the edges, first and last one among them, between which packs make micro-batches at the least cost."""
-    count = len(edges) - 1
-    begins, most = _begins(edges, fits)
-    # cost[j, d]: a micro-batch from edge j - most + d up to edge j, as wide as its first pack
-    begin = np.arange(count + 1)[:, None] - most + np.arange(most)
-    first = edges[np.maximum(begin, 0)]
-    size, width = edges[:, None] - first, widths[first]
-    attention = size * width**2 if pairs is None else pairs[edges][:, None] - pairs[first]
-    cost = np.where(begin >= begins[:, None], size * width + costs.pair * attention + costs.forward, np.inf)
-    total = np.full(most + count + 1, np.inf)  # of the packs up to an edge; the first ones are no edges
-    total[most] = 0.0
-    windows = np.lib.stride_tricks.sliding_window_view(total[:-1], most)
-    chosen: list[np.ndarray] = []
-    best, layers, furthest = np.inf, 0, 0
-    for layer in range(1, slots + 1):
-        furthest = int(np.searchsorted(begins, furthest, side="right"))  # edges that so many micro-batches reach
-        through = windows[layer:furthest] + cost[layer:furthest]
-        back = through.argmin(axis=1)
-        chosen.append(back.astype(np.int32))
-        total[most : most + layer] = np.inf
-        total[most + layer : most + furthest] = through[np.arange(len(back)), back]
-        if total[-1] < best:
-            best, layers = total[-1], layer
-        elif np.isfinite(best):  # the least cost falls, then rises, with the number of micro-batches
-            break
-    if not np.isfinite(best):
-        return None
-    ends = [count]
-    for layer in range(layers, 0, -1):
-        ends.append(ends[-1] - most + int(chosen[layer - 1][ends[-1] - layer]))
-    return [int(edges[end]) for end in reversed(ends)]

@@ -16,6 +16,7 @@ import torch
 
 from trl_drgrpo.features.fast_path.packing import Packed, pack_rows
 from trl_drgrpo.features.fast_path.planner import MicroBatch
+from trl_drgrpo.upstream.batches import TokenBatch
 
 # Attention does a query-key pair slower than a matrix product does its multiplications. On a CPU 1.3 was measured (8
 # heads of 64 in float32, one thread, 2026-11-22). Elsewhere a kernel reads a mask: an estimate, not measured.
@@ -113,7 +114,7 @@ def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch
     mask = (torch.arange(ids.size(1)) < ends[:, None]).long()
 
     def scores(batch: MicroBatch, control: bool = False) -> torch.Tensor:
-        packed = pack_rows(ids.to(device), mask.to(device), width, batch)
+        packed = pack_rows(TokenBatch(ids.to(device), mask.to(device), width), batch)
         if control:  # plain causal attention: later branches see earlier ones
             ones = torch.ones_like(packed.input_ids)
             packed = replace(packed, attention_mask=ones)

@@ -6,22 +6,20 @@ types only, so that a checkpoint can hold it.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from trl_drgrpo.features.fast_path.packing import rows_of
 from trl_drgrpo.features.fast_path.planner import (
     Budget,
     Costs,
     MicroBatch,
-    Row,
     pack_length,
     plan_window,
     processed_tokens,
 )
-from trl_drgrpo.upstream.batches import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH
+from trl_drgrpo.upstream.batches import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH, token_batch
 
 PLAN = "micro_batch_plan"
 
@@ -48,7 +46,7 @@ class Window:
         self.nominal_rows = micro_batches[0]["completion_ids"].size(0)
         self.inputs = _joined(micro_batches)
         self.loss_tokens = _loss_mask(self.inputs).sum(dim=1).tolist()
-        self.rows = rows_of(self.inputs, is_live(self.inputs, skip).tolist())
+        self.rows = rows_of(token_batch(self.inputs), is_live(self.inputs, skip).tolist())
         self.costs = costs
         self.plan = plan_window(self.rows, self.slots, budget, costs)
 
@@ -115,17 +113,6 @@ class Window:
         }
 
 
-def rows_of(inputs: dict[str, Any], live: Iterable[bool]) -> list[Row]:
-    """The planner's rows for tensors in TRL's layout. Prompts are equal when their tokens are."""
-    prompts, completions = _tokens(inputs, "prompt"), _tokens(inputs, "completion")
-    return [Row(p, len(p), len(c), bool(a), c) for p, c, a in zip(prompts, completions, live, strict=True)]
-
-
-def _tokens(inputs: dict[str, Any], part: str) -> list[tuple[int, ...]]:
-    ids, masks = inputs[f"{part}_ids"].cpu(), inputs[f"{part}_mask"].cpu().bool()
-    return [tuple(row[mask].tolist()) for row, mask in zip(ids, masks, strict=True)]
-
-
 def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:
     """(B,) bool: rows with a token that is trained on and, where others may be skipped, with an advantage.
 
@@ -160,9 +147,6 @@ def _rows(key: str, value: Any, index: torch.Tensor, prompt_width: int, completi
     return chosen[:, :completion_width] if chosen.dim() == 2 else chosen
 
 
-_EXTREMES = {"min": min, "max": max}
-
-
 class WindowMetrics:
     """TRL's metrics of the loss, with their meaning kept when rows are regrouped and left out.
 
@@ -181,43 +165,32 @@ class WindowMetrics:
 
     def __init__(self, clips_rows: bool):
         self.clips_rows = clips_rows
-        self._clear()
-
-    def _clear(self) -> None:
-        self.sums: dict[str, float] = defaultdict(float)
-        self.weights: dict[str, float] = defaultdict(float)
-        self.extremes: dict[str, float] = {}
+        self._logged: list[tuple[float, float, dict[str, list[float]]]] = []  # behind their rows and tokens
 
     def add(self, plan: dict[str, Any], metrics: dict[str, list[float]], ranks: int) -> None:
         """Take in what one micro-batch logged: means over its tokens or rows on all `ranks`, extremes over its
         rows."""
-        for name, values in metrics.items():
-            for value in values:
-                kind = name.rpartition("_")[2]
-                if kind in _EXTREMES and name.startswith("clip_ratio/"):
-                    if not math.isnan(value):  # of fillers only
-                        self.extremes[name] = _EXTREMES[kind](value, self.extremes.get(name, value))
-                    continue
-                weight = plan["rows"] * ranks if self._counts_rows(name) else plan["loss_tokens"]
-                self.sums[name] += value * weight
-                self.weights[name] += weight
+        self._logged.append((plan["rows"] * ranks, plan["loss_tokens"], metrics))
 
     def finish(self, window: dict[str, Any]) -> dict[str, list[float]]:
         """The window's metrics, one value each, and a fresh start. `window` has `rows` and `loss_tokens` of the window
         on all ranks, and whether it `leaves_out` rows that have tokens."""
-        result = {}
-        for name, total in self.sums.items():
-            weight = self.weights[name]
-            if name.startswith("clip_ratio/"):
-                weight = window["rows"] if self._counts_rows(name) else window["loss_tokens"]
-            elif not weight:
-                continue  # nothing was run, so there is no mean
-            result[name] = [total / max(weight, 1)]
-        for name, value in self.extremes.items():
-            extreme = _EXTREMES[name.rpartition("_")[2]]
-            result[name] = [extreme(value, 0.0) if window["leaves_out"] else value]
-        self._clear()
+        logged, self._logged, result = self._logged, [], {}
+        for name in dict.fromkeys(name for _, _, metrics in logged for name in metrics):
+            is_of_clips = name.startswith("clip_ratio/")
+            unit = "rows" if is_of_clips and self.clips_rows else "loss_tokens"
+            values, weights = [], []
+            for rows, tokens, metrics in logged:
+                values += metrics.get(name, [])
+                weights += [rows if unit == "rows" else tokens] * len(metrics.get(name, []))
+            extreme = {"min": min, "max": max}.get(name.rpartition("_")[2])
+            if is_of_clips and extreme:
+                found = [value for value in values if not math.isnan(value)]  # NaN: of fillers only
+                if found:
+                    result[name] = [extreme([*found, 0.0] if window["leaves_out"] else found)]
+                continue
+            whole = window[unit] if is_of_clips else sum(weights)
+            if is_of_clips or whole:  # else nothing was run, so there is no mean
+                total = sum(value * weight for value, weight in zip(values, weights, strict=True))
+                result[name] = [total / max(whole, 1)]
         return result
-
-    def _counts_rows(self, name: str) -> bool:
-        return self.clips_rows and name.startswith("clip_ratio/")

@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from trl_drgrpo.features.diagnostics.run_log import FOLDER
 
 logger = logging.getLogger(__name__)
 
+FORMAT = 2  # of the state file
 STATE_FILE = "drgrpo_state.json"
 PART_FILE = "drgrpo_state.part"
 TRAINER_STATE = "trainer_state.json"
@@ -48,7 +50,11 @@ def begin_checkpoint(checkpoint: Path) -> None:
 
 def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
     """Write the state file, whole or not at all, behind all other files; this removes the mark of
-    `begin_checkpoint`."""
+    `begin_checkpoint`. To `state` come the marks of the other files, and the time, which is later than that of every
+    checkpoint beside it."""
+    others = states_in(checkpoint.parent).values()
+    now = max([time.time(), *(other["saved_at"] + 1 for other in others)])  # clocks differ, and may be put back
+    state = {"format": FORMAT, "files": file_marks(checkpoint), "saved_at": now, **state}
     part = checkpoint / PART_FILE
     with part.open("w", encoding="utf-8") as file:
         file.write(json.dumps({**state, _SUM: _sum_of_state(state)}, indent=2) + "\n")
@@ -64,7 +70,8 @@ def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any] | None:
-    """The content of a checkpoint's state file; `None` where there is none. `ValueError`: it is damaged."""
+    """The content of a checkpoint's state file; `None` where there is none (a plain TRL run). `ValueError`: it is
+    damaged."""
     try:
         state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -128,16 +135,6 @@ def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: boo
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
     return ""
-
-
-def require_complete(checkpoint: Path, checksums: bool = True) -> None:
-    """Refuse to resume from a folder that is not as it was written, to its end. `checksums`: as in
-    [`why_incomplete`]."""
-    reason = why_incomplete(checkpoint, checksums)
-    if reason:
-        remedy = "Name an older checkpoint-<step> folder, or set it to True for the newest complete one in output_dir."
-        expected = "a complete checkpoint folder"
-        raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
 
 
 def has_optimizer(checkpoint: Path) -> bool:
@@ -241,10 +238,16 @@ def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, c
         got = f"true beside resume_from_checkpoint {str(resume).lower() if resume is True else resume}"
         raise InputError("overwrite_output_dir", got, "one of the two", remedy)
     checkpoint = newest_complete_checkpoint(output_dir) if resume is True else Path(resume) if resume else None
-    if checkpoint is not None and resume is not True:
-        require_complete(checkpoint, checksums)
-    if not overwrite and not (checkpoint and _is_of_the_run_in(output_dir, checkpoint)):
-        _refuse_another_run(output_dir)
+    if checkpoint is not None and resume is not True and (reason := why_incomplete(checkpoint, checksums)):
+        remedy = "Name an older checkpoint-<step> folder, or set it to True for the newest complete one in output_dir."
+        expected = "a complete checkpoint folder"
+        raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
+    is_its_own = overwrite or (checkpoint is not None and _is_of_the_run_in(output_dir, checkpoint))
+    if not is_its_own and (found := run_in(output_dir)):
+        first = _GO_ON if any(map(_was_completed, checkpoint_folders(output_dir))) else _NO_CHECKPOINT
+        remedy = f"{_REPLACE} {first} Or choose another output_dir."
+        got = f"{output_dir}, which holds another run ({found})"
+        raise InputError("output_dir", got, "a folder without a run", remedy)
     return checkpoint
 
 
@@ -273,16 +276,6 @@ def delete_run(output_dir: Path) -> None:
         shutil.rmtree(path)
     if deleted:
         logger.warning("overwrite_output_dir: deleted %s.", ", ".join(map(str, deleted)))
-
-
-def _refuse_another_run(output_dir: Path) -> None:
-    found = run_in(output_dir)
-    if found:
-        first = _GO_ON if any(map(_was_completed, checkpoint_folders(output_dir))) else _NO_CHECKPOINT
-        got = f"{output_dir}, which holds another run ({found})"
-        raise InputError(
-            "output_dir", got, "a folder without a run", f"{_REPLACE} {first} Or choose another output_dir."
-        )
 
 
 def _was_completed(checkpoint: Path) -> bool:

@@ -12,23 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
-from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated, shortened
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts
 from trl_drgrpo.features.resume.checkpoints import (
+    FORMAT,
+    STATE_FILE,
     begin_checkpoint,
+    checkpoint_folders,
     choose_start,
     delete_run,
+    finish_checkpoint,
     has_optimizer,
+    read_state,
+    state_or_none,
     why_incomplete,
 )
 from trl_drgrpo.features.resume.resume_state import (
+    ON_RESUME,
     RandomState,
-    RunState,
-    changes,
+    changed,
     load_features,
     load_rollouts,
-    newest_loss_normalizer,
-    refuse_changes,
     resume_facts,
     save_features,
     save_rollouts,
@@ -61,20 +65,18 @@ class Resume(Feature):
         refused, and so is a folder of another run. `True`: the newest complete one of the run that wrote last; where
         there is no run one starts, and the log says so. Inside the block no other process writes to the folder."""
         with ExitStack() as alone:
-            yield self._start(resume_from_checkpoint or None, alone)
-
-    def _start(self, resume_from_checkpoint: str | bool | None, alone: ExitStack) -> str | None:
-        checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint, alone)
-        if checkpoint is None and resume_from_checkpoint:
-            logger.warning("No checkpoint in %s to resume from: starting from scratch.", self.trainer.args.output_dir)
-        self._settings = self.trainer.describing.value(
-            "The record of the settings", lambda: resume_facts(self.trainer), otherwise={}
-        )
-        if checkpoint and has_optimizer(checkpoint) and (state := RunState.load(checkpoint)):
-            refuse_changes(state.settings, self._settings, checkpoint)
-        # The one that is resumed from holds its step already: written again, it would be gone if the run died then.
-        self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
-        return str(checkpoint) if checkpoint else None
+            checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint or None, alone)
+            if checkpoint is None and resume_from_checkpoint:
+                folder = self.trainer.args.output_dir
+                logger.warning("No checkpoint in %s to resume from: starting from scratch.", folder)
+            self._settings = self.trainer.describing.value(
+                "The record of the settings", lambda: resume_facts(self.trainer), otherwise={}
+            )
+            if checkpoint:
+                self._refuse_another_optimizer(checkpoint)
+            # It holds its step already: written again, it would be gone if the run died then.
+            self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
+            yield str(checkpoint) if checkpoint else None
 
     def _agreed_start(self, resume: str | bool | None, alone: ExitStack) -> tuple[Path | None, str]:
         """Checkpoint to go on from, and the id of a run that begins anew: the main process decides for all, once
@@ -84,16 +86,29 @@ class Resume(Feature):
             output_dir, overwrite = Path(self.trainer.args.output_dir), self.trainer.args.overwrite_output_dir
             try:
                 alone.enter_context(sole_writer("output_dir", output_dir))
-                if self._has_begun:  # by an earlier call
-                    decision = choose_start(output_dir, resume, overwrite=False) if resume else None
-                else:
-                    decision = choose_start(output_dir, resume, overwrite)
+                if resume or not self._has_begun:  # what an earlier call has left there is its own
+                    decision = choose_start(output_dir, resume, overwrite and not self._has_begun)
             except (InputError, OSError) as error:
                 decision = error
         decision, run_id = self.trainer.gathered([(decision, uuid.uuid4().hex[:12])])[0]
         if isinstance(decision, Exception):
             raise decision
         return decision, run_id
+
+    def _refuse_another_optimizer(self, checkpoint: Path) -> None:
+        """It cannot read the state."""
+        state = self._state_of(checkpoint) if has_optimizer(checkpoint) else None
+        was, optim = (state or {"settings": {}})["settings"].get("optim"), self._settings.get("optim")
+        if was and optim and was != optim:
+            remedy = "Keep it, or start a new run from the checkpoint's weights."
+            raise InputError("optim", optim, f"{was}, whose state is in {checkpoint}", remedy)
+
+    def _state_of(self, checkpoint: Path) -> dict[str, Any] | None:
+        state = read_state(checkpoint)
+        if state is not None and state["format"] != FORMAT:
+            remedy = "Resume with the trl-drgrpo version that wrote it."
+            raise InputError(str(checkpoint / STATE_FILE), f"format {state['format']}", f"format {FORMAT}", remedy)
+        return state
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
@@ -175,17 +190,18 @@ class Resume(Feature):
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
             save_features(checkpoint, self.trainer.features)
-            RunState(
-                loss_normalizer=self.trainer.loss_normalizer,
-                micro_step=self.trainer.micro_step,
-                reward_scale=self.trainer.reward_scale.state_dict(),
-                value_baseline=self.trainer.value_baseline.state_dict(),
-                geometry=self._geometry(),
-                has_rollouts=pending is not None,
-                run_id=self.run_id,
-                objective=objective_facts(self.trainer),
-                settings=self._settings,
-            ).save(checkpoint)
+            state = {
+                "loss_normalizer": self.trainer.loss_normalizer,
+                "micro_step": self.trainer.micro_step,
+                "reward_scale": self.trainer.reward_scale.state_dict(),
+                "value_baseline": self.trainer.value_baseline.state_dict(),
+                "geometry": self._geometry(),
+                "has_rollouts": pending is not None,
+                "run_id": self.run_id,
+                "objective": objective_facts(self.trainer),
+                "settings": self._settings,
+            }
+            finish_checkpoint(checkpoint, state)
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
@@ -193,47 +209,49 @@ class Resume(Feature):
             message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
             logger.warning(message, checkpoint)
         load_features(checkpoint, self.trainer.features)
-        state = RunState.load(checkpoint)
+        state = self._state_of(checkpoint)
         if state is None:
             self._say_what_is_missing(checkpoint)
             return
-        if self.trainer.args.loss_normalizer not in (None, state.loss_normalizer):
+        loss_normalizer = state["loss_normalizer"]
+        if self.trainer.args.loss_normalizer not in (None, loss_normalizer):
             raise InputError(
                 "loss_normalizer",
                 str(self.trainer.args.loss_normalizer),
-                f"{state.loss_normalizer}, with which the run in {checkpoint} was started",
+                f"{loss_normalizer}, with which the run in {checkpoint} was started",
                 "Changing L mid-run changes the step size: remove loss_normalizer, or start a new run.",
             )
-        if state.loss_normalizer != self.trainer.loss_normalizer:
+        if loss_normalizer != self.trainer.loss_normalizer:
             message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
-            logger.warning(message, state.loss_normalizer, self.trainer.loss_normalizer)
-        self.trainer.loss_normalizer = state.loss_normalizer
-        self.run_id = state.run_id or self.run_id
+            logger.warning(message, loss_normalizer, self.trainer.loss_normalizer)
+        self.trainer.loss_normalizer = loss_normalizer
+        self.run_id = state["run_id"]
         self._say_what_changed(state, checkpoint)
-        self.trainer.reward_scale.load_state_dict(state.reward_scale)
-        if state.value_baseline:
-            self.trainer.value_baseline.load_state_dict(state.value_baseline)
+        self.trainer.reward_scale.load_state_dict(state["reward_scale"])
+        self.trainer.value_baseline.load_state_dict(state["value_baseline"])
         self._resume_position(state, checkpoint)
         self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
 
-    def _say_what_changed(self, state: RunState, checkpoint: Path) -> None:
+    def _say_what_changed(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Other settings in the middle of a run are allowed, but never silent."""
-        before = state.objective
-        changed = [
-            f"{name} {_in_words(before[name])} -> {_in_words(value)}"
-            for name, value in objective_facts(self.trainer).items()
-            if name in before and before[name] != value
+        objective = [
+            f"{name} {_in_words(was)} -> {_in_words(now)}"
+            for name, was, now in changed(state["objective"], objective_facts(self.trainer))
         ]
-        if changed:
-            message = "The objective differs from that of %s: %s. The run continues with the new one."
-            logger.warning(message, checkpoint, "; ".join(changed))
-        kept, anew = changes(state.settings, self._settings, has_optimizer(checkpoint))
-        if anew:
-            message = "Settings differ from those of %s: %s. The run continues with the new ones."
-            logger.warning(message, checkpoint, "; ".join(anew))
-        if kept:
-            message = "Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights."
-            logger.warning(message, checkpoint, "; ".join(kept))
+        kept_as_it_was = ON_RESUME["kept"] if has_optimizer(checkpoint) else ()
+        kept, anew = [], []
+        for name, was, now in changed(state["settings"], self._settings):
+            if name in kept_as_it_was:
+                kept.append(f"{name} {shortened(was)}, not {shortened(now)}")
+            else:
+                anew.append(f"{name} {shortened(was)} -> {shortened(now)}")
+        for message, settings in (
+            ("The objective differs from that of %s: %s. The run continues with the new one.", objective),
+            ("Settings differ from those of %s: %s. The run continues with the new ones.", anew),
+            ("Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights.", kept),
+        ):
+            if settings:
+                logger.warning(message, checkpoint, "; ".join(settings))
 
     def _say_what_is_missing(self, checkpoint: Path) -> None:
         """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
@@ -244,26 +262,23 @@ class Resume(Feature):
             checkpoint,
             self.trainer.loss_normalizer,
         )
-        ours = newest_loss_normalizer(checkpoint.parent)
-        if ours not in (None, self.trainer.loss_normalizer):
+        states = filter(None, map(state_or_none, checkpoint_folders(checkpoint.parent)))
+        ours = next((state["loss_normalizer"] for state in states), self.trainer.loss_normalizer)  # of the newest
+        if ours != self.trainer.loss_normalizer:
             remedy = f"Set loss_normalizer={ours} to keep it."
             logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
 
-    def _resume_position(self, state: RunState, checkpoint: Path) -> None:
+    def _resume_position(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Restores the position between two generations; with another geometry the next step generates anew."""
-        geometry = self._geometry()
-        if state.geometry != geometry:
-            changed = [
-                f"{k} {state.geometry.get(k)} -> {v}" for k, v in geometry.items() if state.geometry.get(k) != v
-            ]
+        if other := changed(state["geometry"], self._geometry()):
             message = "Batch sizes changed (%s): completions not trained on yet are generated again."
-            logger.warning(message, ", ".join(changed))
+            logger.warning(message, ", ".join(f"{name} {was} -> {now}" for name, was, now in other))
             return
-        self.trainer.micro_step = state.micro_step
-        if not state.has_rollouts:
+        self.trainer.micro_step = state["micro_step"]
+        if not state["has_rollouts"]:
             return
         rank, device = self.trainer.accelerator.process_index, self.trainer.accelerator.device
-        rollouts = load_rollouts(checkpoint, rank, device, state.files)
+        rollouts = load_rollouts(checkpoint, rank, device, state["files"])
         # All ranks or none: one that generates alone waits forever.
         if not all(self.trainer.gathered([rollouts is not None])):
             logger.warning(

@@ -1,186 +1,93 @@
-"""Shared prefill and dropped rows against transformers' own loop: the same tokens from the same seed."""
+"""Generation from shared prompts against transformers' own loop: the same tokens from the same seed, over families of
+models, in continuations of earlier generations, and where it stands aside."""
+
+import gc
+import logging
+import re
+import weakref
+from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 import torch
+import transformers
+from peft import LoraConfig
 from runs import train
 from tiny import tiny_model
-from transformers import GenerationConfig
+from tiny_families import tiny
+from transformers import DynamicCache, Gemma2PreTrainedModel, GenerationConfig
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
+from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
+from trl_drgrpo.features.fast_path.fast_path import FastPath
+from trl_drgrpo.upstream.private_state import swapped
 
-GREEDY = {"do_sample": False}
-SAMPLING = [
-    {},
-    {"temperature": 0.7},
-    {"top_k": 20, "top_p": 0.9},
-    {"min_p": 0.05},
-    {"repetition_penalty": 1.3},
-    GREEDY,
-]
+# Left padding, prompts shorter and longer than the windows, groups of different sizes, one prompt that is alone.
+MIXED = ["what is 1+2? tell me now"] * 4 + ["7*8="] * 3 + ["a"] + ["12345+67890="] * 2
+TEXTS = ["what is 1+2? tell me now", "7*8=", "12345+67890="]
+PAD = 257
 
 
-def generate(model, tokenizer, prompts, shared, **settings):
-    """Tokens, the state of the random generator afterwards, and the batch sizes of the model's forwards."""
-    batch = tokenizer(prompts, return_tensors="pt", padding=True)
-    config = GenerationConfig(
-        **{"do_sample": True, "max_new_tokens": 40, **settings},
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=model.config.eos_token_id,
-    )
-    sizes = []
-    hook = model.model.register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+def generate(model, prompts, shares=True, limits=None, kept=None, **settings):
+    """Texts or rows of tokens -> what `generate` returns behind them, the state of the random generator afterwards,
+    and the shapes of what was run."""
+    model.eval()
+    rows = [list(prompt.encode()) if isinstance(prompt, str) else prompt for prompt in prompts]
+    width = max(map(len, rows))
+    ids = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    ends = {"pad_token_id": PAD, "eos_token_id": list(range(10)), "suppress_tokens": [PAD]}
+    config = GenerationConfig(**{"do_sample": True, "max_new_tokens": 40, **ends, **settings})
+    shapes = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     torch.manual_seed(0)
-    arguments = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     try:
-        if shared:
-            with shared_prefill(model):
-                tokens = model.generate(**arguments, generation_config=config)
-        else:
-            tokens = model.generate(**arguments, generation_config=config)
+        with shared_prefill(model, shares, limits, kept):
+            tokens = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
     finally:
         hook.remove()
-    return tokens, torch.random.get_rng_state(), sizes
-
-
-@pytest.mark.parametrize("settings", SAMPLING, ids=str)
-@pytest.mark.parametrize("prompts", [["1+2="] * 8 + ["12345+3="] * 8, ["7*8="] * 6, ["a", "bc", "a", "def"]], ids=len)
-def test_the_same_tokens_from_the_same_seed(model, tokenizer, settings, prompts):
-    model.eval()
-    ours, our_state, _ = generate(model, tokenizer, prompts, True, **settings)
-    stock, state, _ = generate(model, tokenizer, prompts, False, **settings)
-    assert torch.equal(ours, stock)
-    assert torch.equal(our_state, state)  # what comes after the generation is the same run, too
     assert "generate" not in vars(model)
+    assert not tokens.is_inference()
+    return tokens[:, width:], torch.random.get_rng_state(), shapes
 
 
-def test_each_prompt_runs_once_and_finished_rows_are_dropped(model, tokenizer, monkeypatch):
-    model.eval()
-    monkeypatch.setitem(forwards._why_not, model, None)  # the model has been tested
-    prompts = ["1+2="] * 8 + ["12345+3="] * 8
-    _, _, ours = generate(model, tokenizer, prompts, True)
-    _, _, stock = generate(model, tokenizer, prompts, False)
-    assert stock[0] == (16, 8)
-    assert ours[0] == (2, 8)
-    assert len(ours) == len(stock)
-    rows = [size[0] for size in ours[1:]]
-    assert rows == sorted(rows, reverse=True)
-    assert rows[-1] < 8
-    assert {size[0] for size in stock} == {16}
+def assert_same_tokens(model, prompts=MIXED, **settings):
+    ours, our_state, _ = generate(model, prompts, **settings)
+    theirs, state, _ = generate(model, prompts, shares=False, **settings)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(our_state, state)  # what comes after the generation is the same run, too
 
 
-def test_rows_are_kept_where_a_processor_knows_them_by_number(model, tokenizer, monkeypatch):
-    model.eval()
-    monkeypatch.setitem(forwards._why_not, model, None)
-    _, _, sizes = generate(model, tokenizer, ["1+2="] * 8, True, repetition_penalty=1.3)
-    assert sizes[0][0] == 1
-    assert {size[0] for size in sizes[1:]} == {8}
+def why_not(model):
+    """Why a model has no group cache; `None` when it has one, as the test of its first step found."""
+    return forwards._why_not[model]
 
 
 @pytest.mark.parametrize(
-    "settings", [{"num_beams": 2}, {"use_cache": False}, {"cache_implementation": "static"}, {"prefill_chunk_size": 2}]
+    "settings",
+    [
+        {},
+        {"temperature": 0.7},
+        {"top_k": 20, "top_p": 0.9},
+        {"min_p": 0.05},
+        {"repetition_penalty": 1.3},
+        {"do_sample": False},
+    ],
+    ids=str,
 )
-def test_what_it_cannot_do_is_left_to_transformers(model, tokenizer, settings, monkeypatch):
-    def never(*args, **kwargs):
-        raise AssertionError
-
-    monkeypatch.setattr(decoder, "decode", never)
-    model.eval()
-    ours = generate(model, tokenizer, ["1+2="] * 4, True, **settings)[0]
-    assert torch.equal(ours, generate(model, tokenizer, ["1+2="] * 4, False, **settings)[0])
-
-
-def test_a_model_with_sliding_windows(tokenizer):
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=6,
-        initializer_range=0.3,
-        eos_token_id=list(range(25)),
-    )
-    torch.manual_seed(0)
-    model = MistralForCausalLM(config).eval()
-    prompts = ["what is 1+2?"] * 5 + ["7*8="] * 5
-    ours, _, sizes = generate(model, tokenizer, prompts, True)
-    assert torch.equal(ours, generate(model, tokenizer, prompts, False)[0])
-    assert sizes[0][0] == 2
-
-
-@pytest.mark.parametrize("family", ["Mamba", "FalconH1", "Lfm2", "Qwen3Next"])
-def test_models_with_a_running_state_are_left_to_transformers(tokenizer, family, monkeypatch):
-    import transformers
-
-    def never(*args, **kwargs):
-        raise AssertionError
-
-    monkeypatch.setattr(decoder, "decode", never)
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    extra = {
-        "Mamba": {"state_size": 8},
-        "FalconH1": {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "mamba_d_ssm": 32,
-            "mamba_n_heads": 4,
-            "mamba_d_head": 8,
-            "mamba_d_state": 8,
-            "mamba_n_groups": 1,
-        },
-        "Lfm2": {"num_attention_heads": 4, "num_key_value_heads": 2, "full_attn_idxs": [1]},
-        "Qwen3Next": {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-            "linear_num_value_heads": 2,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-    }[family]
-    config = getattr(transformers, f"{family}Config")(**sizes, **extra, eos_token_id=1, pad_token_id=0)
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    ids = torch.full((4, 5), 7)
-    generation = GenerationConfig(max_new_tokens=2, do_sample=False, pad_token_id=0)
-    with shared_prefill(model):
-        arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        assert model.generate(**arguments, generation_config=generation).shape[0] == 4
-
-
-def test_options_of_the_model_count_where_the_call_is_silent(model, tokenizer, monkeypatch):
-    def never(*args, **kwargs):
-        raise AssertionError
-
-    monkeypatch.setattr(decoder, "decode", never)
-    model.generation_config.use_cache = False
-    assert generate(model.eval(), tokenizer, ["1+2="] * 4, True)[0].shape[0] == 4
-
-
-def test_an_error_leaves_the_model_as_it_was(model):
-    with pytest.raises(KeyError), shared_prefill(model):
-        raise KeyError
-    assert "generate" not in vars(model)
+@pytest.mark.parametrize("prompts", [["1+2="] * 8 + ["12345+3="] * 8, ["7*8="] * 6, ["a", "bc", "a", "def"]], ids=len)
+def test_the_same_tokens_from_the_same_seed(model, settings, prompts):
+    assert_same_tokens(model, prompts, **settings)
 
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_trainer_generates_the_same_completions(settings, prompts, tokenizer, reward, lora):
-    from peft import LoraConfig
-
     seen = {True: [], False: []}
 
     def run(fast):
@@ -204,11 +111,105 @@ def test_the_trainer_generates_the_same_completions(settings, prompts, tokenizer
     assert seen[True] == seen[False]
 
 
-@pytest.mark.parametrize("is_buffer", [True, False])
-def test_a_model_trains_on_what_it_kept_of_a_generation(tokenizer, is_buffer):
-    model = tiny_model(tokenizer).eval()
-    norm = model.model.norm
+def test_each_prompt_runs_once_and_finished_rows_are_dropped(model, monkeypatch):
+    monkeypatch.setitem(forwards._why_not, model, None)  # the model has been tested
+    prompts = ["1+2="] * 8 + ["12345+3="] * 8
+    ours, stock = (generate(model, prompts, shares)[2] for shares in (True, False))
+    assert len(ours) == len(stock)
+    assert (ours[0], stock[0]) == ((2, 8), (16, 8))
+    rows = [size[0] for size in ours[1:]]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] < 8
+    assert {size[0] for size in stock} == {16}
+    # rows are kept where a processor knows them by number
+    sizes = generate(model, prompts, repetition_penalty=1.3)[2]
+    assert [size[0] for size in sizes] == [2, *[16] * (len(sizes) - 1)]
 
+
+@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.3}], ids=str)
+def test_rows_end_at_their_limits(model, settings):
+    rows, limits = ["7*8="] * 6, [0, 1, 5, 12, 30, 99]
+    ends = {"eos_token_id": 3}  # hardly ever; the longest goes on as it would
+    free = generate(model, rows, **settings, **ends)[0].tolist()
+    limited = generate(model, rows, limits=limits, **settings, **ends)[0].tolist()
+    for limit, with_limit, without in zip(limits, limited, free, strict=True):
+        assert [token for token in with_limit if token != PAD] == [token for token in without if token != PAD][:limit]
+
+
+# What is left to transformers
+
+
+def stateful(family):
+    """A model whose cache holds a running state."""
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "full_attn_idxs": [1]}
+    extra = {"Mamba": {"state_size": 8}, "Lfm2": attention}[family]
+    config = getattr(transformers, f"{family}Config")(**sizes, **extra, eos_token_id=1, pad_token_id=0)
+    return getattr(transformers, f"{family}ForCausalLM")(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 2},
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"prefill_chunk_size": 2},
+        "an option of the model",  # where the call is silent
+        "Mamba",
+        "Lfm2",
+    ],
+    ids=str,
+)
+def test_what_it_cannot_do_is_left_to_transformers(model, settings, monkeypatch):
+    monkeypatch.setattr(decoder, "decode", lambda *args, **kwargs: pytest.fail("was decoded here"))
+    if settings in ("Mamba", "Lfm2"):
+        model, settings = stateful(settings), {"suppress_tokens": None, "max_new_tokens": 2}
+    elif isinstance(settings, str):
+        model.generation_config.use_cache, settings = False, {}
+    assert_same_tokens(model, ["1+2="] * 4, **settings)
+
+
+def test_an_error_leaves_the_model_as_it_was(model):
+    seen = []
+
+    def failing(module, args, kwargs):
+        seen.append(module.config._attn_implementation)
+        if len(seen) == 6:
+            raise KeyError("elsewhere")
+
+    attention = model.config._attn_implementation
+    hook = model.model.register_forward_pre_hook(failing, with_kwargs=True)
+    with pytest.raises(KeyError, match="elsewhere"):
+        generate(model, MIXED)
+    hook.remove()
+    assert seen[-1] == NAME
+    assert model.config._attn_implementation == attention
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_too_little_memory_says_what_to_change(model, shared):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("Tried to allocate 2 GiB")
+
+    hook = model.register_forward_pre_hook(full)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        generate(model, ["x" * 400] * 6, shared)
+    hook.remove()
+    said = str(raised.value)
+    assert said.startswith(
+        "generation: got 6 completions of up to 40 tokens for 1 prompts of up to 400 that do not fit"
+    )
+    assert ("each prompt is held 6 times" in said) == (not shared)
+    assert said.endswith("(Tried to allocate 2 GiB)")
+
+
+# Inference mode and random numbers
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_a_model_trains_on_what_it_kept_of_a_generation(model, is_buffer):
     def scaled(module, args):
         (states,) = args
         kept = torch.ones_like(states[0, 0])  # made anew in each forward without gradients, and kept
@@ -216,19 +217,18 @@ def test_a_model_trains_on_what_it_kept_of_a_generation(tokenizer, is_buffer):
             module.register_buffer("kept", kept) if is_buffer else setattr(module, "kept", kept)
         return (states * module.kept,)
 
-    hook = norm.register_forward_pre_hook(scaled)
-    tokens, _, _ = generate(model, tokenizer, ["1+2="] * 4, True)
-    assert not tokens.is_inference()
+    hook = model.model.norm.register_forward_pre_hook(scaled)
+    tokens, _, _ = generate(model, ["1+2="] * 4)
     model(input_ids=tokens, labels=tokens).loss.backward()
     hook.remove()
 
 
 @pytest.mark.parametrize("is_quantized", [True, False])
-def test_no_forward_of_a_generation_records_gradients(tokenizer, is_quantized):
-    model, recorded = tiny_model(tokenizer).eval(), set()
+def test_no_forward_of_a_generation_records_gradients(model, is_quantized):
+    recorded = set()
     model.is_quantized = is_quantized  # its layers keep tensors, so it decodes outside of inference mode
     model.lm_head.register_forward_hook(lambda module, args, output: recorded.add(output.requires_grad))
-    generate(model, tokenizer, ["1+2="] * 4, True)
+    generate(model, ["1+2="] * 4)
     assert recorded == {False}
 
 
@@ -247,8 +247,195 @@ def test_random_numbers_of_live_rows_are_those_of_all(rows, monkeypatch):
         assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_scores_that_are_not_finite_are_an_error():
-    scores = torch.zeros(2, 5)
-    scores[1, 3] = torch.inf
-    with pytest.raises(RuntimeError, match="inf"):
-        decoder._sampled(scores, torch.arange(2), 2)
+# Keys and values of groups
+
+SHARING = (
+    "Llama Qwen2 Qwen3 Mistral Gemma Gemma2 Gemma3Text GPT2 Phi3 Cohere2 Olmo Glm4 Mixtral Qwen3Moe SmolLM3 OPT GptOss"
+)
+REFUSED = {
+    "DeepseekV3": "it changes keys or values after the cache",
+    "DiffLlama": "it changes keys or values after the cache",
+    "Llama4Text": "its attention is chunked",
+    "Falcon": "its attention cannot be replaced",
+    "Bloom": "it gets no position_ids",
+}
+
+
+@pytest.mark.parametrize("family", [*SHARING.split(), *REFUSED])
+def test_the_same_tokens_over_families_and_a_refusal_is_said_once(tokenizer, family, caplog):
+    model = tiny(family, tokenizer)
+    attention = model.config._attn_implementation
+    with caplog.at_level(logging.WARNING, logger="trl_drgrpo"):
+        for _ in range(2):
+            assert_same_tokens(model, max_new_tokens=40 if family not in REFUSED else 20)
+            assert model.config._attn_implementation == attention
+    said = [record.getMessage() for record in caplog.records if "cache of their prompt" in record.getMessage()]
+    refusal = f"Completions of this model do not share the KV cache of their prompt: {REFUSED.get(family)}."
+    assert said == ([refusal] if family in REFUSED else [])
+    assert why_not(model) == REFUSED.get(family)
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma2"])
+def test_bfloat16_is_compared_as_such_under_autocast_too(tokenizer, family):
+    model = tiny(family, tokenizer)
+    with torch.autocast("cpu", torch.bfloat16):
+        generate(model, MIXED, max_new_tokens=5)
+    assert why_not(model) is None
+    model = tiny(family, tokenizer).to(torch.bfloat16)
+    generate(model, MIXED, max_new_tokens=5)
+    assert why_not(model) is None
+
+
+def test_a_softcap_that_the_model_leaves_out_is_refused(tokenizer):
+    """Below transformers 5.18 Gemma 2 runs with sdpa, which has no softcap: with groups its logits would be others."""
+    if not Gemma2PreTrainedModel._supports_sdpa:
+        pytest.skip("Gemma 2 has no sdpa here")
+    model = tiny("Gemma2", tokenizer)
+    model.set_attn_implementation("sdpa")
+    assert_same_tokens(model, max_new_tokens=5)
+    assert "its logits differ" in why_not(model)
+
+
+def _window_off_by_three(self, visible):
+    with swapped(self, window=self.window and self.window - 3):
+        return visible(self)
+
+
+def _without_padding_bias(self, visible):
+    return replace(visible(self), bias=None)
+
+
+def _rolled(self, grid, prompts, places, bias, move=GroupLayer.move):
+    move(self, grid, prompts, places.roll(1, 1), bias)
+
+
+MUTANTS = {
+    "none": {},
+    "window": {"visible": partialmethod(_window_off_by_three, GroupLayer.visible)},
+    "padding": {"visible": partialmethod(_without_padding_bias, GroupLayer.visible)},
+    "compaction": {"move": _rolled},
+}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "compared"), [("window", True), ("padding", True), *((name, False) for name in MUTANTS)]
+)
+def test_the_first_step_is_compared_and_the_tokens_show_mutants(tokenizer, mutant, compared, monkeypatch):
+    model = tiny("Gemma2", tokenizer)
+    expected = generate(model, MIXED, shares=False)[0]
+    if not compared:
+        monkeypatch.setitem(forwards.AGREEMENT, torch.float32, torch.inf)
+    with swapped(GroupLayer, **MUTANTS[mutant]):
+        assert torch.equal(generate(model, MIXED)[0], expected) == (compared or mutant == "none")
+    assert bool(re.match("its logits differ by", why_not(model) or "")) == compared
+
+
+def test_what_transformers_held_of_the_prompts_is_freed(model):
+    caches = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: caches.append(kwargs["past_key_values"]), with_kwargs=True
+    )
+    generate(model, MIXED, max_new_tokens=4)
+    hook.remove()
+    assert isinstance(caches[0], DynamicCache)
+    assert caches[0].layers == []
+    assert isinstance(caches[-1], GroupCache)
+
+
+def prefilled(prompts, columns, heads=2, width=4):
+    cache = DynamicCache()
+    cache.update(torch.randn(prompts, heads, columns, width), torch.randn(prompts, heads, columns, width), 0)
+    return cache
+
+
+def test_a_prompt_is_held_once_and_rows_leave_without_a_copy():
+    cache = GroupCache(prefilled(2, 50), [0] * 8 + [1] * 8, None, most=100)
+    [layer] = cache.layers
+    assert layer.prompt_keys.numel() == layer.prompt_values.numel() == 2 * 2 * 50 * 4
+    token = torch.randn(16, 2, 1, 4)
+    layer.update(token, token)
+    buffers = layer.keys
+    cache.keep(torch.arange(13))
+    assert layer.keys is buffers
+    assert layer.grid.slots.tolist() == list(range(13))
+    cache.keep(torch.arange(1, 8))  # the second prompt has nobody left
+    assert (layer.grid.shape, layer.grid.is_full) == ((1, 7), True)
+    assert torch.equal(layer.keys[0, :, :, 0].transpose(0, 1), token[1:8, :, 0])
+    assert layer.prompt_keys.numel() == 2 * 50 * 4
+    grid, rows = Grid.of([0, 1, 0, 1, 1], 2, "cpu"), torch.arange(1.0, 6)[:, None]
+    assert grid.spread(rows)[..., 0].tolist() == [[1, 3, 1], [2, 4, 5]]
+    assert torch.equal(grid.gather(grid.spread(rows)), rows)
+
+
+def test_buffers_grow_in_blocks_and_forget_what_no_window_reaches():
+    cache = prefilled(1, 5)
+    window = DynamicSlidingWindowLayer(8)
+    window.update(cache.layers[0].keys, cache.layers[0].values)
+    cache.layers.append(window)
+    group = GroupCache(cache, [0, 0], None, most=200)
+    sizes = []
+    for _ in range(150):
+        for layer in group.layers:
+            layer.update(torch.randn(2, 2, 1, 4), torch.randn(2, 2, 1, 4))
+        sizes.append([layer.keys.size(3) for layer in group.layers])
+    assert sorted({size[0] for size in sizes}) == [64, 128, 192]
+    assert {size[1] for size in sizes} <= {64, 71}
+    assert group.layers[1].visible().own_keys.size(1) == 8
+    assert group.layers[0].get_seq_length() == 155
+
+
+# Generations that begin with tokens of earlier ones: nothing is run twice
+
+
+def branches(rows, completions, cuts):
+    """Two continuations of each row, at its cut."""
+    starts = [
+        row + [token for token in ids[:cut] if token != PAD]
+        for row, ids, cut in zip(rows, completions.tolist(), cuts, strict=True)
+    ]
+    return [start for start in starts for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("family", "greedy"), [("Qwen3", False), ("Gemma2", False), ("GPT2", False), ("GptOss", True)]
+)
+def test_continuations_run_one_token_per_row(tokenizer, family, greedy):
+    model, kept = tiny(family, tokenizer), Prefixes()
+    rows = [list(text.encode()) for text in TEXTS for _ in range(2)]
+    completions = generate(model, rows, kept=kept, do_sample=not greedy)[0]
+    for cuts in ([9, 3, 1, 0, 13, 22], [5, 0, 1, 7, 2, 30, 3, 4, 5, 6, 7, 1]):  # the second of continuations
+        rows = branches(rows, completions, cuts)
+        different = len({tuple(row) for row in rows})
+        completions, _, shapes = generate(model, rows, kept=kept, do_sample=not greedy)
+        again, _, again_shapes = generate(model, rows, do_sample=not greedy)
+        assert shapes[0] == (different, 1)
+        assert again_shapes[0] == (different, max(map(len, rows)))
+        assert torch.equal(completions, again)
+
+
+def test_what_is_missing_is_run(tokenizer):
+    rows = [list(text.encode()) for text in TEXTS]
+    longer = [[*rows[0], 40, 41, 42, 43], [*rows[1], 50], rows[2][:-1]]
+    strange = [*longer, [100, 101]]
+    # a window of 16: of a prompt of 24 tokens, the last 15 are held, and those before them are run again
+    for family, begun, first in (
+        ("Qwen3", [longer, strange], [(3, 4), (4, max(map(len, strange)))]),
+        ("Mistral", [[rows[0][:20]]], [(1, 20)]),
+    ):
+        model, kept = tiny(family, tokenizer), Prefixes()
+        generate(model, rows, kept=kept)
+        for each, shape in zip(begun, first, strict=True):
+            completions, _, shapes = generate(model, each, kept=kept)
+            assert shapes[0] == shape
+            assert torch.equal(completions, generate(model, each)[0])
+
+
+def test_what_is_kept_is_freed_behind_the_block(model):
+    fast_path = FastPath(None)
+    with fast_path.keeping_prefixes():
+        generate(model, ["7*8="] * 2, kept=fast_path._kept)
+        keys = weakref.ref(fast_path._kept._held[-1].own[0][0])
+        assert keys() is not None
+    gc.collect()
+    assert fast_path._kept is None
+    assert keys() is None

@@ -1,24 +1,19 @@
 import itertools
-import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.fast_path import planner
 from trl_drgrpo.features.fast_path.planner import (
     EVENNESS,
     Budget,
     Costs,
     Row,
     pack_length,
-    pack_pairs,
     plan_window,
     processed_tokens,
 )
-from trl_drgrpo.features.fast_path.tree_mask import KEY_COST
-from trl_drgrpo.features.fast_path.window import windows
 
 
 @st.composite
@@ -56,54 +51,32 @@ def test_every_live_row_runs_exactly_once_within_slots_and_budget(batch, costs):
             assert costs.share_prompts or len(pack) == 1
 
 
-@given(generation_batches())
-def test_no_contiguous_cut_is_cheaper(batch):
-    # brute force over all cuts of the sorted rows, as an oracle of the dynamic program
+@given(generation_batches(), costs, st.booleans())
+def test_no_contiguous_cut_is_cheaper(batch, costs, apart):
+    # brute force over all cuts of the sorted rows, as an oracle of the dynamic program and its price on micro-batches
     rows, slots, budget = batch
-    live = sorted(
-        (pack_length(rows, (i,)) for i, r in enumerate(rows) if r.live and r.completion_length), reverse=True
-    )
-    chosen = [Row(i, 1, length) for i, length in enumerate(live[:9])]
-    lengths = [pack_length(chosen, (i,)) for i in range(len(chosen))]
-    if not lengths:
-        return
+    costs = replace(costs, share_prompts=False, apart=apart)
+    live = [pack_length(rows, (i,)) for i, r in enumerate(rows) if r.live and r.completion_length]
+    lengths = sorted(live, reverse=True)[:9]
+    chosen = [Row(i, 1, length) for i, length in enumerate(lengths)]
+
+    def cost(part):
+        return len(part) * (part[0] + (0 if apart else costs.pair * part[0] ** 2)) + costs.forward
+
     best = float("inf")
-    for cuts in itertools.product([False, True], repeat=len(lengths) - 1):
+    for cuts in itertools.product([False, True], repeat=max(len(lengths) - 1, 0)):
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(lengths)]
-        parts = [lengths[a:b] for a, b in itertools.pairwise(edges)]
+        parts = [lengths[a:b] for a, b in itertools.pairwise(edges) if b]
         if len(parts) <= slots and all(
             len(p) * p[0] <= budget.tokens and len(p) * p[0] ** 2 <= budget.pairs for p in parts
         ):
-            best = min(best, sum(len(p) * p[0] + Costs().forward for p in parts))
+            best = min(best, sum(map(cost, parts)))
     try:
-        plan = plan_window(chosen, slots, budget)
+        plan = plan_window(chosen, slots, budget, costs)
     except ValueError:
         assert best == float("inf")
         return
-    assert sum(processed_tokens(chosen, b, Costs()) + Costs().forward for b in plan) == best
-
-
-@pytest.mark.parametrize("slots", [40, None])
-def test_trying_fewer_cuts_costs_next_to_nothing(slots, monkeypatch):
-    chance = random.Random(0)
-    rows = [Row(i, 20, int(chance.lognormvariate(5, 0.8))) for i in range(320)]
-    budget, each = Budget(8, max(20 + row.completion_length for row in rows)), Costs(pair=1e-4)
-
-    def cost(plan):
-        assert sorted(i for batch in plan for (i,) in batch) == list(range(320))
-        assert len(plan) <= (slots or 320)
-        widths = [(len(batch), max(pack_length(rows, pack) for pack in batch)) for batch in plan]
-        return sum(n * (width + each.pair * width**2) + each.forward for n, width in widths)
-
-    every = cost(plan_window(rows, slots, budget, each))
-    monkeypatch.setattr(planner, "MOST_WORK", 0)
-    assert every <= cost(plan_window(rows, slots, budget, each)) < 1.01 * every
-
-
-def test_every_cut_is_tried_where_fewer_do_not_fit(monkeypatch):
-    monkeypatch.setattr(planner, "MOST_WORK", 0)  # steps of two, in micro-batches of 25
-    plan = plan_window([Row(i, 10, 11) for i in range(50)], 2, Budget(25, 20))
-    assert [len(batch) for batch in plan] == [25, 25]
+    assert sum(cost([lengths[i] for (i,) in batch]) for batch in plan) == pytest.approx(best)
 
 
 def test_nothing_live_is_an_empty_plan():
@@ -119,12 +92,6 @@ def test_completions_are_packed_only_where_that_is_cheaper():
     # short prompts, long completions: a packed row sees a block mask of (499 + 8 * 401)^2 pairs
     rows = [Row("a", 5, 400) for _ in range(8)]
     assert plan_window(rows, 1, Budget(8, 405), Costs(pair=1e-3, share_prompts=True)) == [[(i,) for i in range(8)]]
-
-
-def test_the_last_token_of_a_completion_does_not_run():
-    rows = [Row("a", 10, 4), Row("a", 10, 6)]
-    assert pack_length(rows, (0,)) == 10 + 3
-    assert pack_length(rows, (0, 1)) == 10 + 3 + 5
 
 
 completions = st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple)
@@ -145,10 +112,12 @@ def test_shared_prefixes_count_once_and_packs_are_the_cheapest_of_two_orders(gro
     share = Costs(pair=pair, forward=0.0, share_prompts=True, multiple=multiple, apart=apart)
 
     def cost(pack):
-        width = 3 + len({rows[i].completion[:k] for i in pack for k in range(1, len(rows[i].completion))})
-        assert pack_length(rows, pack) == width
-        width = share.width(width)
-        return width + pair * (pack_pairs(rows, pack) + EVENNESS * width**2 if apart else width**2)
+        length = 3 + len({rows[i].completion[:k] for i in pack for k in range(1, len(rows[i].completion))})
+        assert pack_length(rows, pack) == length
+        width = share.width(length)
+        is_causal = len(pack) == 1 or length == 3  # one row, or the prompt alone; other packs so small are one block
+        pairs = length**2 / (2 if is_causal else 1)
+        return width + pair * (pairs + EVENNESS * width**2 if apart else width**2)
 
     orders = [
         sorted(range(len(rows)), key=lambda i: -len(group[i])),
@@ -162,16 +131,6 @@ def test_shared_prefixes_count_once_and_packs_are_the_cheapest_of_two_orders(gro
     ]
     (plan,) = plan_window(rows, None, Budget(100, 100), replace(share, forward=1e6))
     assert sum(cost(pack) for pack in plan) == pytest.approx(min(cuts))
-
-
-def test_pairs_of_branches_that_attend_apart():
-    tokens = tuple(range(500))
-    rows = [of("a", 1000, tokens), of("a", 1000, (*tokens[:200], *range(1000, 1101))), of("a", 1000, tokens)]
-    assert pack_pairs(rows, (0,)) == 1499**2 / 2  # a chain is causal
-    # the prompt; 499 tokens, and what a block costs for each of its keys; 100 behind the 200 they share
-    assert pack_pairs(rows, (0, 1, 2)) == 1000**2 / 2 + (499 + KEY_COST) * 1499 + (100 + KEY_COST) * 1300
-    short = [of("a", 10, (1, 2, 3)), of("a", 10, (4, 5, 6))]
-    assert pack_pairs(short, (0, 1)) == 14**2  # one block
 
 
 def test_long_completions_share_a_prompt_where_branches_attend_apart():
@@ -198,19 +157,6 @@ def test_without_shared_prefixes_packs_are_as_without_tokens():
     assert plan == [[(5, 7, 2, 6, 0, 4), (1, 3)]]  # longest first
 
 
-def test_a_row_that_stands_in_a_group_twice_costs_nothing():
-    rows = [of("a", 10, tuple(range(20)))] * 3
-    assert plan_window(rows, 1, Budget(3, 30), Costs(pair=1e-3, share_prompts=True)) == [[(0, 1, 2)]]
-    assert pack_length(rows, (0, 1, 2)) == pack_length(rows, (0,)) == 29
-
-
-def test_packs_that_do_not_fit_are_given_up_for_rows():
-    # two prompts of four rows in two slots of four rows: either pack alone is within the budget of tokens
-    rows = [Row(p, 50, 10) for p in "ab" for _ in range(4)]
-    plan = plan_window(rows, 2, Budget(4, 60), Costs(share_prompts=True))
-    assert sorted(i for batch in plan for pack in batch for i in pack) == list(range(8))
-
-
 def test_packs_that_do_not_fit_are_made_smaller_first():
     # four groups of four rows in two slots: packs of four would be too many, packs of two are not
     rows = [of(p, 10, (*range(20), *(100 * row + t for t in range(20)))) for p in "abcd" for row in range(4)]
@@ -219,25 +165,6 @@ def test_packs_that_do_not_fit_are_made_smaller_first():
     assert sum(pack_length(rows, pack) for batch in plan for pack in batch) <= 0.7 * 16 * 49
 
 
-def test_widths_are_padded_to_the_multiple():
-    assert processed_tokens([Row("a", 3, 7)], [(0,)], Costs(multiple=8)) == 16
-
-
 def test_rows_that_cannot_fit_are_an_error():
     with pytest.raises(ValueError, match="3 rows do not fit into 1 micro-batches of 20 tokens"):
         plan_window([Row(i, 5, 5) for i in range(3)], 1, Budget(2, 10))
-
-
-@pytest.mark.parametrize(
-    ("slots", "accumulation", "expected"), [(8, 4, 2), (8, 8, 1), (2, 8, 1), (3, 2, 3), (2, 3, 2)]
-)
-def test_windows_are_what_one_optimizer_step_sees(slots, accumulation, expected):
-    parts = windows(slots, accumulation)
-    assert len(parts) == expected
-    assert [slot for part in parts for slot in part] == list(range(slots))
-    steps: dict = {}  # slots of one window never straddle two optimizer steps
-    for micro_step in range(4 * slots * accumulation):
-        generation, slot = divmod(micro_step, slots)
-        window = next(i for i, part in enumerate(parts) if slot in part)
-        steps.setdefault((generation, window), set()).add(micro_step // accumulation)
-    assert all(len(each) == 1 for each in steps.values())

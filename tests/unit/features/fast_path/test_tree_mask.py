@@ -6,6 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trl_drgrpo.features.fast_path import packing, tree_mask
 from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart, cut_into_blocks
+from trl_drgrpo.upstream.batches import TokenBatch
 
 # Two packs: a prompt of 3 with a fork and two branches; a chain, and padding behind it.
 ENDS = [[12, 12, 12, 9, 9, 7, 7, 9, 9, 11, 11, 12], [8] * 8]
@@ -74,9 +75,9 @@ def test_only_where_it_was_measured(monkeypatch):
     assert not attends_apart("cuda")
     ids, mask = torch.arange(40, 50).repeat(2, 1), torch.ones(2, 10, dtype=torch.long)
     ids[1, 6:] += 9
-    assert isinstance(packing.pack_rows(ids, mask, 5, [(0, 1)]).attention_mask, TreeMask)
+    assert isinstance(packing.pack_rows(TokenBatch(ids, mask, 5), [(0, 1)]).attention_mask, TreeMask)
     monkeypatch.setattr(packing, "attends_apart", lambda device: False)
-    assert type(packing.pack_rows(ids, mask, 5, [(0, 1)]).attention_mask) is torch.Tensor
+    assert type(packing.pack_rows(TokenBatch(ids, mask, 5), [(0, 1)]).attention_mask) is torch.Tensor
 
 
 def ends_of(tree, start=0):
@@ -109,17 +110,6 @@ def test_every_token_is_in_one_block_and_sees_what_it_should(tree):
         # and of what stands before it, none sees anything else
         for query in range(block.start, block.end):
             assert {place for place in range(block.start) if query < ends[place]} == above
-
-
-def test_branches_of_branches_have_a_longer_path():
-    blocks = cut_into_blocks(ends_of((500, [(400, [(300, []), (300, [])]), (200, [])])))
-    assert [(block.end - block.start, block.path) for block in blocks] == [
-        (500, ()),
-        (400, (0,)),
-        (300, (0, 1)),
-        (300, (0, 1)),
-        (200, (0,)),
-    ]
 
 
 def test_short_branches_stay_together():

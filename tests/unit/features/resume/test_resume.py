@@ -1,22 +1,110 @@
-"""What processes decide together, and what a signal does; `tests/trainer/test_resume.py` runs the rest."""
+"""Whose folder it is, what processes decide together, and what a signal does; `tests/trainer/test_resume.py` runs the
+rest."""
 
+import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tiny import tiny_model
+import runs
+from transformers import TrainerCallback
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError, Terminated
+from trl_drgrpo.features.resume.checkpoints import STATE_FILE, newest_complete_checkpoint, read_state
 
 
 @pytest.fixture
-def trainer(settings, prompts, tokenizer, reward, monkeypatch):
+def build(settings, prompts, tokenizer, reward):
+    def build(**fields):
+        given = {**settings, "save_strategy": "steps", "save_steps": 1, "max_steps": 2, **fields}
+        return runs.build(DrGRPOTrainer, given, prompts, tokenizer, reward, eval_dataset=prompts.select(range(4)))
+
+    return build
+
+
+@pytest.fixture
+def folder(settings):
+    return Path(settings["output_dir"])
+
+
+def contents(folder):
+    return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def starts(folder):
+    return [start["run_id"] for start in json.loads((folder / "_drgrpo" / "run.json").read_text())["starts"]]
+
+
+def stops(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+def test_a_used_folder(build, folder, caplog):
+    first = build()
+    first.train()
+    before = contents(folder)
+
+    other = build(per_device_eval_batch_size=4)
+    assert "eval_reward" in other.evaluate()
+    for attempt in (other.train, partial(build(save_strategy="no").train, resume_from_checkpoint=False)):
+        with pytest.raises(InputError, match=r"^output_dir: got .* \(checkpoint-2 and 1 more checkpoint\)"):
+            attempt()
+    with pytest.raises(InputError, match="^overwrite_output_dir: got true beside resume_from_checkpoint true"):
+        build(overwrite_output_dir=True).train(resume_from_checkpoint=True)
+    assert contents(folder) == before
+
+    # The same trainer may go on in it: as a run of its own, which is the one to resume.
+    first_id = first.run_id
+    first.args.max_steps = 1
+    first.train()
+    assert first.run_id != first_id
+    assert read_state(folder / "checkpoint-1")["run_id"] == first.run_id
+    assert newest_complete_checkpoint(folder) == folder / "checkpoint-1"
+    assert f"checkpoint-2 is skipped: it belongs to run {first_id}" in caplog.text
+    assert starts(folder) == [first_id, first.run_id]
+
+
+def test_overwriting_deletes_when_training_begins_and_no_sooner(build, folder, monkeypatch):
+    build().train()
+    (folder / "notes.txt").touch()
+    before = contents(folder)
+
+    trainer = build(overwrite_output_dir=True, max_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "create_optimizer", stops)  # the last of what is prepared before
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    assert contents(folder) == before
+
+    trainer.train()
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-1"]
+    assert (folder / "notes.txt").exists()
+    assert starts(folder) == [trainer.run_id]
+    trainer.train(resume_from_checkpoint=True)  # what is in the folder is its own now
+    assert (folder / "checkpoint-1" / STATE_FILE).exists()
+
+
+def test_a_run_that_died_before_its_first_checkpoint_may_be_started_again(build, folder):
+    trainer = build()
+    trainer.add_callback(type("Stops", (TrainerCallback,), {"on_step_begin": stops})())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert len(starts(folder)) == 1
+    again = build(max_steps=1)
+    again.train()
+    assert again.state.global_step == 1
+
+
+# Several processes, and signals
+
+
+@pytest.fixture
+def trainer(build, monkeypatch):
     """Stands behind its second optimizer step, in the middle of a generation batch; saves nothing, but notes it."""
-    settings |= {"steps_per_generation": 6, "save_strategy": "steps", "save_steps": 2, "max_steps": 2}
-    args = DrGRPOConfig(**settings)
-    trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, args, prompts, processing_class=tokenizer)
+    trainer = build(steps_per_generation=6, save_steps=2)
     trainer.train()
     trainer.saved = []
     monkeypatch.setattr(trainer, "save_checkpoint_now", lambda: trainer.saved.append(trainer.micro_step))
@@ -40,24 +128,18 @@ def test_the_main_process_decides_for_all(trainer, monkeypatch):
         pass
 
 
-def fail(resume):
-    with pytest.raises(RewardError), resume.around_train():
-        raise RewardError("f", "g", "h", "i")
+def test_processes_end_together_and_save_only_what_they_all_have(trainer, monkeypatch, caplog):
+    def fail():
+        with pytest.raises(RewardError), trainer.resume.around_train():
+            raise RewardError("f", "g", "h", "i")
 
-
-def test_a_reward_that_fails_is_no_reason_to_save_twice_or_with_several_processes(trainer, monkeypatch, caplog):
-    fail(trainer.resume)  # step 2 is saved already
-    trainer.state.global_step = 3
-    with_others(trainer, monkeypatch, True)
-    fail(trainer.resume)
-    assert "With several processes no checkpoint is saved" in caplog.text
-    assert trainer.saved == []
-
-
-def test_one_process_that_is_asked_to_end_ends_all(trainer, monkeypatch):
+    fail()  # step 2 is saved already
     trainer.state.global_step = 3
     with_others(trainer, monkeypatch, False)
+    fail()
+    assert "With several processes no checkpoint is saved" in caplog.text
     trainer.resume.on_step_begin(None, None, None)
+    assert trainer.saved == []
     with_others(trainer, monkeypatch, True)
     with pytest.raises(Terminated):
         trainer.resume.on_step_begin(None, None, None)
@@ -85,13 +167,13 @@ def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it
 
 
 @pytest.mark.parametrize("reason", ["another rank has none", "vLLM", None])
-def test_completions_are_used_by_all_ranks_or_none(reason, trainer, monkeypatch, caplog):
+def test_completions_are_used_by_all_ranks_or_none(reason, trainer, folder, monkeypatch, caplog):
     trainer.pending_rollouts = None
     if reason == "vLLM":
         trainer.args.use_vllm = True
     elif reason:
         monkeypatch.setattr(trainer, "gathered", lambda values: [*values, False])
-    trainer.resume.on_checkpoint_loaded(Path(trainer.args.output_dir) / "checkpoint-2")
+    trainer.resume.on_checkpoint_loaded(folder / "checkpoint-2")
     assert (trainer.pending_rollouts is None) == bool(reason)
     assert ("but not bit for bit" in caplog.text) == (reason == "another rank has none")
     assert ("lack importance_sampling_ratio, which the run now needs" in caplog.text) == (reason == "vLLM")

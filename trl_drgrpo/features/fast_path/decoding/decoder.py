@@ -132,52 +132,60 @@ _ROW_BY_ROW = (
 )
 
 
-def sample(
-    forwards: Forwards,
+@torch.no_grad()
+def decode(
+    model: Any,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: Callable[..., torch.Tensor],
     generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
     limits: Sequence[int] | None = None,
+    kept: Prefixes | None = None,
+    **model_kwargs: Any,
 ) -> torch.Tensor:
-    """Writes tokens until every row has ended.
+    """Writes tokens until every row has ended: the loop, in the form that `generate(custom_generate=...)` calls.
 
     Args:
-        forwards ([`Forwards`]): The model, after the prompts.
+        model ([`~transformers.PreTrainedModel`]): Decoder-only.
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left.
-        logits_processor, stopping_criteria, generation_config: As transformers prepared them.
-        limits (`Sequence[int]` of length `B`, *optional*): Tokens that each row may write.
+        logits_processor, stopping_criteria, generation_config, model_kwargs: As transformers prepared them.
+        synced_gpus, streamer: Part of the call; not supported, and not asked for by a trainer.
+        limits, kept: As in [`shared_prefill`].
 
     Returns:
         `torch.Tensor` of shape `(B, L + T)`, int64: Prompts and what was sampled, padded behind a row's end.
     """
     rows, device = input_ids.size(0), input_ids.device
     pad_token_id = generation_config.pad_token_id or 0
-    drops = forwards.can_drop and all(type(processor) in _ROW_BY_ROW for processor in logits_processor)
-
-    logits = forwards.logits
     sampled: list[torch.Tensor] = []  # one column of all rows per step
     live = torch.arange(rows, device=device)  # rows that are still in the batch
     most = None if limits is None else torch.tensor(limits, device=device)
     ended = torch.zeros(rows, dtype=torch.bool, device=device) if most is None else most <= 0  # of those in the batch
-    ids: Any = input_ids
-    while True:
-        scores = logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=device))
-        tokens = _sampled(scores, live, rows) if generation_config.do_sample else scores.argmax(dim=-1)
-        tokens = tokens.masked_fill(ended, pad_token_id)
-        sampled.append(torch.full((rows,), pad_token_id, device=device).index_put((live,), tokens))
-        ids = torch.cat([ids, tokens[:, None]], dim=1)
-        ended = ended | stopping_criteria(ids, None)
-        if most is not None:
-            ended = ended | (most[live] <= len(sampled))
-        going_on = (~ended).nonzero().squeeze(1)
-        if not len(going_on):
-            forwards.end(ids)
-            return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)
-        if drops and len(going_on) <= (1 - DROP_WHEN_ENDED) * len(live):
-            forwards.keep(going_on, ids)
-            ids, live, ended = ids[going_on], live[going_on], ended[going_on]
-        logits = forwards.step(ids)
+    longest = generation_config.max_length - input_ids.size(1)
+    with Forwards(model, input_ids, model_kwargs, longest, kept) as forwards, _inference(model):
+        drops = forwards.can_drop and all(type(processor) in _ROW_BY_ROW for processor in logits_processor)
+        logits = forwards.logits
+        ids: Any = input_ids
+        while True:
+            scores = logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=device))
+            tokens = _sampled(scores, live, rows) if generation_config.do_sample else scores.argmax(dim=-1)
+            tokens = tokens.masked_fill(ended, pad_token_id)
+            sampled.append(torch.full((rows,), pad_token_id, device=device).index_put((live,), tokens))
+            ids = torch.cat([ids, tokens[:, None]], dim=1)
+            ended = ended | stopping_criteria(ids, None)
+            if most is not None:
+                ended = ended | (most[live] <= len(sampled))
+            going_on = (~ended).nonzero().squeeze(1)
+            if not len(going_on):
+                break
+            if drops and len(going_on) <= (1 - DROP_WHEN_ENDED) * len(live):
+                forwards.keep(going_on, ids)
+                ids, live, ended = ids[going_on], live[going_on], ended[going_on]
+            logits = forwards.step(ids)
+        forwards.end(ids)
+    return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)  # an ordinary tensor: made out here
 
 
 def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:
@@ -224,27 +232,6 @@ def _new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:
     """Tokens that a completion may have at most."""
     config = config or model.generation_config
     return config.max_new_tokens or max(0, (config.max_length or 0) - input_ids.size(1))
-
-
-@torch.no_grad()
-def decode(
-    model: Any,
-    input_ids: torch.Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
-    synced_gpus: bool = False,
-    streamer: Any = None,
-    limits: Sequence[int] | None = None,
-    kept: Prefixes | None = None,
-    **model_kwargs: Any,
-) -> torch.Tensor:
-    """The decoding loop, in the form that `generate(custom_generate=...)` calls. See [`sample`]. `synced_gpus` and
-    `streamer` are part of the call, not supported, and not asked for by a trainer."""
-    most = generation_config.max_length - input_ids.size(1)
-    with Forwards(model, input_ids, model_kwargs, most, kept) as forwards, _inference(model):
-        tokens = sample(forwards, input_ids, logits_processor, stopping_criteria, generation_config, limits)
-    return tokens.clone()  # an ordinary tensor
 
 
 @contextmanager
