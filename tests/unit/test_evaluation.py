@@ -24,7 +24,7 @@ from trl_drgrpo.evaluation.running import (
     score_completions,
     server_sampler,
 )
-from trl_drgrpo.evaluation.table import markdown, notes, plain_text, public_name, put_into_card, table, title
+from trl_drgrpo.evaluation.table import is_whole, markdown, notes, public_name, put_into_card, table, title
 from trl_drgrpo.features.fast_path.decoding import decoder
 from trl_drgrpo.search.collecting import SearchFile
 from trl_drgrpo.search.sampling import Continuation, Request
@@ -97,8 +97,9 @@ def test_the_table_says_all_of_it():
         "gsm8k, split test: 2 prompts, 4 completions of each (temperature 1, at most 64 tokens, seed 0); correct by "
         "accuracy"
     )
-    text = plain_text(content)
-    assert all(len(line) == len(line.rstrip()) for line in text.splitlines())
+    part = {**content, "dataset": {**content["dataset"], "of": 9}}
+    assert (is_whole(content), is_whole(part)) == (True, False)
+    assert title(part).startswith("gsm8k, split test: 2 prompts (the first of 9), 4 completions")
     assert "| model: /home/me/model | 75.0% [" in markdown(content)
     how = {"prompt_template": "r1", "system_prompt": None}
     greedy = {**content, "prompt": how, "sampling": {**content["sampling"], "temperature": 0, "top_k": 5}}

@@ -28,17 +28,20 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             `reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`. Ignored if `datasets` is given. See
             [`trl_drgrpo.cli.data.load_data`].
         reward_funcs (`list[str | dict]`, *optional*):
-            Reward functions: `accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
-            `get_soft_overlong_punishment` (used values are `max_completion_len=1280`, `soft_punish_cache=256`),
-            `math_reward`, `code_reward`, `format_reward`, `exact_match_reward`, `numeric_reward`, `choice_reward`,
-            `json_schema_reward`, `reasoning_gym`, `list_sum_reward`, a dotted path `package.module.function`,
+            Reward functions, each a name (`accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
+            `get_soft_overlong_punishment`, `math_reward`, `code_reward`, `format_reward`, `exact_match_reward`,
+            `numeric_reward`, `choice_reward`, `json_schema_reward`, `reasoning_gym`, `list_sum_reward`; with options
+            `regex_reward`, `judge_reward`, `repetition_penalty`, `overlong_penalty`, `length_penalty`,
+            `get_repetition_penalty_reward`, `get_cosine_scaled_reward`), a dotted path `package.module.function`,
             `path/to/file.py:function`, or a mapping `{name: {option: value}}` (in quotes after the flag), for example
             `{verl: path/to/file.py:compute_score}` or `{isolate: {reward: path/to/file.py:f, timeout: 5}}`. Mappings
-            only: `judge_reward`, `regex_reward`, `repetition_penalty`, `overlong_penalty`, `length_penalty`; around
-            others `weighted_sum`, `gated`, `clipped`, `cached`, `noted_if_not_binary`, `isolate`; of other stacks
-            `trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`. See [`~trl_drgrpo.rewards.resolve_reward`].
+            around other rewards: `weighted_sum`, `gated`, `clipped`, `cached`, `noted_if_not_binary`, `isolate`; of
+            other stacks: `trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`. The name
+            `get_soft_overlong_punishment` alone stands for `max_completion_len=1280`, `soft_punish_cache=256`. See
+            [`~trl_drgrpo.rewards.resolve_reward`].
         step_reward_funcs (`list[str | dict]`, *optional*):
-            Step reward functions, named like reward_funcs: one reward per step of a completion. Process reward models
+            Step reward functions, named like reward_funcs: one reward per step of a completion; `list_sum_line_reward` of
+            the demo is one. Process reward models
             as mappings: `{qwen_math_prm: {model: <path or Hub id>}}`, `math_shepherd_prm`, `skywork_prm` and others,
             or `prm`, where the model says which. With step_separator, step_credit and step_baseline.
         rename_columns (`list[str]`, *optional*):

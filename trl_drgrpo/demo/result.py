@@ -10,20 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.demo.build import MODEL_DIR
 from trl_drgrpo.demo.task import PROCESS_SETTINGS, list_sum_reward, prompt_of, step_numbers
 from trl_drgrpo.upstream.versions import installed_versions
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -329,24 +325,3 @@ def samples_table(result: DemoResult) -> Table:
             cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
         table.add_row(*cells)
     return table
-
-
-def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
-    """Plot pass rate and completion lengths over the training steps into a PNG file; `None` leaves a gap.
-    `ImportError` without matplotlib."""
-    figure, (rate, length) = new_figure(1, 2, 9, 3.6)
-    steps = curves["step"]
-    _curve(rate, steps, curves["pass_rate"], COLORS[2], None)
-    rate.set(xlabel="training step", ylabel="pass rate (training problems)", ylim=(0, 1.02))
-    _curve(length, steps, curves["length_correct_mean"], ROLES["correct"], "correct completions")
-    _curve(length, steps, curves["length_incorrect_mean"], ROLES["incorrect"], "incorrect completions")
-    length.set(xlabel="training step", ylabel="mean length (tokens)")
-    return save_figure(figure, path)
-
-
-def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], color: str, label: str | None) -> None:
-    """Draw one curve: each step faintly, and the mean of up to nine neighboring steps that have a value."""
-    points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    windows = [ys[max(0, i - 4) : i + 5] for i in range(len(ys))]
-    draw_trend(axes, xs, ys, [sum(window) / len(window) for window in windows], color, label)

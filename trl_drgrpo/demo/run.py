@@ -32,7 +32,6 @@ from trl_drgrpo.demo.result import (
     DemoResult,
     Evaluation,
     check_output_dir,
-    draw_curves,
     evaluate,
 )
 from trl_drgrpo.demo.task import (
@@ -143,12 +142,12 @@ def run_demo(
     with _one_thread():
         _measure_train_measure(result, console)
     console.print(f"after training: {_in_words(result.after)}", highlight=False)
+    result.report = write_report(result.output_dir, result.output_dir / REPORT_FILE)
     try:
-        result.plot = draw_curves(result.curves, result.output_dir / PLOT_FILE)
-    except ImportError:
+        result.plot = write_report(result.output_dir, result.output_dir / PLOT_FILE, "png")
+    except (ImportError, InputError):
         missing = f'{PLOT_FILE}: not drawn, matplotlib is missing. Install it: pip install "trl-drgrpo[report]"'
         console.print(missing, markup=False, highlight=False, soft_wrap=True)
-    result.report = write_report(result.output_dir, result.output_dir / REPORT_FILE)
     if compare:
         for objective in compare:
             _train_stock(objective, result, console)

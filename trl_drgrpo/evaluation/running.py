@@ -197,7 +197,7 @@ def sample_and_score(
             for i in numbers
         ]
         found = sampler(requests)
-        sampled = [_row(rows[i], each, tokenizer) for i, of in zip(numbers, found, strict=True) for each in of]
+        sampled = [completed(rows[i], each, tokenizer) for i, of in zip(numbers, found, strict=True) for each in of]
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
         if first == 0:
             _refuse_broken(scores, len(sampled))
@@ -222,9 +222,11 @@ def sample_and_score(
             tell(of_prompt)
 
 
-def completion_of(prompt: Any, token_ids: Sequence[int], tokenizer: Any) -> Any:
-    """A completion decoded as TRL does, in the form of the prompt: text, or one message."""
-    return completion_like(prompt, tokenizer.decode(list(token_ids), skip_special_tokens=True))
+def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: Any) -> Row:
+    """A row with a completion, decoded as TRL does, in the form of the prompt (text, or one message), and its ids."""
+    token_ids = list(continuation.token_ids)
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    return {**row, "completion": completion_like(row["prompt"], text), "completion_ids": token_ids}
 
 
 def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> RewardScores:
@@ -232,11 +234,6 @@ def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> Re
     failure is one row's."""
     scores = score_rows(reward, sampled, name, batch_size=len(sampled))
     return score_rows(reward, sampled, name) if scores.failures and len(sampled) > 1 else scores
-
-
-def _row(row: Mapping[str, Any], continuation: Continuation, tokenizer: Any) -> Row:
-    completion = completion_of(row["prompt"], continuation.token_ids, tokenizer)
-    return {**row, "completion": completion, "completion_ids": list(continuation.token_ids)}
 
 
 def _failures(scores: Sequence[RewardScores], row: int) -> Row:

@@ -24,11 +24,19 @@ def title(content: Mapping[str, Any]) -> str:
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         if (sampling.get(name) or off) != off:
             how += f", {name} {sampling[name]:g}"
+    part = "" if is_whole(content) else f" (the first of {data['of']:,})"
     return (
-        f"{where}: {counted(data['prompts'], 'prompt')}, {counted(sampling['num_samples'], 'completion')} of each "
+        f"{where}: {counted(data['prompts'], 'prompt')}{part}, "
+        f"{counted(sampling['num_samples'], 'completion')} of each "
         f"({how}, at most {sampling['max_completion_length']:,} tokens, seed {sampling['seed']}); "
         f"correct by {correct_by(content)}{_prompting(content['prompt'])}"
     )
+
+
+def is_whole(content: Mapping[str, Any]) -> bool:
+    """Whether all prompts of the split were evaluated."""
+    data = content["dataset"]
+    return data["prompts"] == data.get("of", data["prompts"])
 
 
 def _prompting(prompt: Mapping[str, Any]) -> str:
@@ -101,16 +109,8 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
 
 
-def plain_text(content: Mapping[str, Any]) -> str:
-    """For a terminal: title, table, notes."""
-    head, rows = table(content)
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
-    return "\n".join([title(content), "", *map(str.rstrip, lines), "", *notes(content)]) + "\n"
-
-
 def markdown(content: Mapping[str, Any]) -> str:
-    """As [`plain_text`], in Markdown."""
+    """Title, table and notes in Markdown."""
     head, rows = table(content)
     lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
     made = f"{content['made_by']}, {content['date']}: `{content['command']}`"

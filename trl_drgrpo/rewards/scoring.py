@@ -40,8 +40,8 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     """The rows of a file.
 
     Args:
-        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, in
-            the order of their names. CSV has texts only.
+        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, or
+            for all JSON Lines files, in the order of their names. CSV has texts only.
         field (`str`, *optional*, defaults to `"data"`): Name of the setting in error messages.
 
     Returns:
@@ -53,10 +53,13 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     """
     file = Path(path)
     if file.is_dir():
-        parts = sorted(file.glob("*.parquet"))
-        rows = [row for part in parts for row in read_parquet(part, field)]
+        parts = sorted(file.glob("*.parquet")) or sorted(file.glob("*.jsonl"))
+        if not parts:
+            expected = "a folder of .parquet or .jsonl files"
+            raise InputError(field, f"{str(path)!r}, a folder without any", expected, "Name the folder that has them.")
+        rows = [row for part in parts for row in read_rows(part, field)]
     elif not file.is_file():
-        expected = f"a {', '.join(READERS)} file, or a folder of Parquet files"
+        expected = f"a {', '.join(READERS)} file, or a folder of such files"
         raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
     elif file.suffix == ".parquet":
         rows = read_parquet(file, field)

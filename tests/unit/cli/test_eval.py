@@ -106,6 +106,9 @@ def test_a_run_is_measured_beside_the_model_it_came_from(folder, adapter, saved_
     assert "| model: this one |" in card
     assert "a local dataset, split test" in card
     assert saved_model not in card
+    assert main([*argv, "--limit", "2", "--num_samples", "1"]) == 0
+    assert "Not stated in the model card, as it is of the first 2 prompts only." in capsys.readouterr().err
+    assert (adapter / "README.md").read_text() == card
 
     assert main(["score", "--rewards", "mine.py:short", "--data", str(files[str(adapter)]), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rewards"]["short"]["mean"] == pytest.approx(rates["model"])
@@ -164,6 +167,10 @@ def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_mo
         ({"chat_template_kwargs": "{thinking"}, "chat_template_kwargs: got '{thinking'; expected a JSON mapping"),
         ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
         ({"dataset_name": None}, "dataset_name: got none"),
+        (
+            {"model": "runs/first", "dataset_name": None},
+            "model_name_or_path: got runs/first, which is no folder here; expected a run's folder, or a Hub id with",
+        ),
         ({"dataset_name": "no.jsonl"}, "dataset_name: got no.jsonl, which does not exist"),
         ({"dataset_name": "empty.jsonl"}, "dataset_name: got empty.jsonl, which is empty"),
         ({"rename_columns": "answer=solution"}, "expected a column 'prompt'. 'question' looks like it"),
