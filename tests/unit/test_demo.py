@@ -16,8 +16,9 @@ from rich.console import Console
 from trl import GRPOConfig
 
 from trl_drgrpo.cli import demo as demo_command
+from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.demo import run, task
+from trl_drgrpo.demo import STOCK_OBJECTIVES, run, task
 from trl_drgrpo.demo.build import (
     MAX_COMPLETION,
     MODEL_DIR,
@@ -28,7 +29,7 @@ from trl_drgrpo.demo.build import (
     make_long_dataset,
     make_long_problems,
 )
-from trl_drgrpo.demo.result import STOCK_OBJECTIVES, evaluate, objectives_table
+from trl_drgrpo.demo.result import evaluate, objectives_table
 from trl_drgrpo.demo.run import run_demo
 from trl_drgrpo.demo.task import IM_END, PROCESS_SETTINGS, build_tokenizer, line_is_right, line_reward, step_numbers
 from trl_drgrpo.process_rewards.steps import step_segmenter
@@ -424,7 +425,6 @@ class TestRun:
 
     def test_the_objectives_to_compare_with(self):
         """Without a name all of stock TRL's, the last of which is the same objective as ours."""
-        assert tuple(STOCK_OBJECTIVES) == demo_command.OBJECTIVES
         assert parse().compare is None
         assert parse("--compare").compare == []
         assert parse("--compare", "trl_grpo", "trl_default_dapo").compare == ["trl_grpo", "trl_default_dapo"]
@@ -454,7 +454,7 @@ class TestRun:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(run, "_train", interrupt)
-        assert demo_command.run(parse("--output_dir", str(tmp_path))) == 130
+        assert main(["demo", "--output_dir", str(tmp_path)]) == 130
         assert str(tmp_path) in capsys.readouterr().err
         numbers = json.loads((tmp_path / "results.json").read_text())
         assert numbers["status"] == "unfinished"

@@ -22,13 +22,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config import DrGRPOConfig
+from trl_drgrpo.demo import STOCK_OBJECTIVES
 from trl_drgrpo.demo.build import TERMS, warm_start
 from trl_drgrpo.demo.result import (
     COMPARISON_FILE,
     PLOT_FILE,
     REPORT_FILE,
     START_FOLDER,
-    STOCK_OBJECTIVES,
     DemoResult,
     Evaluation,
     check_output_dir,

@@ -5,7 +5,7 @@ run writes stays as it is around them; written again, by a training that goes on
 of another model. Data and models are named by their Hub ids; of local ones no path gets in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +110,16 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """Title, table and notes in Markdown."""
-    head, rows = table(content)
-    lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
+    """Title, table, notes and provenance in Markdown."""
     made = f"{content['made_by']}, {content['date']}: `{content['command']}`"
-    return "\n".join([title(content), "", *lines, "", *(f"- {note}" for note in [*notes(content), made])]) + "\n"
+    return "\n".join(_markdown_lines(content, made)) + "\n"
+
+
+def _markdown_lines(content: Mapping[str, Any], made: str, escaped: Callable[[str], str] = str) -> list[str]:
+    head, rows = table(content)
+    rows = [[escaped(row[0]), *row[1:]] for row in rows]
+    lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
+    return [escaped(title(content)), "", *lines, "", *(f"- {escaped(note)}" for note in [*notes(content), made])]
 
 
 def markdown_row(cells: Sequence[str]) -> str:
@@ -151,7 +156,10 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     """
     card = ModelCard.load(readme, ignore_metadata_errors=True)
     shown = [_without_paths(each) for each in evaluations]
-    section = "\n".join([_START, "## Evaluation", *map(_part, shown), _END, ""])
+    lines = [_START, "## Evaluation"]
+    for each in shown:
+        lines += ["", *_markdown_lines(each, f"Measured with {each['made_by']}, {each['date']}.", plain), ""]
+    section = "\n".join([*lines, _END, ""])
     before, _, rest = card.text.partition(_START)
     text = before + rest.partition(_END)[2].lstrip("\n") if rest else card.text
     at = text.find(f"\n{_BEFORE}\n")
@@ -163,14 +171,6 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     part = readme.with_name(f"_{readme.name}")  # transformers uploads no file whose name begins like this
     part.write_text(str(card), encoding="utf-8", newline="\n")
     part.replace(readme)
-
-
-def _part(content: Mapping[str, Any]) -> str:
-    head, rows = table(content)
-    lines = [markdown_row(head), "|" + "---|" * len(head)]
-    lines += [markdown_row([plain(row[0]), *row[1:]]) for row in rows]
-    said = [*notes(content), f"Measured with {content['made_by']}, {content['date']}."]
-    return "\n".join(["", plain(title(content)), "", *lines, "", *(f"- {plain(each)}" for each in said), ""])
 
 
 def _metadata(content: Mapping[str, Any]) -> list[EvalResult]:
