@@ -125,16 +125,13 @@ def test_train(recipe, saved_model, capfd):
     assert set(Path("keywords.txt").read_text().split()) == {*columns.ALWAYS_PASSED, "answer"}
 
 
-def test_an_interrupted_run_says_how_to_go_on(recipe, monkeypatch, capfd):
-    argv = recipe(reward_funcs=["mine.py:interrupting"], save_strategy="steps", save_steps=1)
+def test_an_interrupted_run_and_one_that_is_asked_to_end_say_how_to_go_on(recipe, monkeypatch, capfd):
+    argv = recipe(reward_funcs=["mine.py:interrupting"], save_strategy="steps", save_steps=1, output_dir="first")
     monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
     assert main(argv) == 130
     safe, command, last = capfd.readouterr().err.splitlines()[-3:]
-    assert (safe, last) == ("Saved: out/checkpoint-1. To continue:", "interrupted")
-    assert command.split() == ["trl-drgrpo", *argv, "--resume_from_checkpoint", "out/checkpoint-1"]
-
-
-def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(recipe, monkeypatch, capfd):
+    assert (safe, last) == ("Saved: first/checkpoint-1. To continue:", "interrupted")
+    assert command.split() == ["trl-drgrpo", *argv, "--resume_from_checkpoint", "first/checkpoint-1"]
     argv = recipe(reward_funcs=["mine.py:terminating"], max_steps=4)
     monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
     with pytest.raises(SystemExit) as ended:
@@ -237,8 +234,11 @@ def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
 
 def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, capsys):
     monkeypatch.setattr("trl.GRPOTrainer.__init__", lambda *a, **k: pytest.fail("a model was about to load"))
-    argv = [*recipe(scale_rewards=False, hub_token="hf_secret", beta=0.0), "--dry_run", "--learning_rate", "3e-4"]
+    monkeypatch.setenv("TRL_DRGRPO_TEST", "before")
+    own = {"scale_rewards": False, "hub_token": "hf_secret", "beta": 0.0, "temperature": 1.0, "lora_r": 16}
+    argv = [*recipe(**own, env={"TRL_DRGRPO_TEST": 5}), "--dry_run", "--learning_rate", "3e-4"]
     assert main(argv) == 0
+    assert os.environ["TRL_DRGRPO_TEST"] == "5"  # set before anything else
     out = capsys.readouterr().out
     shown = yaml.safe_load(out)
     assert shown["scale_rewards"] == "none"
@@ -246,7 +246,7 @@ def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, cap
     assert {"loss_type", "beta", "advantage_baseline", "num_generations"} <= set(shown)
     assert shown["learning_rate"] == 3e-4  # the flag wins over the recipe's 1e-2
     assert "gradient_accumulation_steps" in shown
-    assert "hub_token" not in shown
+    assert not {"hub_token", "temperature", "lora_r"} & set(shown)  # a secret, and values equal to the default
     assert "hf_secret" not in out
     assert "# rows per optimizer step: 8 (4 per device x 2 accumulated x 1 process)" in out
     assert "# prompts per optimizer step: 2\n" in out
@@ -308,24 +308,11 @@ def test_push_to_hub_names_only_a_hub_dataset(recipe, monkeypatch, capsys, sourc
     assert "https://huggingface.co/me/it" in capsys.readouterr().err
 
 
-def test_values_equal_to_the_default_are_not_shown(recipe, capsys):
-    assert main([*recipe(temperature=1.0, lora_r=16), "--dry_run"]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert "temperature" not in shown
-    assert "lora_r" not in shown
-
-
 def test_a_mixture_of_datasets(recipe, folder, capsys):
     entry = {"path": "json", "data_files": str(folder / "data" / "train.jsonl")}
     argv = recipe(dataset_name=None, datasets=[entry, {**entry, "columns": ["question", "answer"]}])
     assert main([*argv, "--dry_run"]) == 0
     assert "# train data: 16 rows" in capsys.readouterr().out
-
-
-def test_env_is_set_before_anything_else(recipe, monkeypatch, capsys):
-    monkeypatch.setenv("TRL_DRGRPO_TEST", "before")
-    assert main([*recipe(env={"TRL_DRGRPO_TEST": 5}), "--dry_run"]) == 0
-    assert os.environ["TRL_DRGRPO_TEST"] == "5"
 
 
 def test_the_flags_mean_what_they_mean_to_trl(recipe):
@@ -416,15 +403,6 @@ def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, mo
     assert message in error
 
 
-def test_a_dry_run_checks_inputs_and_model_as_the_trainer_does(recipe, capsys):
-    for changes, message in (
-        ({"report_to": "wandbb"}, "report_to: got wandbb"),
-        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
-    ):
-        assert main([*recipe(**changes), "--dry_run"]) == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, capsys):
     assert main(recipe(reward_funcs=["mine.py:short_later"])) == 2
     err = capsys.readouterr().err
@@ -493,6 +471,9 @@ def test_forks_from_the_command_line(recipe, capfd):
         (["--preset", "qlora", "--load_in_8bit"], "load_in_8bit: got True with the preset 'qlora'"),
         (["--preset", "lora", "--use_peft", "false"], "use_peft: got False with the preset 'lora'"),
         (["--load_in_4bit"], "peft_config: got quantization_config without an adapter"),
+        # A dry run checks inputs and model as the trainer does.
+        (["--report_to", "wandbb"], "report_to: got wandbb"),
+        (["--model_init_kwargs", '{"use_cach": false}'], "model_init_kwargs: got the key 'use_cach'"),
     ],
 )
 def test_flags_that_contradict(recipe, capsys, flags, message):

@@ -93,7 +93,7 @@ def test_two_graders_are_held_against_each_other(report, capsys):
     assert [pair["count"] for pair in found["disagreements"]] == [1, 4, 4]
     assert score("--rewards", "mine.py:exact", "mine.py:lenient", "--data", "rows.jsonl") == 0
     out = capsys.readouterr().out
-    assert out.startswith("reward   rows    mean     std   None  failed  ms/row  slowest\nexact       4  0.6667  0.4714 ")
+    assert out.startswith("reward   rows    mean     std   None  failed  ms/row  slowest\nexact       4  0.6667  ")
     assert "exact and lenient differ on 1 of 4 rows\n  row 2: 0 and 1: 6\n" in out
 
 
@@ -171,9 +171,7 @@ def test_rows_are_written_with_their_scores_and_can_be_scored_again(here, report
 def test_names_options_conversations_and_renamed_columns(here, report, capsys):
     prompt = [{"role": "user", "content": "2+2="}]
     texts = [f"<think>hm</think>\\boxed{{{given}}}" for given in (4, 5)]
-    rows = [
-        {"prompt": prompt, "completion": [{"role": "assistant", "content": text}], "truth": "4"} for text in texts
-    ]
+    rows = [{"prompt": prompt, "completion": [{"role": "assistant", "content": text}], "truth": "4"} for text in texts]
     write_json_lines("chat.jsonl", rows)
     code, found = report("accuracy_reward|think_format_reward", "--columns", "truth=solution", data="chat.jsonl")
     assert code == 0
