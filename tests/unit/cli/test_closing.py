@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 from trl_drgrpo.cli import resolved
 from trl_drgrpo.cli.job import logged_values
@@ -61,24 +60,7 @@ def test_a_summary_that_fails_ends_no_run(monkeypatch, capsys, caplog):
     resolved.say_what_next("runs/x", [], 1.0, True)
     resolved.say_how_to_go_on("runs/x", [], 1)
     assert "The closing summary failed" in caplog.text
-    monkeypatch.setenv("RANK", "1")
     monkeypatch.undo()
     monkeypatch.setenv("RANK", "1")
     resolved.say_what_next("runs/x", [], 1.0, True)
     assert capsys.readouterr().err == ""
-
-
-def test_the_recipe_is_written_when_training_begins(tmp_path):
-    class Args:
-        output_dir, run_log = str(tmp_path), True
-
-    class State:
-        is_world_process_zero = True
-
-    resolved.KeepsRecipe("seed: 1\n").on_train_begin(Args, State, None)
-    recipe = Path(tmp_path, "_drgrpo", "recipe.yaml")
-    assert recipe.read_text() == "seed: 1\n"
-    recipe.unlink()
-    Args.run_log = False
-    resolved.KeepsRecipe("seed: 1\n").on_train_begin(Args, State, None)
-    assert not recipe.exists()

@@ -18,6 +18,8 @@ def short(completions, **kwargs):
     return [float(len(c) < 6) for c in completions]
 def partly(completions, **kwargs):
     return [0.25 for c in completions]
+def moody(completions, **kwargs):
+    raise KeyError("one")
 """
 PROBLEMS = 6
 
@@ -151,10 +153,12 @@ def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_mo
         assert f"samples/{file.name}, to which process {other.pid} on " in capsys.readouterr().err
     assert main([*argv, "--correct_threshold", "0.2"]) == 0
     assert "100.0%" in capsys.readouterr().out
+    assert main([*argv, "--reward_funcs", "mine.py:moody"]) == 2
+    assert "reward function 'moody': got KeyError: 'one', on every completion of the" in capsys.readouterr().err
     Path("mine.py").write_text(REWARD.replace("0.25", "0.15"))  # another reward under the same name
     assert main([*argv, "--correct_threshold", "0.2"]) == 0
     assert "are in" not in capsys.readouterr().err  # nothing of the old rewards is used
-    assert len(list(Path("eval_output/samples").glob("*.jsonl"))) == 2
+    assert len(list(Path("eval_output/samples").glob("*.jsonl"))) == 3
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,7 @@ def test_a_model_answers(saved_model, capsys):
         (["--columns", "answer"], "columns: got 'answer'; expected name=value"),
         (["--columns", "answer=[1"], "columns: got 'answer=[1'; expected JSON after the ="),
         (["--columns", "answer=1"], "columns: got answer=1; expected none without reward_funcs"),
-        (
-            ["--columns", "answer=1", "--reward_funcs", "math_reward"],
-            "reward math_reward: got a dataset with the columns",
-        ),
+        (["--columns", "a=1", "--reward_funcs", "math_reward"], "reward math_reward: got a dataset with the columns"),
         (["--prompt_template", "none"], "prompt_template: got 'none'"),
         (["--prompt_template", "{prompt} {hint}"], "prompt_template: got the slot {hint}"),
     ],
