@@ -296,11 +296,10 @@ def test_the_limits_and_what_is_unknown_stay(rates):
     ],
 )
 def test_limits_that_leave_nothing_or_are_none(data, limits, message, rates):
+    given = {"difficulty_range": limits, "prior_pass_rates": rates}
+    call, arguments = (check_difficulty, [given]) if data is None else (within_range, [data, limits, rates])
     with pytest.raises(InputError, match=message):
-        if data is None:
-            check_difficulty({"difficulty_range": limits, "prior_pass_rates": rates})
-        else:
-            within_range(data, limits, rates)
+        call(*arguments)
 
 
 def test_limits_without_a_file(rates):
