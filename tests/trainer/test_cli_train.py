@@ -59,9 +59,8 @@ def folder(tmp_path, monkeypatch):
     for split in ("train", "test"):
         rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, row in {"nulls": {"question": None, "answer": "1"}, "gaps": {"question": "1", "answer": None}}.items():
-        lines = [row if i == 5 else {"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [{"question": f"{i}+{i}=", "answer": None if i == 5 else str(2 * i)} for i in range(8)]
+    (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "mine.py").write_text(REWARD)
     return tmp_path
 
@@ -351,37 +350,23 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ),
         ({"model_name_or_path": "trl_drgrpo:big"}, "model_name_or_path: got trl_drgrpo:big; expected trl_drgrpo:demo"),
         ({"dataset_name": None}, "dataset_name: got none"),
-        ({"dataset_name": "no.jsonl"}, "dataset_name: got no.jsonl, which does not exist"),
         ({"dataset_train_split": "val"}, "dataset split: got 'val' of data; expected one of its splits"),
         ({"rename_columns": None}, "'question' looks like it: rename it with `rename_columns: [question=prompt]`"),
         ({"reward_funcs": None}, "reward_funcs: got none"),
-        ({"reward_funcs": ["acuracy_reward"]}, "Did you mean accuracy_reward"),
         ({"reward_funcs": ["mine.py:needs_solution"]}, "expected a column 'solution'"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights: got 2 weights; expected 1, one per reward"),
         ({"num_generations": 3}, "num_generations: got 3"),
         ({"forks": "two"}, "forks"),
-        ({"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}, "fork_at: got 'doubt' without step_reward_funcs"),
-        ({"loss_type": "grpo"}, "loss_type: got 'grpo'; expected 'dr_grpo'"),
-        ({"scale_rewards": "batch"}, "scale_rewards: got 'batch'"),
         ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
-        ({"learning_rate": -1e-6}, "learning_rate: got -1e-06; expected a finite number, at least 0"),
         ({"lora_r": 0}, "lora_r: got 0; expected a whole number, at least 1"),
-        (
-            {"max_completion_length": 1024},
-            "max_completion_length: got 1024; expected less than the model's context of",
-        ),
         ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
-        ({"attn_implementation": "sdp"}, "attn_implementation: got 'sdp'"),
         ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
         ({"metric_for_best_model": "eval_rewards"}, "got eval_rewards; expected a metric of the evaluations. Did you"),
-        ({"early_stopping_patience": 0}, "early_stopping_patience: got 0; expected a whole number, at least 1"),
         (
             {"early_stopping_patience": 1, "metric_for_best_model": "reward"},
             "early_stopping_patience: got 1; expected metric_for_best_model and eval_strategy as well",
         ),
         ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
-        ({"prompt_template": "{prompt} {anser}"}, "prompt_template: got the slot {anser}"),
-        ({"dataset_name": "nulls.jsonl"}, "prompt: got null as the prompt in row 5 (the first is 0) of nulls.jsonl"),
         (
             {"reward_funcs": ["list_sum_reward"], "dataset_name": "gaps.jsonl"},
             "reward list_sum_reward: got null in 1 of 8 rows of the column 'answer', first in row 5 (from 0)",
@@ -462,13 +447,8 @@ def test_forks_from_the_command_line(recipe, capfd):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--forks", "4"], "error: forks: got 4 (fork_depth=1) with num_generations=4; expected at least two parents"),
-        (["--forks", "2", "--fork_at", "entropie"], "error: fork_at: got 'entropie'"),
-        (["--forks", "2", "--fork_at", "entropy"], "error: fork_threshold: got None with fork_at='entropy'"),
         (["--fork_threshold", "0.5"], "error: fork_threshold: got 0.5 with forks=1; expected None"),
         (["--preset", "qlorra"], "preset: got 'qlorra'; expected one of lora, qlora. Did you mean qlora?"),
-        (["--preset", "lora", "--load_in_4bit"], "load_in_4bit: got True with the preset 'lora'"),
-        (["--preset", "qlora", "--load_in_8bit"], "load_in_8bit: got True with the preset 'qlora'"),
         (["--preset", "lora", "--use_peft", "false"], "use_peft: got False with the preset 'lora'"),
         (["--load_in_4bit"], "peft_config: got quantization_config without an adapter"),
         # A dry run checks inputs and model as the trainer does.

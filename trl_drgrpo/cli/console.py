@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
@@ -158,3 +158,26 @@ def progress_over(total: int, done: int, doing: str, noun: str) -> Iterator[Any]
 
     with bar:
         yield show
+
+
+def complete(
+    file: Any, total: int, doing: str, noun: str, more: Callable[[int], Iterable[Any]], status: Callable[[Any], str]
+) -> None:
+    """Writes the rows of the problems that a file does not hold yet, each as soon as it is there, and shows progress.
+
+    Args:
+        file (`SearchFile`): Not opened yet.
+        total (`int`): Problems.
+        doing, noun (`str`): As in [`progress_over`].
+        more (`Callable`): From the number of problems that are done to the rows of each further one; not called where
+            all are done.
+        status (`Callable`): From the rows of a problem to what is said of all so far.
+    """
+    file.open(total)
+    if file.done:
+        log(f"{file.done} of {total} {noun} are in {file.path} already")
+    if file.done < total:
+        with progress_over(total, file.done, doing, noun) as show:
+            for rows in more(file.done):
+                file.append(rows)
+                show(status(rows))

@@ -11,12 +11,13 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.console import progress_over
 from trl_drgrpo.cli.data import digest, prompt_rows, write_rates
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.run_keys import (
@@ -237,41 +238,29 @@ class _Task:
         group = max(1, self.args.batch_size // self.args.num_samples)
         depends = self._depends(name, group)
         path = self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl"
-        with sole_writer("output_dir", path, is_file=True):
-            return self._completed(name, SearchFile(path, depends, group, KIND))
+        passed: list[bool] = []
 
-    def _completed(self, name: str, file: Any) -> Any:
-        """The file with the samples that it lacks."""
+        def status(of_prompt: list[dict[str, Any]]) -> str:
+            passed.extend(each for each in self.judged(of_prompt) if each is not None)
+            return f"correct {sum(passed) / len(passed):.0%}" if passed else ""
+
+        with sole_writer("output_dir", path, is_file=True):
+            file = SearchFile(path, depends, group, KIND)
+            more = partial(self._more, name, group)
+            console.complete(file, len(self.rows), f"sampling {_slug(name)}", f"prompts of {name}", more, status)
+        gc.collect()  # the next model needs the room
+        return file
+
+    def _more(self, name: str, group: int, first: int) -> Iterator[list[dict[str, Any]]]:
+        """The samples of the prompts from one on."""
         from trl_drgrpo.evaluation.models import load_tokenizer
         from trl_drgrpo.evaluation.running import sample_and_score
 
-        file.open(len(self.rows))
-        if file.done:
-            console.log(f"{file.done} of {len(self.rows)} prompts of {name} are in {file.path} already.")
-        if file.done == len(self.rows):
-            return file
         tokenizer = load_tokenizer(model_path(name), self.given.loading(self.args.base))
-        passed: list[bool] = []
-        with progress_over(len(self.rows), file.done, f"sampling {_slug(name)}", "prompts") as show:
-
-            def tell(of_prompt: list[dict[str, Any]]) -> None:
-                passed.extend(each for each in self.judged(of_prompt) if each is not None)
-                show(f"correct {sum(passed) / len(passed):.0%}" if passed else "")
-
-            sample_and_score(
-                self.rows,
-                self._sampler(name, tokenizer),
-                tokenizer,
-                self.rewards,
-                file,
-                samples=self.args.num_samples,
-                length=self.given.decoding().max_completion_length,
-                seed=self.args.seed,
-                template=self.given.template(),
-                tell=tell,
-            )
-        gc.collect()  # the next model needs the room
-        return file
+        sampler = self._sampler(name, tokenizer)
+        sizes = {"samples": self.args.num_samples, "length": self.given.decoding().max_completion_length}
+        options = {**sizes, "seed": self.args.seed, "template": self.given.template()}
+        yield from sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
 
     def _depends(self, name: str, group: int) -> dict[str, Any]:
         """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""

@@ -7,11 +7,11 @@ a reward that failed.
 import argparse
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.console import progress_over
 from trl_drgrpo.cli.data import check_prompting, digest, prompt_rows
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.values import named_reward
@@ -75,19 +75,19 @@ def run(args: argparse.Namespace) -> int:
         check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
         facts = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
         found = SearchFile(args.output, {**facts, "dataset_digest": digest(rows)}, settings["problems_at_once"])
-        found.open(len(rows))
-        if found.done:
-            console.log(f"{found.done} of {len(rows)} problems are in {args.output} already")
-        if found.done < len(rows):
-            options = {**rewards, "vllm_server_base_url": args.vllm_server_base_url, **settings}
-            searching = collect(rows, model_path(args.model), first=found.done, **options)
-            correct = tokens = 0
-            with progress_over(len(rows), found.done, "searching", "problems") as show:
-                for searched, of_problem in enumerate(searching, start=1):
-                    found.append(of_problem)
-                    tokens += of_problem[0]["search"]["sampled_tokens"]
-                    correct += any(row["correct"] for row in of_problem if row["selected"])
-                    show(f"correct {correct / searched:.0%}, {tokens / searched:.0f} tokens per problem")
+        options = {**rewards, "vllm_server_base_url": args.vllm_server_base_url, **settings}
+        selected: list[dict[str, Any]] = []
+
+        def status(of_problem: list[dict[str, Any]]) -> str:
+            selected.extend(row for row in of_problem if row["selected"])
+            correct = sum(bool(row["correct"]) for row in selected) / len(selected)
+            tokens = sum(row["search"]["sampled_tokens"] for row in selected) / len(selected)
+            return f"correct {correct:.0%}, {tokens:.0f} tokens per problem"
+
+        def more(first: int) -> Iterator[list[dict[str, Any]]]:
+            return collect(rows, model_path(args.model), first=first, **options)
+
+        console.complete(found, len(rows), "searching", "problems", more, status)
     numbers = summary(found.rows)
     if args.sft_output:
         kept = sft_rows(found.rows)

@@ -11,6 +11,7 @@ import argparse
 import copy
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
@@ -132,7 +133,9 @@ def _trained(job: Any) -> dict[str, Any]:
     try:
         result, logged = jobs.train(job, [resolved.KeepsRecipe(resolved.render(job))])
     except (KeyboardInterrupt, Terminated):
-        resolved.say_how_to_go_on(job.training.output_dir, sys.argv[1:], job.training.world_size)
+        folder, processes = Path(job.training.output_dir), job.training.world_size
+        resolved.say("The words on checkpoints", lambda: resolved.interrupted(folder, sys.argv[1:], processes))
         raise
-    resolved.say_what_next(result["output_dir"], logged, time.monotonic() - began, job.training.run_log)
+    seconds, run_log = time.monotonic() - began, job.training.run_log
+    resolved.say("The closing summary", lambda: resolved.closing(result["output_dir"], logged, seconds, run_log))
     return result

@@ -55,12 +55,8 @@ def test_an_interrupted_run_names_the_checkpoint_and_the_command(tmp_path):
 
 
 def test_a_summary_that_fails_ends_no_run(monkeypatch, capsys, caplog):
-    monkeypatch.setattr(resolved, "closing", lambda *args: 1 / 0)
-    monkeypatch.setattr(resolved, "interrupted", lambda *args: 1 / 0)
-    resolved.say_what_next("runs/x", [], 1.0, True)
-    resolved.say_how_to_go_on("runs/x", [], 1)
+    resolved.say("The closing summary", lambda: str(1 / 0))
     assert "The closing summary failed" in caplog.text
-    monkeypatch.undo()
     monkeypatch.setenv("RANK", "1")
-    resolved.say_what_next("runs/x", [], 1.0, True)
+    resolved.say("The closing summary", lambda: "done")
     assert capsys.readouterr().err == ""
