@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import random
+import runpy
 import sys
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from trl_drgrpo.demo.build import (
     MODEL_DIR,
     TERMS,
     add_with_gaps,
-    build,
     demonstrate_with_gaps,
     make_long_dataset,
     make_long_problems,
@@ -317,6 +317,7 @@ class TestShippedModel:
         assert sum(map(sum, verdicts)) / sum(map(len, verdicts)) > 0.6  # mistakes, not nonsense
 
     def test_build_is_reproducible(self, tmp_path):
+        build = runpy.run_path(str(Path(__file__).parents[2] / "recipes" / "list_sum_model.py"))["build"]
         for name in ("first", "second"):
             build(tmp_path / name, seed=1, steps=2, batch_size=4)
         first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
