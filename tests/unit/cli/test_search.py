@@ -76,7 +76,7 @@ def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     labeled = read_labeled_steps(output)
     assert len(labeled) == int(printed["completions"])
     assert {label for row in labeled for label in row["labels"]} == {True, False}
-    prm = ["--model", DEMO_MODEL, "--data", str(output), "--output_dir", str(tmp_path / "prm"), "--max_steps", "1"]
+    prm = ["--model", "trl_drgrpo:demo", "--data", str(output), "--output_dir", str(tmp_path / "prm"), "--max_steps", "1"]
     assert main(["train-prm", *prm]) == 0
     assert f"rows {len(labeled)}" in capsys.readouterr().out
     assert main(["score", "--rewards", "list_sum_reward", "--data", str(output), "--json"]) == 0
@@ -87,6 +87,10 @@ def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     assert [row["steps"] for row in read(tmp_path / "labels.jsonl")] == [
         [step.removesuffix("\n") for step in row["steps"]] for row in read(output)
     ]
+    named = ["--model", "trl_drgrpo:demo", "--data", "trl_drgrpo:list_sum?size=2&test_size=0", "--max_new_tokens", "48"]
+    labels = ["--reward", "list_sum_reward", "--rollouts", "1", "--output", str(tmp_path / "named.jsonl")]
+    assert main(["label-steps", *named, *labels]) == 0
+    assert len({row["answer"] for row in read(tmp_path / "named.jsonl")}) == 2
     # And what train-prm saved guides a search, by its folder.
     assert search(tmp_path / "guided.jsonl", prm=tmp_path / "prm", limit=1, budget_tokens=100) == 0
     assert all(0 < score < 1 for row in read(tmp_path / "guided.jsonl") for score in row["prm_scores"])
