@@ -26,6 +26,8 @@ from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
 from trl_drgrpo.common.rows import check_prompt_values, column_values
+from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
+from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -409,8 +411,6 @@ def prompt_rows(
     Raises:
         [`InputError`]: A missing column, values that no reward can read, a program that is not there.
     """
-    from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
-
     dataset = rename_columns(dataset, list(renamings))
     columns = check_prompts(dataset, source)
     for name, reward, more in rewards:
@@ -430,8 +430,6 @@ def digest(value: Any) -> str:
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
     """Writes the pass rates of prompts, for `prior_pass_rates`, and says so. `by`: of which reward."""
-    from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
-
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
     left_out = f"; {unjudged} without a score are left out" if unjudged else ""

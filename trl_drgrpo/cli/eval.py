@@ -34,8 +34,14 @@ from trl_drgrpo.cli.run_keys import (
 from trl_drgrpo.common.disk import check_file, check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
+from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.common.version import __version__
-from trl_drgrpo.evaluation.models import base_name, check_model
+from trl_drgrpo.evaluation import models
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.process_rewards.texts import prompt_ids
+from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.upstream.versions import provenance
 
 RULE_KEYS = ("correct_reward", "correct_threshold")
 FOLDER = "eval_output"  # for models outside of a run
@@ -125,10 +131,8 @@ def _checked(args: argparse.Namespace) -> Given:
     given.check(args)
     if not given.values.get("dataset_name"):
         if args.model_name_or_path and not Path(given.model).is_dir():
-            got, expected = (
-                f"{given.model}, which is no folder here",
-                "a run's folder, or a Hub id with --dataset_name",
-            )
+            got = f"{given.model}, which is no folder here"
+            expected = "a run's folder, or a Hub id with --dataset_name"
             remedy = f"Relative paths start at the current directory, {os.getcwd()}."
             raise InputError("model_name_or_path", got, expected, remedy)
         got = "a mixture (`datasets`)" if given.values.get("datasets") else "none"
@@ -140,7 +144,7 @@ def _checked(args: argparse.Namespace) -> Given:
         raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
     if baseline := _baseline(args, given):
         try:
-            check_model("baseline", model_path(baseline))
+            models.check_model("baseline", model_path(baseline))
         except InputError as error:
             remedy = f"{error.remedy} Or skip the comparison: --baseline none."
             raise InputError(error.field, error.got, error.expected, remedy) from error
@@ -154,7 +158,7 @@ def _baseline(args: argparse.Namespace, given: Given) -> str | None:
     """The model to compare with, as it was named; `None` without one."""
     if args.baseline is not None:
         return None if args.baseline.lower() == "none" else args.baseline
-    return given.trained_from or base_name(given.model, given.loading(args.base).base)
+    return given.trained_from or models.base_name(given.model, given.loading(args.base).base)
 
 
 def _output(args: argparse.Namespace, given: Given) -> Path:
@@ -166,11 +170,7 @@ def _output(args: argparse.Namespace, given: Given) -> Path:
 
 
 def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
-    from trl_drgrpo.common.rows import check_prompt_rows
     from trl_drgrpo.evaluation.running import KIND
-    from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-    from trl_drgrpo.rewards.contract import reward_name
-    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
     values = given.values
     rewards = {reward_name(reward): reward for reward in map(resolve_reward, values["reward_funcs"])}
@@ -227,8 +227,7 @@ class _Task:
         """Rule for correct samples."""
         from trl_drgrpo.evaluation.results import judged
 
-        rule = self.rule
-        return judged(rows, list(self.rewards), rule["correct_reward"], rule["correct_threshold"])
+        return judged(rows, list(self.rewards), *self.rule.values())
 
     def sampled(self, name: str) -> Any:
         """The file of a model's samples, complete."""
@@ -253,10 +252,9 @@ class _Task:
 
     def _more(self, name: str, group: int, first: int) -> Iterator[list[dict[str, Any]]]:
         """The samples of the prompts from one on."""
-        from trl_drgrpo.evaluation.models import load_tokenizer
         from trl_drgrpo.evaluation.running import sample_and_score
 
-        tokenizer = load_tokenizer(model_path(name), self.given.loading(self.args.base))
+        tokenizer = models.load_tokenizer(model_path(name), self.given.loading(self.args.base))
         sampler = self._sampler(name, tokenizer)
         sizes = {"samples": self.args.num_samples, "length": self.given.decoding().max_completion_length}
         options = {**sizes, "seed": self.args.seed, "template": self.given.template()}
@@ -264,7 +262,6 @@ class _Task:
 
     def _depends(self, name: str, group: int) -> dict[str, Any]:
         """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""
-        from trl_drgrpo.evaluation.models import weights_mark
 
         specs = str(self.given.values["reward_funcs"])
         sources = {each: Path(each).expanduser() for each in re.findall(r"[\w./~-]+\.py\b", specs)}
@@ -276,47 +273,41 @@ class _Task:
             },
             "version": __version__,
             "model": name,
-            "weights": weights_mark(model_path(name)),
+            "weights": models.weights_mark(model_path(name)),
             "loading": asdict(self.given.loading(self.args.base)),
             "server": self.args.vllm_server_base_url is not None,
             "batch": group,
         }
 
     def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.models import load_model
         from trl_drgrpo.evaluation.running import ModelSampler, check_context, server_sampler
-        from trl_drgrpo.process_rewards.texts import prompt_ids
 
         decoding, batch_size = self.given.decoding(), self.args.batch_size
         if self.args.vllm_server_base_url is not None:
             return server_sampler(self.args.vllm_server_base_url, name, tokenizer, decoding, batch_size)
         console.log(f"Loading {name}")
-        model = load_model(model_path(name), self.given.loading(self.args.base))
+        model = models.load_model(model_path(name), self.given.loading(self.args.base))
         lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template())) for row in self.rows]
         check_context(model, lengths, decoding)
         return ModelSampler(model, tokenizer, decoding, batch_size)
 
-    def results(self, models: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
-        """The result. `models`: name and samples by role."""
+    def results(self, sampled: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+        """The result. `sampled`: name and samples by role."""
         from trl_drgrpo.evaluation import results
-        from trl_drgrpo.evaluation.models import weights_mark
-        from trl_drgrpo.upstream.versions import provenance
 
-        correct = {role: self.judged(rows) for role, (_, rows) in models.items()}
+        correct = {role: self.judged(rows) for role, (_, rows) in sampled.items()}
         found = []
-        for role, (name, rows) in models.items():
+        for role, (name, rows) in sampled.items():
             numbers = results.model_numbers(rows, correct[role], self.args.k)
-            found.append({"role": role, "name": name, "weights": weights_mark(model_path(name)), **numbers})
+            found.append({"role": role, "name": name, "weights": models.weights_mark(model_path(name)), **numbers})
         difference = None
-        if "baseline" in models:
-            (_, ours), (_, theirs) = models["model"], models["baseline"]
+        if "baseline" in sampled:
+            (_, ours), (_, theirs) = sampled["model"], sampled["baseline"]
             difference = results.differences(ours, correct["model"], theirs, correct["baseline"], self.args.k)
         typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
         about = provenance(shlex.join(["trl-drgrpo", *typed]))
-        how = {
-            "reward": self.rule["correct_reward"] or next(iter(self.rewards)),
-            "threshold": self.rule["correct_threshold"],
-        }
+        reward, threshold = self.rule.values()
+        how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
         return results.results({**about, **self.facts, "correct": how}, found, difference)
 
     def path(self, names: dict[str, str]) -> Path:

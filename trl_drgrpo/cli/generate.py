@@ -25,6 +25,12 @@ from trl_drgrpo.cli.run_keys import (
 )
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
+from trl_drgrpo.evaluation import models
+from trl_drgrpo.process_rewards.texts import prompt_ids
+from trl_drgrpo.rewards.columns import check_columns, check_ready
+from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.sample import completion_text
 
 _EPILOG = """Every prompt is one by itself: the model sees no earlier ones. Example:
 
@@ -58,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load and answer."""
     given, columns = _checked(args)
-    from trl_drgrpo.evaluation import models
     from trl_drgrpo.evaluation.running import ModelSampler
     from trl_drgrpo.search.sampling import Request
     from trl_drgrpo.single_gpu.model_checks import context_length
@@ -142,10 +147,6 @@ def _prompts(given: list[str]) -> Iterator[str]:
 
 def _rewards(args: argparse.Namespace, given: Given, columns: dict[str, Any]) -> dict[str, Callable]:
     """The rewards that can score an answer: those that were named, or with columns those of the recipe."""
-    from trl_drgrpo.rewards.columns import check_columns, check_ready
-    from trl_drgrpo.rewards.contract import reward_name
-    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-
     if not (columns or hasattr(args, "reward_funcs")):
         return {}
     found = {reward_name(reward): reward for reward in map(resolve_reward, given.values.get("reward_funcs") or [])}
@@ -178,8 +179,6 @@ def _row(given: Given, columns: dict[str, Any], text: str, chat: bool) -> dict[s
 
 def _prefix(row: dict[str, Any], tokenizer: Any, given: Given, context: int | None) -> tuple[int, ...]:
     """The tokens of a prompt; refuses those that leave no room in the model's context."""
-    from trl_drgrpo.process_rewards.texts import prompt_ids
-
     prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template()))
     if context is not None and len(prefix) >= context:
         expected = f"fewer than the model's context of {context}"
@@ -192,7 +191,6 @@ def _answers(
 ) -> list[tuple[str, str]]:
     """Each answer, and a remark on it: its scores, its length, or that it was cut off."""
     from trl_drgrpo.evaluation.running import completed, score_completions
-    from trl_drgrpo.rewards.sample import completion_text
 
     (found,) = sampler([request])
     sampled = [completed(row, each, tokenizer) for each in found]

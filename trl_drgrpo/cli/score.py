@@ -14,9 +14,26 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import write_rates
 from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER
+from trl_drgrpo.cli.values import reward_spec
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import Range, refuse_outside, whole
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.rewards.columns import check_columns, check_ready
+from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.sample import completion_text
+from trl_drgrpo.rewards.scoring import (
+    TABLE_COLUMNS,
+    check_completions,
+    disagreements,
+    read_rows,
+    renamed,
+    score_rows,
+    unscored_rows,
+    with_columns_of,
+)
+from trl_drgrpo.rewards.signatures import required
 
 LOGGED = "logged "  # in front of the name of a reward whose value is in the file
 
@@ -64,9 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score and print; 1 where a reward failed on some row."""
     _check(args)
-    from trl_drgrpo.cli.values import reward_spec
-    from trl_drgrpo.rewards.scoring import disagreements, unscored_rows
-
     specs = [reward_spec(spec, "reward_funcs") for spec in args.rewards]
     rows = _read(args)  # before anything heavy is imported
     with console.stdout_to_stderr():
@@ -116,8 +130,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from trl_drgrpo.rewards.scoring import check_completions, read_rows, renamed, with_columns_of
-
     rows = read_rows(_in_run(args.data))[: args.limit]
     if args.dataset:
         rows = with_columns_of(rows, read_rows(args.dataset, "dataset"))
@@ -144,9 +156,6 @@ def _in_run(path: str) -> str:
 
 def _resolved(texts: list[str], specs: list[Any]) -> dict[str, Any]:
     """Rewards by name; by what was written where two have one name."""
-    from trl_drgrpo.rewards.contract import reward_name
-    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-
     rewards: dict[str, Any] = {}
     for text, spec in zip(texts, specs, strict=True):
         reward = resolve_reward(spec, "reward_funcs")
@@ -157,8 +166,6 @@ def _resolved(texts: list[str], specs: list[Any]) -> dict[str, Any]:
 
 def _split_logged(rows: list[dict[str, Any]], names: list[str]) -> tuple[list[dict[str, Any]], dict[str, list]]:
     """The rows without the columns of TRL's table that are none of the dataset, and the rewards logged in it."""
-    from trl_drgrpo.rewards.scoring import TABLE_COLUMNS
-
     if not all(column in rows[0] for column in TABLE_COLUMNS):
         return rows, {}
     logged: dict[str, list] = {}
@@ -174,7 +181,6 @@ def _tokenized(tokenizer_name: str | None, rows: list[dict[str, Any]]) -> list[d
     if tokenizer_name is None:
         return rows
     from trl_drgrpo.process_rewards.loading import load_tokenizer
-    from trl_drgrpo.rewards.sample import completion_text
 
     tokenizer = load_tokenizer(tokenizer_name, None)
     texts = [completion_text(row["completion"]) for row in rows]
@@ -184,9 +190,6 @@ def _tokenized(tokenizer_name: str | None, rows: list[dict[str, Any]]) -> list[d
 
 def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
     """Checks that the reward's columns and programs are there."""
-    from trl_drgrpo.rewards.columns import check_columns, check_ready
-    from trl_drgrpo.rewards.signatures import required
-
     check_columns(reward, list(rows[0]), name)
     check_ready(reward)
     if "completion_ids" in required(reward) and rows[0].get("completion_ids") is None:
@@ -197,8 +200,6 @@ def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _scored(name: str, reward: Any, rows: list[dict[str, Any]], batch_size: int) -> Any:
-    from trl_drgrpo.rewards.scoring import score_rows
-
     with console.progress_over(len(rows), 0, "scoring", "rows") as show:
         return score_rows(reward, rows, name, batch_size, lambda done: show(name, done))
 
@@ -278,8 +279,6 @@ def _gold(value: Any) -> str:
 
 def _ending(row: dict[str, Any]) -> str:
     """The end of a completion, where its answer is, as one line."""
-    from trl_drgrpo.rewards.sample import completion_text
-
     text = " ".join(completion_text(row["completion"])[-400:].split())
     return text if len(text) <= 100 else "..." + text[-97:]
 
@@ -299,8 +298,6 @@ def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
 
 def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, Any]], scores: Any) -> None:
     """The last thing that is done: the scores exist even if the reward has problems."""
-    from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-
     rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
     correct = CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
     if correct is None:

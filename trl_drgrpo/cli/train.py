@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli import job as jobs
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.recipe import dump, read_given
 from trl_drgrpo.cli.values import add_flag, help_text
@@ -105,8 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or only resolve the recipe, and print the result."""
     given = read_given(args)
-    from trl_drgrpo.cli import job as jobs
-
     jobs.check_given(given)
     with jobs.run_folder(given, args.dry_run), console.stdout_to_stderr():
         job = jobs.prepare(given)
@@ -117,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
 
 def dry_run(job: Any) -> str:
     """The resolved configuration of a job, checked."""
-    from trl_drgrpo.cli import job as jobs
     from trl_drgrpo.cli.resolved import render
 
     jobs.check(job)
@@ -126,7 +124,6 @@ def dry_run(job: Any) -> str:
 
 def _trained(job: Any) -> dict[str, Any]:
     """Trains; says in the end what comes next, or, interrupted, how to go on."""
-    from trl_drgrpo.cli import job as jobs
     from trl_drgrpo.cli import resolved
 
     began = time.monotonic()
