@@ -230,7 +230,7 @@ def _print_tables(
     scores: list[Any], unscored: dict[str, list], pairs: list[Any], rows: list, values: dict[str, list], show: int
 ) -> None:
     """Prints the results, each list to `show` rows. `values`: by reward, those that the file had already included."""
-    lines = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
+    lines: list[tuple[str, ...]] = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
     metrics = []
     for each in scores:
         found = each.summary()
