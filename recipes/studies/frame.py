@@ -172,6 +172,9 @@ def main(study: Study) -> None:
     study.measure(run)
     run.keep(f"numbers: {run.output}")
     print("\n\n".join(filter(None, [*study.report(run.results), study.conclude(run.results)])))
+    if args.quick:
+        print("in miniature: these numbers show that the study runs, and nothing else", file=sys.stderr)
+    print(f"what they mean: recipes/guides/{study.page}.md; ± is a 95% interval over seeds", file=sys.stderr)
     try:
         print(f"picture: {save_figure(study.draw(run.results), run.output.with_suffix('.png'))}", file=sys.stderr)
     except ImportError:
@@ -247,7 +250,7 @@ def compared(title: str, found: Mapping[str, Interval], even: float = 0.0, decim
         low, high = each.mean - each.half_width, each.mean + each.half_width
         side = above if low > even else below if high < even else neither
         side.append(f"{label} ({each.text(decimals, signed=even == 0)})")
-    parts = "; ".join(f"{side} with {', '.join(labels)}" for side, labels in sides.items() if labels)
+    parts = "; ".join(f"{side} with {' and '.join(labels)}" for side, labels in sides.items() if labels)
     chance = f" Of {len(found)} comparisons one in twenty would say so by chance." if len(found) >= _MANY else ""
     return f"{title}: {parts}.{chance}"
 

@@ -298,7 +298,7 @@ def sentence(differences: Mapping[str, Interval]) -> str:
     labels = {OBJECTIVES[name].label: found for name, found in differences.items()}
     shown = [label for label, found in labels.items() if found.mean > found.half_width]
     text = compared("Incorrect minus correct answers at the end, minus the same under Dr. GRPO, in tokens", labels)
-    return f"{text} The length bias {'shows under ' + ', '.join(shown) if shown else 'does not show'}."
+    return f"{text} The length bias {'shows under ' + ' and '.join(shown) if shown else 'does not show'}."
 
 
 def draw(results: Results) -> Any:

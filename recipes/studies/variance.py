@@ -155,6 +155,8 @@ def shape_table(results: Results) -> str:
 def sentence(results: Results) -> str:
     """Growth of the noise with the length, from the shortest to the longest completions of the constructed models."""
     names = [name for name in results["settings"]["models"] if MODELS[name].constructed]
+    if len(names) < 2:
+        return "Growth of the noise with the length: nothing to compare, as there is one constructed task only."
     first, last = rows_of(results, model=names[0]), rows_of(results, model=names[-1])
     grown = {
         divisor: _cell([_ratio(b["noise"][key], a["noise"][key]) for a, b in zip(first, last, strict=True)], 2)

@@ -60,9 +60,8 @@ def folder(tmp_path, monkeypatch):
     for split in ("train", "test"):
         rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, row in {"nulls": {"question": None, "answer": "1"}, "gaps": {"question": "1", "answer": None}}.items():
-        lines = [row if i == 5 else {"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [{"question": f"{i}+{i}=", "answer": None if i == 5 else str(2 * i)} for i in range(8)]
+    (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "mine.py").write_text(REWARD)
     return tmp_path
 
@@ -126,16 +125,13 @@ def test_train(recipe, saved_model, capfd):
     assert set(Path("keywords.txt").read_text().split()) == {*columns.ALWAYS_PASSED, "answer"}
 
 
-def test_an_interrupted_run_says_how_to_go_on(recipe, monkeypatch, capfd):
-    argv = recipe(reward_funcs=["mine.py:interrupting"], save_strategy="steps", save_steps=1)
+def test_an_interrupted_run_and_one_that_is_asked_to_end_say_how_to_go_on(recipe, monkeypatch, capfd):
+    argv = recipe(reward_funcs=["mine.py:interrupting"], save_strategy="steps", save_steps=1, output_dir="first")
     monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
     assert main(argv) == 130
     safe, command, last = capfd.readouterr().err.splitlines()[-3:]
-    assert (safe, last) == ("Saved: out/checkpoint-1. To continue:", "interrupted")
-    assert command.split() == ["trl-drgrpo", *argv, "--resume_from_checkpoint", "out/checkpoint-1"]
-
-
-def test_a_run_that_is_asked_to_end_saves_and_says_how_to_go_on(recipe, monkeypatch, capfd):
+    assert (safe, last) == ("Saved: first/checkpoint-1. To continue:", "interrupted")
+    assert command.split() == ["trl-drgrpo", *argv, "--resume_from_checkpoint", "first/checkpoint-1"]
     argv = recipe(reward_funcs=["mine.py:terminating"], max_steps=4)
     monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
     with pytest.raises(SystemExit) as ended:
@@ -250,8 +246,11 @@ def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
 
 def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, capsys):
     monkeypatch.setattr("trl.GRPOTrainer.__init__", lambda *a, **k: pytest.fail("a model was about to load"))
-    argv = [*recipe(scale_rewards=False, hub_token="hf_secret", beta=0.0), "--dry_run", "--learning_rate", "3e-4"]
+    monkeypatch.setenv("TRL_DRGRPO_TEST", "before")
+    own = {"scale_rewards": False, "hub_token": "hf_secret", "beta": 0.0, "temperature": 1.0, "lora_r": 16}
+    argv = [*recipe(**own, env={"TRL_DRGRPO_TEST": 5}), "--dry_run", "--learning_rate", "3e-4"]
     assert main(argv) == 0
+    assert os.environ["TRL_DRGRPO_TEST"] == "5"  # set before anything else
     out = capsys.readouterr().out
     shown = yaml.safe_load(out)
     assert shown["scale_rewards"] == "none"
@@ -259,7 +258,7 @@ def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, cap
     assert {"loss_type", "beta", "advantage_baseline", "num_generations"} <= set(shown)
     assert shown["learning_rate"] == 3e-4  # the flag wins over the recipe's 1e-2
     assert "gradient_accumulation_steps" in shown
-    assert "hub_token" not in shown
+    assert not {"hub_token", "temperature", "lora_r"} & set(shown)  # a secret, and values equal to the default
     assert "hf_secret" not in out
     assert "# rows per optimizer step: 8 (4 per device x 2 accumulated x 1 process)" in out
     assert "# prompts per optimizer step: 2\n" in out
@@ -321,24 +320,11 @@ def test_push_to_hub_names_only_a_hub_dataset(recipe, monkeypatch, capsys, sourc
     assert "https://huggingface.co/me/it" in capsys.readouterr().err
 
 
-def test_values_equal_to_the_default_are_not_shown(recipe, capsys):
-    assert main([*recipe(temperature=1.0, lora_r=16), "--dry_run"]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert "temperature" not in shown
-    assert "lora_r" not in shown
-
-
 def test_a_mixture_of_datasets(recipe, folder, capsys):
     entry = {"path": "json", "data_files": str(folder / "data" / "train.jsonl")}
     argv = recipe(dataset_name=None, datasets=[entry, {**entry, "columns": ["question", "answer"]}])
     assert main([*argv, "--dry_run"]) == 0
     assert "# train data: 16 rows" in capsys.readouterr().out
-
-
-def test_env_is_set_before_anything_else(recipe, monkeypatch, capsys):
-    monkeypatch.setenv("TRL_DRGRPO_TEST", "before")
-    assert main([*recipe(env={"TRL_DRGRPO_TEST": 5}), "--dry_run"]) == 0
-    assert os.environ["TRL_DRGRPO_TEST"] == "5"
 
 
 def test_the_flags_mean_what_they_mean_to_trl(recipe):
@@ -377,37 +363,23 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         ),
         ({"model_name_or_path": "trl_drgrpo:big"}, "model_name_or_path: got trl_drgrpo:big; expected trl_drgrpo:demo"),
         ({"dataset_name": None}, "dataset_name: got none"),
-        ({"dataset_name": "no.jsonl"}, "dataset_name: got no.jsonl, which does not exist"),
         ({"dataset_train_split": "val"}, "dataset split: got 'val' of data; expected one of its splits"),
         ({"rename_columns": None}, "'question' looks like it: rename it with `rename_columns: [question=prompt]`"),
         ({"reward_funcs": None}, "reward_funcs: got none"),
-        ({"reward_funcs": ["acuracy_reward"]}, "Did you mean accuracy_reward"),
         ({"reward_funcs": ["mine.py:needs_solution"]}, "expected a column 'solution'"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights: got 2 weights; expected 1, one per reward"),
         ({"num_generations": 3}, "num_generations: got 3"),
         ({"forks": "two"}, "forks"),
-        ({"forks": 2, "fork_at": "doubt", "fork_threshold": 0.5}, "fork_at: got 'doubt' without step_reward_funcs"),
-        ({"loss_type": "grpo"}, "loss_type: got 'grpo'; expected 'dr_grpo'"),
-        ({"scale_rewards": "batch"}, "scale_rewards: got 'batch'"),
         ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
-        ({"learning_rate": -1e-6}, "learning_rate: got -1e-06; expected a finite number, at least 0"),
         ({"lora_r": 0}, "lora_r: got 0; expected a whole number, at least 1"),
-        (
-            {"max_completion_length": 1024},
-            "max_completion_length: got 1024; expected less than the model's context of",
-        ),
         ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
-        ({"attn_implementation": "sdp"}, "attn_implementation: got 'sdp'"),
         ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
         ({"metric_for_best_model": "eval_rewards"}, "got eval_rewards; expected a metric of the evaluations. Did you"),
-        ({"early_stopping_patience": 0}, "early_stopping_patience: got 0; expected a whole number, at least 1"),
         (
             {"early_stopping_patience": 1, "metric_for_best_model": "reward"},
             "early_stopping_patience: got 1; expected metric_for_best_model and eval_strategy as well",
         ),
         ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
-        ({"prompt_template": "{prompt} {anser}"}, "prompt_template: got the slot {anser}"),
-        ({"dataset_name": "nulls.jsonl"}, "prompt: got null as the prompt in row 5 (the first is 0) of nulls.jsonl"),
         (
             {"reward_funcs": ["list_sum_reward"], "dataset_name": "gaps.jsonl"},
             "reward list_sum_reward: got null in 1 of 8 rows of the column 'answer', first in row 5 (from 0)",
@@ -427,15 +399,6 @@ def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, mo
     error = err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
-
-
-def test_a_dry_run_checks_inputs_and_model_as_the_trainer_does(recipe, capsys):
-    for changes, message in (
-        ({"report_to": "wandbb"}, "report_to: got wandbb"),
-        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
-    ):
-        assert main([*recipe(**changes), "--dry_run"]) == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, capsys):
@@ -497,15 +460,13 @@ def test_forks_from_the_command_line(recipe, capfd):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--forks", "4"], "error: forks: got 4 (fork_depth=1) with num_generations=4; expected at least two parents"),
-        (["--forks", "2", "--fork_at", "entropie"], "error: fork_at: got 'entropie'"),
-        (["--forks", "2", "--fork_at", "entropy"], "error: fork_threshold: got None with fork_at='entropy'"),
         (["--fork_threshold", "0.5"], "error: fork_threshold: got 0.5 with forks=1; expected None"),
         (["--preset", "qlorra"], "preset: got 'qlorra'; expected one of lora, qlora. Did you mean qlora?"),
-        (["--preset", "lora", "--load_in_4bit"], "load_in_4bit: got True with the preset 'lora'"),
-        (["--preset", "qlora", "--load_in_8bit"], "load_in_8bit: got True with the preset 'qlora'"),
         (["--preset", "lora", "--use_peft", "false"], "use_peft: got False with the preset 'lora'"),
         (["--load_in_4bit"], "peft_config: got quantization_config without an adapter"),
+        # A dry run checks inputs and model as the trainer does.
+        (["--report_to", "wandbb"], "report_to: got wandbb"),
+        (["--model_init_kwargs", '{"use_cach": false}'], "model_init_kwargs: got the key 'use_cach'"),
     ],
 )
 def test_flags_that_contradict(recipe, capsys, flags, message):

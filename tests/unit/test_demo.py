@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import json
 import random
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -16,19 +16,19 @@ from rich.console import Console
 from trl import GRPOConfig
 
 from trl_drgrpo.cli import demo as demo_command
+from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.demo import run, task
+from trl_drgrpo.demo import STOCK_OBJECTIVES, run, task
 from trl_drgrpo.demo.build import (
     MAX_COMPLETION,
     MODEL_DIR,
     TERMS,
     add_with_gaps,
-    build,
     demonstrate_with_gaps,
     make_long_dataset,
     make_long_problems,
 )
-from trl_drgrpo.demo.result import STOCK_OBJECTIVES, evaluate, objectives_table
+from trl_drgrpo.demo.result import evaluate, objectives_table
 from trl_drgrpo.demo.run import run_demo
 from trl_drgrpo.demo.task import IM_END, PROCESS_SETTINGS, build_tokenizer, line_is_right, line_reward, step_numbers
 from trl_drgrpo.process_rewards.steps import step_segmenter
@@ -78,16 +78,17 @@ class TestProblems:
             assert row["answer"] == str(sum(numbers))
             assert task.numbers_of(row["prompt"]) == list(numbers)
 
-    @pytest.mark.parametrize("text", ["", "3", "3+", "3+x", "3-2", "hello"])
-    def test_a_prompt_that_is_no_sum(self, text):
-        with pytest.raises(InputError, match="prompt: got"):
-            task.numbers_of(text)
-
-    def test_bad_arguments(self):
-        with pytest.raises(InputError, match="size: got 0; expected at least 1"):
-            task.make_problems(0)
-        with pytest.raises(InputError, match="split: got 'test'"):
-            task.make_problems(1, "test")  # type: ignore[arg-type]
+    @pytest.mark.parametrize(
+        ("call", "given", "message"),
+        [
+            *[(task.numbers_of, [text], "prompt: got") for text in ("", "3", "3+", "3+x", "3-2", "hello")],
+            (task.make_problems, [0], "size: got 0; expected at least 1"),
+            (task.make_problems, [1, "test"], "split: got 'test'"),
+        ],
+    )
+    def test_bad_arguments(self, call, given, message):
+        with pytest.raises(InputError, match=message):
+            call(*given)
 
 
 class TestReward:
@@ -109,10 +110,6 @@ class TestReward:
     def test_golden(self, text, reward):
         assert task.list_sum_reward([text], ["18"]) == [reward]
         assert task.list_sum_reward([[{"role": "assistant", "content": text}]], [18], other=[None]) == [reward]
-
-    def test_one_answer_per_completion(self):
-        with pytest.raises(ValueError, match="argument"):
-            task.list_sum_reward(["a", "b"], ["1"])
 
 
 class TestCheckSteps:
@@ -277,59 +274,35 @@ class TestLineReward:
         ]
 
 
-class TestStepNumbers:
-    def test_golden(self):
-        # 5 lines, all right, one of them `ok`; 2 lines, one right.
-        numbers = step_numbers([(3, 8, 5, 2), (3, 8)], [RIGHT, "3+8=1\n\n\\boxed{1}"])
-        assert numbers == {"steps_mean": 3.5, "process_reward": 6 / 7, "ok_steps_frac": 1 / 7}
-
-    def test_nothing(self):
-        assert set(step_numbers([(3, 8)], [""]).values()) == {0.0}
-        assert set(step_numbers([], []).values()) == {0.0}
-
-    def test_one_completion_per_problem(self):
-        with pytest.raises(ValueError, match="argument"):
-            step_numbers([(3, 8)], [])
+def test_numbers_of_steps():
+    # 5 lines, all right, one of them `ok`; 2 lines, one right.
+    numbers = step_numbers([(3, 8, 5, 2), (3, 8)], [RIGHT, "3+8=1\n\n\\boxed{1}"])
+    assert numbers == {"steps_mean": 3.5, "process_reward": 6 / 7, "ok_steps_frac": 1 / 7}
+    assert set(step_numbers([(3, 8)], [""]).values()) == set(step_numbers([], []).values()) == {0.0}
 
 
-class TestTokenizer:
-    def test_round_trip(self):
-        tokenizer = build_tokenizer()
-        ids = tokenizer(RIGHT)["input_ids"]
-        assert len(ids) == len(RIGHT)
-        assert tokenizer.decode(ids) == RIGHT
-        assert len(tokenizer) == 35
-
-    def test_chat_template(self):
-        tokenizer = build_tokenizer()
-        text = tokenizer.apply_chat_template(task.prompt_of([3, 8]), add_generation_prompt=True, tokenize=False)
-        assert text == "<|im_start|>user\n3+8<|im_end|>\n<|im_start|>assistant\n"
-        ids = tokenizer(text)["input_ids"]
-        assert tokenizer.decode(ids) == text
-        chat = [{"role": "system", "content": "sum"}, *task.prompt_of([3, 8]), {"role": "assistant", "content": "11"}]
-        ids = tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"]
-        assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, tokenize=False)
-        assert ids.count(tokenizer.eos_token_id) == 3
-
-    def test_characters_outside_the_task_vanish(self):
-        assert build_tokenizer()("3Ä+z8")["input_ids"] == build_tokenizer()("3+8")["input_ids"]
+def test_the_tokenizer_reads_and_writes_the_task():
+    tokenizer = build_tokenizer()
+    ids = tokenizer(RIGHT)["input_ids"]
+    assert len(ids) == len(RIGHT)
+    assert tokenizer.decode(ids) == RIGHT
+    assert len(tokenizer) == 35
+    text = tokenizer.apply_chat_template(task.prompt_of([3, 8]), add_generation_prompt=True, tokenize=False)
+    assert text == "<|im_start|>user\n3+8<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    chat = [{"role": "system", "content": "sum"}, *task.prompt_of([3, 8]), {"role": "assistant", "content": "11"}]
+    ids = tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"]
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, tokenize=False)
+    assert ids.count(tokenizer.eos_token_id) == 3
+    assert tokenizer("3Ä+z8")["input_ids"] == tokenizer("3+8")["input_ids"]  # other characters vanish
 
 
 class TestShippedModel:
-    def test_files(self):
-        sizes = {path.name: path.stat().st_size for path in MODEL_DIR.iterdir()}
-        assert sum(sizes.values()) < 1_000_000
-        assert set(sizes) == {
-            "config.json",
-            "generation_config.json",
-            "model.safetensors",
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "chat_template.jinja",
-        }
-
-    def test_model(self, shipped):
+    def test_files_and_model(self, shipped):
         model, tokenizer = shipped
+        files = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json"
+        assert {path.name for path in MODEL_DIR.iterdir()} == {*files.split(), "chat_template.jinja"}
+        assert sum(path.stat().st_size for path in MODEL_DIR.iterdir()) < 1_000_000
         assert 100_000 <= sum(p.numel() for p in model.parameters()) <= 200_000
         assert model.generation_config.eos_token_id == tokenizer.eos_token_id
         assert tokenizer.get_vocab() == build_tokenizer().get_vocab()
@@ -344,6 +317,7 @@ class TestShippedModel:
         assert sum(map(sum, verdicts)) / sum(map(len, verdicts)) > 0.6  # mistakes, not nonsense
 
     def test_build_is_reproducible(self, tmp_path):
+        build = runpy.run_path(str(Path(__file__).parents[2] / "recipes" / "list_sum_model.py"))["build"]
         for name in ("first", "second"):
             build(tmp_path / name, seed=1, steps=2, batch_size=4)
         first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
@@ -424,7 +398,6 @@ class TestRun:
 
     def test_the_objectives_to_compare_with(self):
         """Without a name all of stock TRL's, the last of which is the same objective as ours."""
-        assert tuple(STOCK_OBJECTIVES) == demo_command.OBJECTIVES
         assert parse().compare is None
         assert parse("--compare").compare == []
         assert parse("--compare", "trl_grpo", "trl_default_dapo").compare == ["trl_grpo", "trl_default_dapo"]
@@ -454,7 +427,7 @@ class TestRun:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(run, "_train", interrupt)
-        assert demo_command.run(parse("--output_dir", str(tmp_path))) == 130
+        assert main(["demo", "--output_dir", str(tmp_path)]) == 130
         assert str(tmp_path) in capsys.readouterr().err
         numbers = json.loads((tmp_path / "results.json").read_text())
         assert numbers["status"] == "unfinished"
@@ -471,23 +444,17 @@ class TestRun:
 
     @pytest.mark.parametrize(
         ("setting", "message"),
-        [({"steps": 0}, "steps: got 0"), ({"seed": -1}, "seed: got -1"), ({"eval_size": 0}, "size: got 0")],
+        [
+            ({"steps": 0}, "steps: got 0"),
+            ({"seed": -1}, "seed: got -1"),
+            ({"eval_size": 0}, "size: got 0"),
+            ({"output_dir": __file__}, "output_dir: got .*but .* is a file"),
+        ],
     )
     def test_bad_settings(self, tmp_path, setting, message):
         with pytest.raises(InputError, match=message):
-            run_demo(tmp_path / "out", **setting)
+            run_demo(**{"output_dir": tmp_path / "out", **setting})
         assert not (tmp_path / "out").exists()
-
-    def test_output_dir_is_a_file(self, tmp_path):
-        (tmp_path / "file").touch()
-        with pytest.raises(InputError, match="output_dir: got"):
-            run_demo(tmp_path / "file")
-
-    def test_the_command_imports_light(self):
-        heavy = "{'torch', 'trl', 'transformers', 'datasets', 'rich'}"
-        code = f"import sys, trl_drgrpo.cli.demo; print(sorted({heavy} & set(sys.modules)))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "[]"
 
     @pytest.mark.slow
     def test_it_learns(self, tmp_path: Path):

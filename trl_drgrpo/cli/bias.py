@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from trl_drgrpo.cli import console, train
+from trl_drgrpo.cli import job as jobs
 from trl_drgrpo.cli.recipe import read_given
 from trl_drgrpo.common.errors import InputError
 
@@ -46,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
         remedy = "Raise it: the standard error is a jackknife over batches."
         raise InputError("--batches", str(args.batches), "at least 3", remedy)
     given = read_given(args)
-    from trl_drgrpo.cli import job as jobs
-
     jobs.check_given(given)
     with jobs.run_folder(given, dry_run=True), console.stdout_to_stderr():  # it writes nothing
         job = jobs.prepare({**given, "report_to": "none"})

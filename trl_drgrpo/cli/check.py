@@ -9,9 +9,8 @@ import argparse
 import json
 import logging
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the check and print what it found; 1 when a seam has moved or a number differs."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and TRL would report the run
+    from trl_drgrpo.check.credit import run_credit_check
+    from trl_drgrpo.check.parity import run_check
     from trl_drgrpo.upstream.seams import check_upstream
     from trl_drgrpo.upstream.versions import provenance
+
+    def say(text: str) -> None:
+        if not args.json:
+            print(text, flush=True)
+
+    def said(results: Iterable[Any], line: Callable[[Any], str]) -> list[Any]:
+        """All results, each said as soon as it is there."""
+        collected = []
+        for result in results:
+            say(line(result))
+            collected.append(result)
+        return collected
 
     flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
     seams = check_upstream()
@@ -36,37 +49,35 @@ def run(args: argparse.Namespace) -> int:
         **provenance(f"trl-drgrpo check{flags}"),
         "seams": {seam.name: seam.problem or "ok" for seam in seams},
     }
-    if not args.json:
-        print("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
-        print("\nSeams in trl.GRPOTrainer")
-        for seam in seams:
-            print(f"  {_mark(not seam.problem)} {seam.name}{': ' + seam.problem if seam.problem else ''}")
+    say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
+    say("\nSeams in trl.GRPOTrainer")
+    for seam in seams:
+        say(f"  {_mark(not seam.problem)} {seam.name}{': ' + seam.problem if seam.problem else ''}")
+    results: list[Any] = []
     if any(seam.problem for seam in seams):
-        report["passed"] = False
-        return _finish(report, args.json, "TRL has changed where this package relies on it: nothing further was run.")
-
-    with _quiet_on_one_thread():
-        for part, prepared in (("cases", _matrix), ("credit", _credit)):
-            if part == "cases" and args.credit:
-                continue
-            title, results, line = prepared(args)
-            if not args.json:
-                print(title)
-            report[part] = []
-            for result in results:
-                report[part].append(result.as_dict())
-                if not args.json:
-                    print(f"  {_mark(result.passed)} {line(result)}", flush=True)
-    results = [result for part in ("cases", "credit") for result in report.get(part, [])]
-    failed = sum(not result["passed"] for result in results)
-    report["passed"] = failed == 0
-    proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
-    verdict = (
-        f"{len(results)} of {len(results)} cases as they should be: {proven} here."
-        if report["passed"]
-        else f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
-    )
-    return _finish(report, args.json, verdict)
+        passed, verdict = False, "TRL has changed where this package relies on it: nothing further was run."
+    else:
+        with _quiet_on_one_thread():
+            if not args.credit:
+                say("\nLoss and gradient against the specification (|difference|, relative for the gradient)")
+                say(f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}")
+                results = said(run_check(args.full), _case)
+                report["cases"] = [result.as_dict() for result in results]
+            say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
+            say("  for constructions that must differ: the residual at the best learning rate)")
+            credit = said(run_credit_check(), _credit)
+            report["credit"] = [result.as_dict() for result in credit]
+        results = [*results, *credit]
+        failed = sum(not result.passed for result in results)
+        passed = failed == 0
+        proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
+        verdict = f"{len(results)} of {len(results)} cases as they should be: {proven} here."
+        if failed:
+            verdict = f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
+    say(f"\n{verdict}")
+    if args.json:
+        print(json.dumps({**report, "passed": passed}, indent=2))
+    return 0 if passed else 1
 
 
 @contextmanager
@@ -75,71 +86,34 @@ def _quiet_on_one_thread() -> Iterator[None]:
     import torch
     import transformers
 
-    loggers = [logging.getLogger(name) for name in ("accelerate", "trl", "trl_drgrpo")]
-    levels = [logger.level for logger in loggers]
-    threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
+    threads, disabled = torch.get_num_threads(), logging.root.manager.disable
     torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
     transformers.logging.disable_progress_bar()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_num_threads(threads)
-        transformers.logging.set_verbosity(verbosity)
+        logging.disable(disabled)
         transformers.logging.enable_progress_bar()
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
-# Title, results, and what a result's line says.
-Part = tuple[str, Iterator[Any], Callable[[Any], str]]
-
-
-def _matrix(args: argparse.Namespace) -> Part:
-    from trl_drgrpo.check.parity import CaseResult, run_check
-
-    def line(result: CaseResult) -> str:
-        case = result.case
-        geometry = f"{case.micro_batch} x {case.accumulation} / {case.steps_per_generation} / {case.num_iterations}"
-        control = f" (must differ: cosine {result.cosine:.2f})" if case.control else ""
-        return (
-            f"{geometry:26} {case.beta:5g} {'yes' if case.lora else 'no':>5} "
-            f"{result.loss_difference:9.1e} {result.gradient_difference:9.1e}  {case.name}{control}"
-        )
-
-    title = (
-        "\nLoss and gradient against the specification (|difference|, relative for the gradient)\n"
-        f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}  "
+def _case(result: Any) -> str:
+    case = result.case
+    geometry = f"{case.micro_batch} x {case.accumulation} / {case.steps_per_generation} / {case.num_iterations}"
+    must = f" (must differ: cosine {result.cosine:.2f})" if case.control else ""
+    return (
+        f"  {_mark(result.passed)} {geometry:26} {case.beta:5g} {'yes' if case.lora else 'no':>5} "
+        f"{result.loss_difference:9.1e} {result.gradient_difference:9.1e}  {case.name}{must}"
     )
-    return title, run_check(args.full), line
 
 
-def _credit(args: argparse.Namespace) -> Part:
-    from trl_drgrpo.check.credit import CreditResult, run_credit_check
-
-    def line(result: CreditResult) -> str:
-        control = " (must differ)" if result.control else ""
-        return f"{result.environment:26} {result.difference:9.1e}  {result.credit}{control}"
-
-    title = (
-        "\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;\n"
-        "  for constructions that must differ: the residual at the best learning rate)"
-    )
-    return title, run_credit_check(), line
+def _credit(result: Any) -> str:
+    must = " (must differ)" if result.control else ""
+    return f"  {_mark(result.passed)} {result.environment:26} {result.difference:9.1e}  {result.credit}{must}"
 
 
 def _mark(passed: bool) -> str:
     return "ok  " if passed else "FAIL"
-
-
-def _finish(report: dict[str, Any], as_json: bool, verdict: str) -> int:
-    if as_json:
-        json.dump(report, sys.stdout, indent=2)
-        print()
-    else:
-        print(f"\n{verdict}")
-    return 0 if report["passed"] else 1

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
@@ -58,6 +58,8 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     name = first.split("=", 1)[0]
     listing = "--help_all" if "--help_all" in flags else "--help"
     remedy = remedy_for_name(name, flags, f"`{parser.prog} {listing}` lists the flags.")
+    if re.fullmatch(r"--(max|num)[_-](prompts|problems|rows|samples|examples)", name) and "--limit" in flags:
+        remedy = "--limit takes the first ones only."
     got = "an unknown flag" if name.startswith("-") else "a value without a flag"
     raise InputError(name, got, f"a flag of {parser.prog}", remedy)
 
@@ -82,6 +84,17 @@ def print_numbers(numbers: Mapping[str, Any], **files: Any) -> None:
     """Prints the results of a command on stdout, one per line, and where they are."""
     for name, value in {**numbers, **files}.items():
         print(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """The lines of a table; the first `left` columns are aligned to the left, numbers behind them to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        cells += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def add_model(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
@@ -118,7 +131,7 @@ def _first_of_machine() -> bool:
 
 @contextmanager
 def progress_over(total: int, done: int, doing: str, noun: str) -> Iterator[Any]:
-    """Inside the block a call `show(status)` says that one more is done.
+    """Inside the block a call `show(status)` says that one more is done, `show(status, done)` how many are.
 
     Args:
         total (`int`): Problems.
@@ -135,13 +148,36 @@ def progress_over(total: int, done: int, doing: str, noun: str) -> Iterator[Any]
     task = bar.add_task(doing, total=total, completed=done, status="")
     printed = time.monotonic()
 
-    def show(status: str) -> None:
+    def show(status: str, now_done: int | None = None) -> None:
         nonlocal done, printed
-        done += 1
-        bar.update(task, advance=1, status=status)
+        done = done + 1 if now_done is None else now_done
+        bar.update(task, completed=done, status=status)
         if not stderr.is_terminal and time.monotonic() - printed > 10:
             printed = time.monotonic()
             log(f"{done} of {total} {noun}, {status}")
 
     with bar:
         yield show
+
+
+def complete(
+    file: Any, total: int, doing: str, noun: str, more: Callable[[int], Iterable[Any]], status: Callable[[Any], str]
+) -> None:
+    """Writes the rows of the problems that a file does not hold yet, each as soon as it is there, and shows progress.
+
+    Args:
+        file (`SearchFile`): Not opened yet.
+        total (`int`): Problems.
+        doing, noun (`str`): As in [`progress_over`].
+        more (`Callable`): From the number of problems that are done to the rows of each further one; not called where
+            all are done.
+        status (`Callable`): From the rows of a problem to what is said of all so far.
+    """
+    file.open(total)
+    if file.done:
+        log(f"{file.done} of {total} {noun} are in {file.path} already")
+    if file.done < total:
+        with progress_over(total, file.done, doing, noun) as show:
+            for rows in more(file.done):
+                file.append(rows)
+                show(status(rows))

@@ -16,7 +16,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,8 @@ from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
 from trl_drgrpo.common.rows import check_prompt_values, column_values
+from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
+from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -337,40 +339,44 @@ def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: st
     starts with this message, and needs prompts without a system message of their own.
     """
     check_prompting(prompt_template, system_prompt)
-    if prompt_template is not None:
-        _check_slots(dataset, template_text(prompt_template))
-        _try_on_first_row(dataset, _from_template, template_text(prompt_template))
-        dataset = dataset.map(_from_template, fn_kwargs={"text": template_text(prompt_template)})
-    if system_prompt is not None:
-        _try_on_first_row(dataset, _with_system_prompt, system_prompt)
-        dataset = dataset.map(_with_system_prompt, fn_kwargs={"system_prompt": system_prompt})
-    return dataset
+    if prompt_template is None and system_prompt is None:
+        return dataset
+    options = {"prompt_template": prompt_template, "system_prompt": system_prompt}
+    if (row := first_row(dataset)) is not None:  # an error now, in one line: `map` would wrap it, a stream wait
+        check_slots(dataset.column_names or row, prompt_template)
+        as_prompted(row, **options)
+    return dataset.map(as_prompted, fn_kwargs=options)
 
 
-def _check_slots(dataset: Any, text: str) -> None:
+def check_slots(columns: Iterable[str], prompt_template: str | None) -> None:
     """Names in braces that are no column: a slip of the pen would stand in every prompt as it is."""
-    columns = list(dataset.column_names or next(iter(dataset), {}))
-    for name in _NAMES.findall(text):
+    columns = list(columns)
+    for name in _NAMES.findall(template_text(prompt_template)) if prompt_template is not None else ():
         if name not in columns:
             near = get_close_matches(name, columns, n=1, cutoff=0.6)
             remedy = f"Did you mean {{{near[0]}}}? " if near else ""
             remedy += f"If it is meant as text, double the braces: {{{{{name}}}}}."
-            got = f"the slot {{{name}}}"
-            raise InputError("prompt_template", got, f"one of the columns {', '.join(columns)}", remedy.strip())
+            expected = f"one of the columns {', '.join(columns)}"
+            raise InputError("prompt_template", f"the slot {{{name}}}", expected, remedy)
 
 
-def _try_on_first_row(dataset: Any, apply: Callable[[Mapping[str, Any], str], Any], text: str) -> None:
-    """An error of the first row now, in one line: `map` would wrap it, and a stream would raise it in the run."""
-    for row in dataset:
-        apply(row, text)
-        break
-
-
-def _from_template(row: Mapping[str, Any], text: str) -> dict[str, str]:
-    if not isinstance(row["prompt"], str):
-        remedy = "Remove prompt_template: the tokenizer's chat template formats messages."
-        raise InputError("prompt_template", "a template for prompts that are messages", "plain-text prompts", remedy)
-    return {"prompt": _SLOTS.sub(lambda slot: _value(row, slot), text)}
+def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prompt: str | None) -> dict[str, Any]:
+    """The `prompt` of a row as the model is to see it."""
+    prompt = row["prompt"]
+    if prompt_template is not None:
+        if not isinstance(prompt, str):
+            got, expected = "a template for prompts that are messages", "plain-text prompts"
+            remedy = "Remove prompt_template: the tokenizer's chat template formats messages."
+            raise InputError("prompt_template", got, expected, remedy)
+        prompt = _SLOTS.sub(lambda slot: _value(row, slot), template_text(prompt_template))
+    if system_prompt is None:
+        return {"prompt": prompt}
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if messages and messages[0].get("role") == "system":
+        expected = "prompts without a system message"
+        remedy = "Remove system_prompt, or the message from the data."
+        raise InputError("system_prompt", "one for prompts that begin with a system message", expected, remedy)
+    return {"prompt": [{"role": "system", "content": system_prompt}, *messages]}
 
 
 def _value(row: Mapping[str, Any], slot: re.Match) -> str:
@@ -381,16 +387,6 @@ def _value(row: Mapping[str, Any], slot: re.Match) -> str:
     value = row.get(doubled or name, slot[0])
     text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return f"{{{text}}}" if doubled else text
-
-
-def _with_system_prompt(row: Mapping[str, Any], system_prompt: str) -> dict[str, Any]:
-    prompt = row["prompt"]
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if messages and messages[0].get("role") == "system":
-        expected = "prompts without a system message"
-        remedy = "Remove system_prompt, or the message from the data."
-        raise InputError("system_prompt", "one for prompts that begin with a system message", expected, remedy)
-    return {"prompt": [{"role": "system", "content": system_prompt}, *messages]}
 
 
 def prompt_rows(
@@ -415,8 +411,6 @@ def prompt_rows(
     Raises:
         [`InputError`]: A missing column, values that no reward can read, a program that is not there.
     """
-    from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
-
     dataset = rename_columns(dataset, list(renamings))
     columns = check_prompts(dataset, source)
     for name, reward, more in rewards:
@@ -436,8 +430,6 @@ def digest(value: Any) -> str:
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
     """Writes the pass rates of prompts, for `prior_pass_rates`, and says so. `by`: of which reward."""
-    from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
-
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
     left_out = f"; {unjudged} without a score are left out" if unjudged else ""

@@ -6,12 +6,10 @@ demo claims, 130 interrupted.
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-EXIT_LEARNED, EXIT_NOT_LEARNED, EXIT_INTERRUPTED = 0, 1, 130
-# Keys of `demo.result.STOCK_OBJECTIVES`, here because `--help` loads no TRL.
-OBJECTIVES = ("trl_default_dapo", "trl_grpo", "trl_dr_grpo_std_on", "trl_dr_grpo_no_std")
+from trl_drgrpo.cli import console
+from trl_drgrpo.demo import STOCK_OBJECTIVES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,23 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--steps", type=int, help="training steps (default: 200, with --process 60)")
     add("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
-    add(
-        "--process",
-        action="store_true",
-        help="long lists, and a reward for every line next to the outcome: a rule checks each step of a completion",
-    )
+    process = "long lists, and a reward for every line next to the outcome: a rule checks each step of a completion"
+    add("--process", action="store_true", help=process)
     add(
         "--compare",
         nargs="*",
         metavar="OBJECTIVE",
-        choices=OBJECTIVES,
+        choices=tuple(STOCK_OBJECTIVES),
         help="then train the same with stock TRL under its objectives, each as long as the demo itself, and write "
-        f"comparison.html of all runs; without a name: {', '.join(OBJECTIVES)}",
+        f"comparison.html of all runs; without a name: {', '.join(STOCK_OBJECTIVES)}",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo and print its report; 1 if the model did not learn, 130 if interrupted."""
+    """Run the demo and print its report; 1 if the model did not learn."""
+    compare = list(STOCK_OBJECTIVES) if args.compare == [] else args.compare or []
     try:
         stay_offline_and_quiet()
         from rich.console import Console
@@ -57,29 +53,21 @@ def run(args: argparse.Namespace) -> int:
 
         results, progress = Console(), Console(stderr=True)
         progress.print("loading libraries and model ...")
-        result = run_demo(
-            args.output_dir,
-            seed=args.seed,
-            steps=args.steps,
-            console=progress,
-            process=args.process,
-            compare=OBJECTIVES if args.compare == [] else args.compare or (),
-        )
+        settings = {"seed": args.seed, "steps": args.steps, "process": args.process, "compare": compare}
+        result = run_demo(args.output_dir, console=progress, **settings)
     except KeyboardInterrupt:
-        print(f"\ninterrupted; the model and the numbers so far are in {args.output_dir}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        console.log(f"\nthe model and the numbers so far are in {args.output_dir}")
+        raise
     print_report(result, results)
-    of_stock = [f"train_{objective}" for objective in OBJECTIVES]
-    seconds = sum(value for stage, value in result.seconds.items() if stage not in of_stock)
-    if not result.learned:
-        results.print(
-            f"\nNOT LEARNED: sampled accuracy changed by {result.gain_points:+.1f} points in {result.steps} steps; "
-            f"the demo claims at least +{REQUIRED_GAIN_POINTS:.0f}.",
-            highlight=False,
-        )
-        return EXIT_NOT_LEARNED
-    results.print(f"\nLearned: sampled accuracy {result.gain_points:+.1f} points in {seconds:.0f} s.", highlight=False)
-    return EXIT_LEARNED
+    verdict = (
+        f"NOT LEARNED: sampled accuracy changed by {result.gain_points:+.1f} points in {result.steps} steps; the demo "
+        f"claims at least +{REQUIRED_GAIN_POINTS:.0f}."
+    )
+    if result.learned:
+        seconds = sum(value for stage, value in result.seconds.items() if stage.removeprefix("train_") not in compare)
+        verdict = f"Learned: sampled accuracy {result.gain_points:+.1f} points in {seconds:.0f} s."
+    results.print(f"\n{verdict}", highlight=False)
+    return 0 if result.learned else 1
 
 
 def stay_offline_and_quiet() -> None:

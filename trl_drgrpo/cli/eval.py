@@ -11,16 +11,18 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.console import progress_over
 from trl_drgrpo.cli.data import digest, prompt_rows, write_rates
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.run_keys import (
     DECODING_KEYS,
+    EVALUATIONS,
     MODEL_KEYS,
     PROMPT_KEYS,
     TEMPLATE_KEY,
@@ -32,103 +34,17 @@ from trl_drgrpo.cli.run_keys import (
 from trl_drgrpo.common.disk import check_file, check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
+from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.common.version import __version__
-from trl_drgrpo.evaluation.models import check_model
+from trl_drgrpo.evaluation import models
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.process_rewards.texts import prompt_ids
+from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.upstream.versions import provenance
 
 RULE_KEYS = ("correct_reward", "correct_threshold")
 FOLDER = "eval_output"  # for models outside of a run
-
-
-def checked(args: argparse.Namespace) -> Given:
-    """The values of a call, checked without reading data. Completes `args.k`."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        remedy = (
-            "Start it without accelerate or torchrun; a vLLM server (--vllm_server_base_url) uses several devices."
-        )
-        raise InputError("eval", f"{os.environ['WORLD_SIZE']} processes", "one", remedy)
-    for field, least in (("num_samples", 1), ("batch_size", 1), ("limit", 1)):
-        refuse_outside(field, getattr(args, field), whole(least, optional=True, remedy="Give a larger number."))
-    refuse_outside("seed", args.seed, RANGES["seed"])
-    args.k = sorted(set(args.k or (1, args.num_samples)))
-    for k in args.k:
-        remedy = "pass@k needs at least k completions of each prompt: raise num_samples."
-        refuse_outside("k", k, whole(1, args.num_samples, remedy=remedy))
-    given = read_given(args)
-    if not given.values.get("dataset_name"):
-        got = "a mixture (`datasets`)" if given.values.get("datasets") else "none"
-        remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
-        raise InputError("dataset_name", got, "a dataset with prompts", remedy)
-    data.check_source(given.values["dataset_name"])
-    if not given.values.get("reward_funcs"):
-        remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct."
-        raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
-    given.check(args)
-    if baseline := baseline_of(args, given):
-        try:
-            check_model("baseline", model_path(baseline))
-        except InputError as error:
-            remedy = f"{error.remedy} Or skip the comparison: --baseline none."
-            raise InputError(error.field, error.got, error.expected, remedy) from error
-    check_writable("output_dir", str(output_of(args, given)))
-    if args.pass_rates:
-        check_file("pass_rates", args.pass_rates)
-    return given
-
-
-def baseline_of(args: argparse.Namespace, given: Given) -> str | None:
-    """The model to compare with, as it was named; `None` without one."""
-    from trl_drgrpo.evaluation.models import base_name
-
-    if args.baseline is not None:
-        return None if args.baseline.lower() == "none" else args.baseline
-    return given.trained_from or base_name(given.model, given.loading(args.base).base)
-
-
-def output_of(args: argparse.Namespace, given: Given) -> Path:
-    """The folder for samples and results."""
-    from trl_drgrpo.evaluation.results import FOLDER as EVALUATIONS
-    from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
-
-    if args.output_dir:
-        return Path(args.output_dir).expanduser()
-    run = run_folder(given.model)
-    return Path(FOLDER) if run is None else run / LOG_FOLDER / EVALUATIONS
-
-
-def check_rule(given: Given, names: list[str]) -> None:
-    """Checks reward and threshold for correct completions; `names`: of the rewards."""
-    from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-
-    refuse_outside("correct_threshold", given.values.get("correct_threshold"), RANGES["correct_threshold"])
-    CorrectnessRule(names, given.values.get("correct_reward"))
-
-
-def split_of(args: argparse.Namespace, given: Given) -> tuple[str, Any]:
-    """The split's name and the split; never the training data without a word."""
-    source = given.values["dataset_name"]
-    splits: Any = data.load_data(source, name=given.values.get("dataset_config"))
-    wanted = args.split or given.values.get("dataset_test_split") or "test"
-    if args.split is None and wanted not in splits and len(splits) == 1:
-        wanted = str(next(iter(splits)))
-        console.log(f"{source} has no test split: evaluating on its only one, {wanted}.")
-    return wanted, data.take_split(splits, wanted, source)
-
-
-def facts_of(args: argparse.Namespace, given: Given, split: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Data, prompts and sampling, as the result states them."""
-    return {
-        "dataset": {
-            "name": given.values["dataset_name"],
-            "config": given.values.get("dataset_config"),
-            "split": split,
-            "prompts": len(rows),
-            "digest": digest(rows),
-        },
-        "prompt": {key: given.values.get(key) for key in PROMPT_KEYS} | {TEMPLATE_KEY: given.template()},
-        "sampling": {**asdict(given.decoding()), "num_samples": args.num_samples, "seed": args.seed},
-    }
-
-
 _DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs")
 
 
@@ -165,11 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
-    given = checked(args)
+    given = _checked(args)
     from trl_drgrpo.evaluation import results, table
 
     names = {"model": given.values["model_name_or_path"]}
-    if baseline := baseline_of(args, given):
+    if baseline := _baseline(args, given):
         names = {"baseline": baseline, **names}
     with console.stdout_to_stderr():
         task = _prepared(args, given)
@@ -183,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     results.write_results(path, content)
     if args.markdown:
         path.with_suffix(".md").write_text(table.markdown(content), encoding="utf-8")
-    print(results.as_json(content) if args.json else table.plain_text(content), end="")
+    print(results.as_json(content) if args.json else _plain_text(content), end="")
     console.log(f"Written: {path}; samples: {files['model'].path}")
     if args.pass_rates:
         samples = files["model"].rows
@@ -197,25 +113,98 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
-    from trl_drgrpo.common.rows import check_prompt_rows
-    from trl_drgrpo.evaluation.running import KIND
-    from trl_drgrpo.rewards.contract import reward_name
-    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+def _checked(args: argparse.Namespace) -> Given:
+    """The values of a call, checked without reading data. Completes `args.k`."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        remedy = (
+            "Start it without accelerate or torchrun; a vLLM server (--vllm_server_base_url) uses several devices."
+        )
+        raise InputError("eval", f"{os.environ['WORLD_SIZE']} processes", "one", remedy)
+    for field in ("num_samples", "batch_size", "limit"):
+        refuse_outside(field, getattr(args, field), whole(1, optional=True, remedy="Give a larger number."))
+    refuse_outside("seed", args.seed, RANGES["seed"])
+    args.k = sorted(set(args.k or (1, args.num_samples)))
+    for k in args.k:
+        remedy = "pass@k needs at least k completions of each prompt: raise num_samples."
+        refuse_outside("k", k, whole(1, args.num_samples, remedy=remedy))
+    given = read_given(args)
+    given.check(args)
+    if not given.values.get("dataset_name"):
+        if args.model_name_or_path and not Path(given.model).is_dir():
+            got = f"{given.model}, which is no folder here"
+            expected = "a run's folder, or a Hub id with --dataset_name"
+            remedy = f"Relative paths start at the current directory, {os.getcwd()}."
+            raise InputError("model_name_or_path", got, expected, remedy)
+        got = "a mixture (`datasets`)" if given.values.get("datasets") else "none"
+        remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
+        raise InputError("dataset_name", got, "a dataset with prompts", remedy)
+    data.check_source(given.values["dataset_name"])
+    if not given.values.get("reward_funcs"):
+        remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct."
+        raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
+    if baseline := _baseline(args, given):
+        try:
+            models.check_model("baseline", model_path(baseline))
+        except InputError as error:
+            remedy = f"{error.remedy} Or skip the comparison: --baseline none."
+            raise InputError(error.field, error.got, error.expected, remedy) from error
+    check_writable("output_dir", str(_output(args, given)))
+    if args.pass_rates:
+        check_file("pass_rates", args.pass_rates)
+    return given
 
-    rewards = {reward_name(reward): reward for reward in map(resolve_reward, given.values["reward_funcs"])}
-    check_rule(given, list(rewards))
-    split, dataset = split_of(args, given)
+
+def _baseline(args: argparse.Namespace, given: Given) -> str | None:
+    """The model to compare with, as it was named; `None` without one."""
+    if args.baseline is not None:
+        return None if args.baseline.lower() == "none" else args.baseline
+    return given.trained_from or models.base_name(given.model, given.loading(args.base).base)
+
+
+def _output(args: argparse.Namespace, given: Given) -> Path:
+    """The folder for samples and results."""
+    if args.output_dir:
+        return Path(args.output_dir).expanduser()
+    run = run_folder(given.model)
+    return Path(FOLDER) if run is None else run / EVALUATIONS
+
+
+def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
+    from trl_drgrpo.evaluation.running import KIND
+
+    values = given.values
+    rewards = {reward_name(reward): reward for reward in map(resolve_reward, values["reward_funcs"])}
+    refuse_outside("correct_threshold", values.get("correct_threshold"), RANGES["correct_threshold"])
+    CorrectnessRule(list(rewards), values.get("correct_reward"))
+    split, dataset = _split(args, given)
+    prompting = {key: values.get(key) for key in PROMPT_KEYS}
     rows = prompt_rows(
         dataset,
-        given.values["dataset_name"],
+        values["dataset_name"],
         [(name, reward, ()) for name, reward in rewards.items()],
-        renamings=given.values.get("rename_columns") or (),
+        renamings=values.get("rename_columns") or (),
         limit=args.limit,
-        **{key: given.values.get(key) for key in PROMPT_KEYS},
+        **prompting,
     )
     check_prompt_rows(rows, "dataset_name", [KIND])
-    return _Task(args, given, rows, rewards, facts_of(args, given, split, rows), output_of(args, given))
+    source = {"name": values["dataset_name"], "config": values.get("dataset_config"), "split": split}
+    facts = {
+        "dataset": {**source, "prompts": len(rows), "of": len(dataset), "digest": digest(rows)},
+        "prompt": prompting | {TEMPLATE_KEY: given.template()},
+        "sampling": {**asdict(given.decoding()), "num_samples": args.num_samples, "seed": args.seed},
+    }
+    return _Task(args, given, rows, rewards, facts, _output(args, given))
+
+
+def _split(args: argparse.Namespace, given: Given) -> tuple[str, Any]:
+    """The split's name and the split; never the training data without a word."""
+    source = given.values["dataset_name"]
+    splits: Any = data.load_data(source, name=given.values.get("dataset_config"))
+    wanted = args.split or given.values.get("dataset_test_split") or "test"
+    if args.split is None and wanted not in splits and len(splits) == 1:
+        wanted = str(next(iter(splits)))
+        console.log(f"{source} has no test split: evaluating on its only one, {wanted}.")
+    return wanted, data.take_split(splits, wanted, source)
 
 
 @dataclass(frozen=True)
@@ -238,8 +227,7 @@ class _Task:
         """Rule for correct samples."""
         from trl_drgrpo.evaluation.results import judged
 
-        rule = self.rule
-        return judged(rows, list(self.rewards), rule["correct_reward"], rule["correct_threshold"])
+        return judged(rows, list(self.rewards), *self.rule.values())
 
     def sampled(self, name: str) -> Any:
         """The file of a model's samples, complete."""
@@ -249,45 +237,31 @@ class _Task:
         group = max(1, self.args.batch_size // self.args.num_samples)
         depends = self._depends(name, group)
         path = self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl"
-        with sole_writer("output_dir", path, is_file=True):
-            return self._completed(name, SearchFile(path, depends, group, KIND))
-
-    def _completed(self, name: str, file: Any) -> Any:
-        """The file with the samples that it lacks."""
-        from trl_drgrpo.evaluation.models import load_tokenizer
-        from trl_drgrpo.evaluation.running import sample_and_score
-
-        file.open(len(self.rows))
-        if file.done:
-            console.log(f"{file.done} of {len(self.rows)} prompts of {name} are in {file.path} already.")
-        if file.done == len(self.rows):
-            return file
-        tokenizer = load_tokenizer(model_path(name), self.given.loading(self.args.base))
         passed: list[bool] = []
-        with progress_over(len(self.rows), file.done, f"sampling {_slug(name)}", "prompts") as show:
 
-            def tell(of_prompt: list[dict[str, Any]]) -> None:
-                passed.extend(each for each in self.judged(of_prompt) if each is not None)
-                show(f"correct {sum(passed) / len(passed):.0%}" if passed else "")
+        def status(of_prompt: list[dict[str, Any]]) -> str:
+            passed.extend(each for each in self.judged(of_prompt) if each is not None)
+            return f"correct {sum(passed) / len(passed):.0%}" if passed else ""
 
-            sample_and_score(
-                self.rows,
-                self._sampler(name, tokenizer),
-                tokenizer,
-                self.rewards,
-                file,
-                samples=self.args.num_samples,
-                length=self.given.decoding().max_completion_length,
-                seed=self.args.seed,
-                template=self.given.template(),
-                tell=tell,
-            )
+        with sole_writer("output_dir", path, is_file=True):
+            file = SearchFile(path, depends, group, KIND)
+            more = partial(self._more, name, group)
+            console.complete(file, len(self.rows), f"sampling {_slug(name)}", f"prompts of {name}", more, status)
         gc.collect()  # the next model needs the room
         return file
 
+    def _more(self, name: str, group: int, first: int) -> Iterator[list[dict[str, Any]]]:
+        """The samples of the prompts from one on."""
+        from trl_drgrpo.evaluation.running import sample_and_score
+
+        tokenizer = models.load_tokenizer(model_path(name), self.given.loading(self.args.base))
+        sampler = self._sampler(name, tokenizer)
+        sizes = {"samples": self.args.num_samples, "length": self.given.decoding().max_completion_length}
+        options = {**sizes, "seed": self.args.seed, "template": self.given.template()}
+        yield from sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
+
     def _depends(self, name: str, group: int) -> dict[str, Any]:
         """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""
-        from trl_drgrpo.evaluation.models import weights_mark
 
         specs = str(self.given.values["reward_funcs"])
         sources = {each: Path(each).expanduser() for each in re.findall(r"[\w./~-]+\.py\b", specs)}
@@ -299,47 +273,41 @@ class _Task:
             },
             "version": __version__,
             "model": name,
-            "weights": weights_mark(model_path(name)),
+            "weights": models.weights_mark(model_path(name)),
             "loading": asdict(self.given.loading(self.args.base)),
             "server": self.args.vllm_server_base_url is not None,
             "batch": group,
         }
 
     def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.models import load_model
         from trl_drgrpo.evaluation.running import ModelSampler, check_context, server_sampler
-        from trl_drgrpo.process_rewards.texts import prompt_ids
 
         decoding, batch_size = self.given.decoding(), self.args.batch_size
         if self.args.vllm_server_base_url is not None:
             return server_sampler(self.args.vllm_server_base_url, name, tokenizer, decoding, batch_size)
         console.log(f"Loading {name}")
-        model = load_model(model_path(name), self.given.loading(self.args.base))
+        model = models.load_model(model_path(name), self.given.loading(self.args.base))
         lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template())) for row in self.rows]
         check_context(model, lengths, decoding)
         return ModelSampler(model, tokenizer, decoding, batch_size)
 
-    def results(self, models: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
-        """The result. `models`: name and samples by role."""
+    def results(self, sampled: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+        """The result. `sampled`: name and samples by role."""
         from trl_drgrpo.evaluation import results
-        from trl_drgrpo.evaluation.models import weights_mark
-        from trl_drgrpo.upstream.versions import provenance
 
-        correct = {role: self.judged(rows) for role, (_, rows) in models.items()}
+        correct = {role: self.judged(rows) for role, (_, rows) in sampled.items()}
         found = []
-        for role, (name, rows) in models.items():
+        for role, (name, rows) in sampled.items():
             numbers = results.model_numbers(rows, correct[role], self.args.k)
-            found.append({"role": role, "name": name, "weights": weights_mark(model_path(name)), **numbers})
+            found.append({"role": role, "name": name, "weights": models.weights_mark(model_path(name)), **numbers})
         difference = None
-        if "baseline" in models:
-            (_, ours), (_, theirs) = models["model"], models["baseline"]
+        if "baseline" in sampled:
+            (_, ours), (_, theirs) = sampled["model"], sampled["baseline"]
             difference = results.differences(ours, correct["model"], theirs, correct["baseline"], self.args.k)
         typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
         about = provenance(shlex.join(["trl-drgrpo", *typed]))
-        how = {
-            "reward": self.rule["correct_reward"] or next(iter(self.rewards)),
-            "threshold": self.rule["correct_threshold"],
-        }
+        reward, threshold = self.rule.values()
+        how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
         return results.results({**about, **self.facts, "correct": how}, found, difference)
 
     def path(self, names: dict[str, str]) -> Path:
@@ -349,6 +317,14 @@ class _Task:
         return self.output / f"{_slug(data['name'])}-{data['split']}-{mark}.json"
 
 
+def _plain_text(content: dict[str, Any]) -> str:
+    """For a terminal: title, table, notes."""
+    from trl_drgrpo.evaluation.table import notes, table, title
+
+    head, rows = table(content)
+    return "\n".join([title(content), "", *console.aligned([head, *rows]), "", *notes(content)]) + "\n"
+
+
 def _slug(name: str) -> str:
     """The end of a name as part of a file's name."""
     last = name.partition("?")[0].rstrip("/").rpartition("/")[2]
@@ -356,15 +332,21 @@ def _slug(name: str) -> str:
 
 
 def _put_into_card(given: Given, output: Path, content: dict[str, Any]) -> None:
-    """States in the card of a run all evaluations of these weights; the folder of any other model is left alone."""
+    """States in the card of a run all evaluations of these weights on a whole split; the folder of any other model is
+    left alone."""
     from trl_drgrpo.evaluation.results import read_results
-    from trl_drgrpo.evaluation.table import put_into_card
+    from trl_drgrpo.evaluation.table import is_whole, put_into_card
 
     readme = Path(given.model) / "README.md"
     if run_folder(given.model) is None or not readme.is_file():
         return
+    if not is_whole(content):
+        console.log(
+            f"Not stated in the model card, as it is of the first {content['dataset']['prompts']} prompts only."
+        )
+        return
     mark = content["models"][-1]["weights"]
-    same = [each for each in read_results(output) if each["models"][-1].get("weights") == mark]
+    same = [each for each in read_results(output) if each["models"][-1].get("weights") == mark and is_whole(each)]
     try:
         put_into_card(readme, same)
     except (OSError, ValueError) as error:  # a card is somebody's text: the numbers are written all the same

@@ -5,17 +5,18 @@ is quick, and a misspelled key fails before anything heavy is imported. The keys
 arguments, the training configuration (ours in place of TRL's), model and dataset mixture.
 
 Only what a dataclass declares plainly can be read this way (`name: type = field(...)`); the help of this package's
-fields is what the docstring of their class says of them. Where the installed TRL has
-moved a class, `read_flags` falls back to importing; a test compares both ways, so drift is seen.
+fields is what the docstring of their class says of them. A class that the installed TRL has moved is searched for in
+its package. A test compares the keys with the fields of the imported classes, so drift is seen.
 """
 
 import ast
 import dataclasses
 import functools
+import importlib
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +96,8 @@ def read_flags() -> dict[str, Flag]:
 
 @functools.cache
 def dataclass_flags(name: str) -> dict[str, Flag]:
-    """The keys of one dataclass, by name: read from source where possible, else by importing it."""
-    try:
-        return read_source(name)
-    except (LookupError, OSError, SyntaxError):
-        return read_imported(name)
-
-
-def read_source(name: str) -> dict[str, Flag]:
-    """The keys of one dataclass from the source files of it and its bases. Bases come first, an overridden field keeps
-    its place. `LookupError`: a class is not where this module expects it."""
+    """The keys of one dataclass, by name, from the source files of it and its bases. Bases come first, an overridden
+    field keeps its place."""
     return {key: dataclasses.replace(flag, dataclass=name) for key, flag in _class_flags(name).items()}
 
 
@@ -136,24 +129,25 @@ def _class_flags(name: str) -> dict[str, Flag]:
     return flags
 
 
-@functools.cache
 def _class_node(name: str) -> ast.ClassDef:
-    if name not in _HOMES:
-        raise LookupError(f"{name} is a class this module does not know")
-    package, file = _HOMES[name]
-    for node in _module(package, file).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node
-    raise LookupError(f"{name} is not in {package}/{file}")
+    return next(node for node in _parsed(_home(name)).body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
 @functools.cache
-def _module(package: str, file: str) -> ast.Module:
-    # find_spec of a top-level package locates it without running it.
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise LookupError(f"{package} is not installed")
-    return ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _home(name: str) -> Path:
+    """The file with a class: where it used to be, or wherever its package has it now."""
+    for package, file in [_HOMES[name]] if name in _HOMES else [("trl", ""), ("transformers", "")]:
+        spec = importlib.util.find_spec(package)  # of a top-level package: locates it without running it
+        folder = Path(next(iter((spec and spec.submodule_search_locations) or ["none"])))
+        for path in [folder / file, *folder.rglob("*.py")]:
+            if path.is_file() and re.search(rf"^class {name}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
+                return path
+    raise UpstreamError(f"{name}: no installed package has this class.")
 
 
 def _field_arguments(value: ast.expr | None) -> dict[str, ast.expr]:
@@ -217,30 +211,7 @@ def _strings(node: ast.expr | None) -> Iterator[str]:
 
 def import_dataclass(name: str) -> type:
     """Imports one of the dataclasses named in this module's table (slow: this imports TRL)."""
-    package, file = _HOMES[name]
-    module = importlib.import_module(f"{package}.{file.removesuffix('.py').replace('/', '.')}")
-    return getattr(module, name)
-
-
-def read_imported(name: str) -> dict[str, Flag]:
-    """The keys of one dataclass by importing it: slower than `read_source`, but always has the correct names."""
-    flags = {}
-    declared = import_dataclass(name)
-    # Not the fields' own types: TRL's parser writes `X` over `X | None` in them.
-    types = {key: kind for base in reversed(declared.__mro__) for key, kind in get_annotations(base).items()}
-    for entry in dataclasses.fields(declared):
-        if entry.init:
-            kind = types[entry.name]
-            annotation = kind.__name__ if isinstance(kind, type) else str(kind)
-            default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
-            choices = entry.metadata.get("choices")
-            flags[entry.name] = Flag(
-                name=entry.name,
-                annotation=annotation,
-                default=default,
-                help=str(entry.metadata.get("help", "")).replace("%%", "%"),
-                choices=tuple(choices) if choices is not None else literal_choices(annotation),
-                dataclass=name,
-                owner=name,
-            )
-    return flags
+    package = _HOMES[name][0]
+    parts = _home(name).with_suffix("").parts
+    module = ".".join(parts[len(parts) - parts[::-1].index(package) - 1 :])
+    return getattr(importlib.import_module(module), name)

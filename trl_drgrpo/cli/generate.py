@@ -6,12 +6,13 @@ input.
 
 import argparse
 import json
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.data import prompted
+from trl_drgrpo.cli.data import as_prompted, check_slots
 from trl_drgrpo.cli.run_keys import (
     DECODING_KEYS,
     MODEL_KEYS,
@@ -24,6 +25,12 @@ from trl_drgrpo.cli.run_keys import (
 )
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
+from trl_drgrpo.evaluation import models
+from trl_drgrpo.process_rewards.texts import prompt_ids
+from trl_drgrpo.rewards.columns import check_columns, check_ready
+from trl_drgrpo.rewards.contract import reward_name
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.sample import completion_text
 
 _EPILOG = """Every prompt is one by itself: the model sees no earlier ones. Example:
 
@@ -57,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load and answer."""
     given, columns = _checked(args)
-    from trl_drgrpo.evaluation import models
     from trl_drgrpo.evaluation.running import ModelSampler
+    from trl_drgrpo.search.sampling import Request
     from trl_drgrpo.single_gpu.memory.skeleton import context_length
 
     prompts = _prompts(args.prompt)
@@ -68,17 +75,23 @@ def run(args: argparse.Namespace) -> int:
         tokenizer = models.load_tokenizer(given.model, loading)
         chat = _is_chat(args, given, tokenizer)
         context = context_length(models.load_config(given.model, loading))
+
+        def asked(text: str) -> tuple[dict[str, Any], tuple[int, ...]]:
+            row = _row(given, columns, text, chat)
+            return row, _prefix(row, tokenizer, given, context)
+
         for text in args.prompt or ["a prompt"]:  # whatever does not fit, before the weights load
-            _prefix(_dataset_of(given, columns, text, chat), tokenizer, given, context)
+            asked(text)
         console.log(f"Loading {given.values['model_name_or_path']}")
         model = models.load_model(given.model, loading)
         sampler = ModelSampler(model, tokenizer, given.decoding(), args.num_samples)
     failed = began = False
     for number, text in enumerate(prompts):
         with console.stdout_to_stderr():
-            row = _dataset_of(given, columns, text, chat)
-            prefix = _prefix(row, tokenizer, given, context)
-            answers = _answers(row, prefix, sampler, tokenizer, rewards, args, given, number)
+            row, prefix = asked(text)
+            seed = secrets.randbits(31) if args.seed is None else args.seed + number
+            request = Request(prefix, args.num_samples, given.decoding().max_completion_length, True, seed)
+            answers = _answers(row, request, sampler, tokenizer, rewards)
         for answer, said in answers:
             print("\n" * began + answer)  # an empty line in between
             began = True
@@ -134,10 +147,6 @@ def _prompts(given: list[str]) -> Iterator[str]:
 
 def _rewards(args: argparse.Namespace, given: Given, columns: dict[str, Any]) -> dict[str, Callable]:
     """The rewards that can score an answer: those that were named, or with columns those of the recipe."""
-    from trl_drgrpo.rewards.columns import check_columns, check_ready
-    from trl_drgrpo.rewards.contract import reward_name
-    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-
     if not (columns or hasattr(args, "reward_funcs")):
         return {}
     found = {reward_name(reward): reward for reward in map(resolve_reward, given.values.get("reward_funcs") or [])}
@@ -157,15 +166,12 @@ def _is_chat(args: argparse.Namespace, given: Given, tokenizer: Any) -> bool:
     return getattr(tokenizer, "chat_template", None) is not None if known is None else known
 
 
-def _dataset_of(given: Given, columns: dict[str, Any], text: str, chat: bool) -> dict[str, Any]:
+def _row(given: Given, columns: dict[str, Any], text: str, chat: bool) -> dict[str, Any]:
     """A prompt as a row of the dataset that the run would have made of it."""
-    from datasets import Dataset
-    from datasets.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
     row = {"prompt": text, **columns}
-    dataset = prompted(Dataset.from_list([row]), *(given.values.get(key) for key in PROMPT_KEYS))
-    row = {**row, "prompt": dataset[0]["prompt"]}
+    options = {key: given.values.get(key) for key in PROMPT_KEYS}
+    check_slots(row, options["prompt_template"])
+    row |= as_prompted(row, **options)
     if chat and isinstance(row["prompt"], str):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     return row
@@ -173,8 +179,6 @@ def _dataset_of(given: Given, columns: dict[str, Any], text: str, chat: bool) ->
 
 def _prefix(row: dict[str, Any], tokenizer: Any, given: Given, context: int | None) -> tuple[int, ...]:
     """The tokens of a prompt; refuses those that leave no room in the model's context."""
-    from trl_drgrpo.process_rewards.texts import prompt_ids
-
     prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template()))
     if context is not None and len(prefix) >= context:
         expected = f"fewer than the model's context of {context}"
@@ -183,44 +187,22 @@ def _prefix(row: dict[str, Any], tokenizer: Any, given: Given, context: int | No
 
 
 def _answers(
-    row: dict[str, Any],
-    prefix: tuple[int, ...],
-    sampler: Any,
-    tokenizer: Any,
-    rewards: dict[str, Callable],
-    args: argparse.Namespace,
-    given: Given,
-    number: int,
+    row: dict[str, Any], request: Any, sampler: Any, tokenizer: Any, rewards: dict[str, Callable]
 ) -> list[tuple[str, str]]:
     """Each answer, and a remark on it: its scores, its length, or that it was cut off."""
-    import secrets
+    from trl_drgrpo.evaluation.running import completed, score_completions
 
-    from trl_drgrpo.evaluation.running import completion_of, score_completions
-    from trl_drgrpo.rewards.sample import completion_text
-    from trl_drgrpo.search.sampling import Request
-
-    seed = secrets.randbits(31) if args.seed is None else args.seed + number
-    length = given.decoding().max_completion_length
-    request = Request(prefix, args.num_samples, length, True, seed)
     (found,) = sampler([request])
-    sampled = [
-        {
-            **row,
-            "completion": completion_of(row["prompt"], each.token_ids, tokenizer),
-            "completion_ids": each.token_ids,
-        }
-        for each in found
-    ]
+    sampled = [completed(row, each, tokenizer) for each in found]
     scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
     said = []
     for i, each in enumerate(found):
         parts = [f"{of.name} {_score(of, i)}" for of in scores]
         if each.end == "length":
-            parts.append(f"cut off at {length} tokens")
-        elif args.num_samples > 1 or scores:
+            parts.append(f"cut off at {request.limit} tokens")
+        elif request.count > 1 or scores:
             parts.append(f"{len(each.token_ids)} tokens")
-        text = completion_text(sampled[i]["completion"])
-        said.append((text, f"[{', '.join(parts)}]" if parts else ""))
+        said.append((completion_text(sampled[i]["completion"]), f"[{', '.join(parts)}]" if parts else ""))
     return said
 
 

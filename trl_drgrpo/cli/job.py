@@ -24,7 +24,9 @@ from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.config.field_kinds import refused
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start
+from trl_drgrpo.features.sampling.pass_rates import read_pass_rates, unknown_prompts
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.single_gpu.lora_presets import check_preset, preset_values
 
 # `difficulty_range`: plain filtering, for those who want it. What is left out is no part of the objective any more,
@@ -70,9 +72,6 @@ def within_range(dataset: Any, limits: list[float], path: str) -> tuple[Any, str
     Raises:
         [`InputError`]: The file cannot be read or knows none of the prompts, or no row stays.
     """
-    from trl_drgrpo.features.sampling.pass_rates import read_pass_rates, unknown_prompts
-    from trl_drgrpo.rewards.sample import prompt_key
-
     low, high = limits
     rates = {key: rate for key, (rate, _) in read_pass_rates(Path(path).expanduser()).items()}
 

@@ -5,15 +5,15 @@ standard error. Exit codes: 0 done, 2 bad input.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.cli import console
+from trl_drgrpo.cli import console, data
+from trl_drgrpo.cli.job import model_path
+from trl_drgrpo.cli.values import named_reward
 from trl_drgrpo.common.disk import check_file, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
-from trl_drgrpo.common.rows import check_prompt_rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     console.add_model(parser, "folder or Hub id of the causal language model for rollouts", required=True)
     add = parser.add_argument
-    data = "JSON Lines file with prompt and the columns the reward needs"
-    add("--dataset_name", "--data", dest="data", required=True, help=data)
-    reward = "outcome reward: a registered name, package.module.f or file.py:f"
+    prompts = "prompts: Hub id, folder, file, or reasoning_gym:<task>, as in train, with the columns the reward needs"
+    add("--dataset_name", "--data", dest="data", required=True, help=prompts)
+    add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
+    reward = "outcome reward: a name, package.module.f, file.py:f or {name: {option: value}}"
     add("--reward_funcs", "--reward", dest="reward", required=True, help=reward)
     add("--output", required=True, help="JSON Lines file to write")
     add("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
@@ -41,21 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Label and write."""
-    from trl_drgrpo.rewards.columns import check_columns, check_ready
-    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-    from trl_drgrpo.rewards.scoring import read_json_lines
-
     refuse_out_of_range(vars(args))
     for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
         refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
     check_file("output", args.output, [args.data])
-    check_local("--model_name_or_path", args.model)
-    rows = read_json_lines(args.data)  # before anything heavy is imported
-    reward = resolve_reward(args.reward, "--reward_funcs")
-    check_prompt_rows(rows, str(args.data))
-    check_columns(reward, [name for name in rows[0] if name not in ("steps", "labels", "values")], args.reward)
-    check_ready(reward)
-    with sole_writer("output", Path(args.output), is_file=True):
+    check_local("model_name_or_path", model_path(args.model))
+    data.check_source(args.data)
+    with sole_writer("output", Path(args.output), is_file=True), console.stdout_to_stderr():
+        reward = named_reward(args.reward, "reward_funcs")
+        split = data.load_data(args.data, split=args.dataset_train_split)
+        rows = data.prompt_rows(split, args.data, [(args.reward, reward, ())])
         labeled = _label(args, rows, reward)
     steps = [label for row in labeled for label in row["labels"] if label is not None]
     correct = sum(row["values"][-1] == 1.0 for row in labeled)
@@ -68,31 +64,21 @@ def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) ->
     """Rows as they are written, each as soon as it is there."""
     from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
     from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
+    from trl_drgrpo.search.collecting import to_lines
 
-    tokenizer = load_tokenizer(args.model, None)
-    generate = TransformersRollouts(
-        load_model(args.model, "AutoModelForCausalLM"),
-        tokenizer,
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        batch_size=args.batch_size,
-        seed=args.seed,
-    )
-    separator = args.step_separator.replace("\\n", "\n")
+    model = model_path(args.model)
+    tokenizer = load_tokenizer(model, None)
+    sampling = {name: getattr(args, name) for name in ("max_new_tokens", "temperature", "batch_size", "seed")}
+    generate = TransformersRollouts(load_model(model, "AutoModelForCausalLM"), tokenizer, **sampling)
+    options = {"rollouts": args.rollouts, "completions": args.completions}
+    options["separator"] = args.step_separator.replace("\\n", "\n")
+    given = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
     labeled: list[dict[str, Any]] = []
     output = Path(args.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", encoding="utf-8") as file:
-        for row in label_steps(
-            rows,
-            generate,
-            reward,
-            tokenizer,
-            rollouts=args.rollouts,
-            completions=args.completions,
-            separator=separator,
-        ):
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        for row in label_steps(given, generate, reward, tokenizer, **options):
+            file.write(to_lines([row]))
             labeled.append(row)
             if len(labeled) % 100 == 0:
                 console.log(f"{len(labeled)} completions labeled")

@@ -8,6 +8,7 @@ import dataclasses
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.recipe import dump
+from trl_drgrpo.single_gpu.merging import merge_adapter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge and print the report."""
-    from trl_drgrpo.single_gpu.merging import merge_adapter
-
     with console.stdout_to_stderr():
         report = merge_adapter(
             args.adapter, args.output, base=args.base, dtype=args.dtype, trust_remote_code=args.trust_remote_code

@@ -7,7 +7,7 @@ is) stands in comments, so the output is a recipe itself.
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +103,11 @@ class KeepsRecipe(DescribingCallback):
             keep_recipe(Path(args.output_dir), self.text)
 
 
-def say_what_next(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool) -> None:
-    """Prints the summary of a finished run, from the main process; a failure here ends no run."""
+def say(place: str, words: Callable[[], str]) -> None:
+    """Prints what describes a run, from the main process; a failure here ends no run and hides nothing."""
     if console.is_main_process():
-        with DescriptionGuard()("The closing summary"):
-            console.log(closing(output_dir, logged, seconds, run_log))
-
-
-def say_how_to_go_on(output_dir: str, argv: Sequence[str], processes: int) -> None:
-    """Prints the safe checkpoint of an interrupted run, from the main process; a failure here hides nothing."""
-    if console.is_main_process():
-        with DescriptionGuard()("The words on checkpoints"):
-            console.log(interrupted(Path(output_dir), argv, processes))
+        with DescriptionGuard()(place):
+            console.log(words())
 
 
 def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool) -> str:

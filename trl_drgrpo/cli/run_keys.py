@@ -121,6 +121,7 @@ def read_given(args: argparse.Namespace) -> Given:
 
 
 RECIPE = "recipe.yaml"
+EVALUATIONS = Path(LOG_FOLDER, "evaluations")  # in a run's folder
 
 
 def keep_recipe(output_dir: Path, text: str) -> None:

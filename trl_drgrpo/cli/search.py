@@ -8,14 +8,13 @@ import argparse
 import json
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.console import progress_over
 from trl_drgrpo.cli.data import check_prompting, digest, prompt_rows
 from trl_drgrpo.cli.job import model_path
+from trl_drgrpo.cli.values import named_reward
 from trl_drgrpo.common.disk import check_file, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
@@ -53,12 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
     add("--top_p", type=float, default=1.0, help="nucleus sampling (default: 1)")
     add("--seed", type=int, default=0, help="sampling seed (default: 0)")
-    add(
-        "--batch_size",
-        type=int,
-        default=32,
-        help="continuations per forward pass, or requests at a time (default: 32)",
-    )
+    batch = "continuations per forward pass, or requests at a time (default: 32)"
+    add("--batch_size", type=int, default=32, help=batch)
     add("--problems_at_once", type=int, default=8, help="problems searched together (default: 8)")
     add("--vllm_server_base_url", help="sample with a vLLM server that serves --model: http://localhost:8000")
     add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
@@ -75,21 +70,24 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.search.collecting import OWN_COLUMNS, SearchFile, collect, sft_rows, summary, to_lines
 
     with sole_writer("output", Path(args.output), is_file=True), console.stdout_to_stderr():
-        verifier, prm = _rewards(args)
-        rows = _rows(args, verifier, prm)
+        rewards = _rewards(args)
+        rows = _rows(args, **rewards)
         check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
         facts = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
         found = SearchFile(args.output, {**facts, "dataset_digest": digest(rows)}, settings["problems_at_once"])
-        found.open(len(rows))
-        if found.done:
-            console.log(f"{found.done} of {len(rows)} problems are in {args.output} already")
-        if found.done < len(rows):
-            tell = {"verifier": verifier, "prm": prm, "vllm_server_base_url": args.vllm_server_base_url}
-            searching = collect(rows, model_path(args.model), first=found.done, **tell, **settings)
-            with _progress(len(rows), found.done) as show:
-                for problem_rows in searching:
-                    found.append(problem_rows)
-                    show(problem_rows)
+        options = {**rewards, "vllm_server_base_url": args.vllm_server_base_url, **settings}
+        selected: list[dict[str, Any]] = []
+
+        def status(of_problem: list[dict[str, Any]]) -> str:
+            selected.extend(row for row in of_problem if row["selected"])
+            correct = sum(bool(row["correct"]) for row in selected) / len(selected)
+            tokens = sum(row["search"]["sampled_tokens"] for row in selected) / len(selected)
+            return f"correct {correct:.0%}, {tokens:.0f} tokens per problem"
+
+        def more(first: int) -> Iterator[list[dict[str, Any]]]:
+            return collect(rows, model_path(args.model), first=first, **options)
+
+        console.complete(found, len(rows), "searching", "problems", more, status)
     numbers = summary(found.rows)
     if args.sft_output:
         kept = sft_rows(found.rows)
@@ -123,17 +121,15 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _rewards(args: argparse.Namespace) -> tuple[Any, Any]:
-    from trl_drgrpo.cli.values import reward_spec
-    from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-
-    def resolved(spec: Any, field: str) -> Any:
-        return None if spec is None else resolve_reward(reward_spec(spec, field), field)
-
+def _rewards(args: argparse.Namespace) -> dict[str, Any]:
+    """Verifier and process reward model; `None` for one that is not given."""
     prm = args.prm
     if prm is not None and Path(prm).expanduser().is_dir():
         prm = json.dumps({"prm": {"model": str(Path(prm).expanduser())}})
-    return resolved(args.reward_funcs, "reward_funcs"), resolved(prm, "prm")
+    return {
+        "verifier": args.reward_funcs and named_reward(args.reward_funcs, "reward_funcs"),
+        "prm": prm and named_reward(prm, "prm"),
+    }
 
 
 def _rows(args: argparse.Namespace, verifier: Any, prm: Any) -> list[dict[str, Any]]:
@@ -149,22 +145,6 @@ def _rows(args: argparse.Namespace, verifier: Any, prm: Any) -> list[dict[str, A
         system_prompt=args.system_prompt,
         limit=args.limit,
     )
-
-
-@contextmanager
-def _progress(total: int, done: int) -> Iterator[Any]:
-    """Problems, pass rate of the selected, tokens."""
-    tokens = correct = searched = 0
-    with progress_over(total, done, "searching", "problems") as show:
-
-        def show_problem(rows: list[dict[str, Any]]) -> None:
-            nonlocal tokens, correct, searched
-            searched += 1
-            tokens += rows[0]["search"]["sampled_tokens"]
-            correct += any(row["correct"] for row in rows if row["selected"])
-            show(f"correct {correct / searched:.0%}, {tokens / searched:.0f} tokens per problem")
-
-        yield show_problem
 
 
 def _say_what_next(args: argparse.Namespace, numbers: dict[str, Any]) -> None:

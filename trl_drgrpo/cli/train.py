@@ -11,9 +11,11 @@ import argparse
 import copy
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli import job as jobs
 from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.recipe import dump, read_given
 from trl_drgrpo.cli.values import add_flag, help_text
@@ -104,8 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or only resolve the recipe, and print the result."""
     given = read_given(args)
-    from trl_drgrpo.cli import job as jobs
-
     jobs.check_given(given)
     with jobs.run_folder(given, args.dry_run), console.stdout_to_stderr():
         job = jobs.prepare(given)
@@ -116,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
 
 def dry_run(job: Any) -> str:
     """The resolved configuration of a job, checked."""
-    from trl_drgrpo.cli import job as jobs
     from trl_drgrpo.cli.resolved import render
 
     jobs.check(job)
@@ -125,14 +124,15 @@ def dry_run(job: Any) -> str:
 
 def _trained(job: Any) -> dict[str, Any]:
     """Trains; says in the end what comes next, or, interrupted, how to go on."""
-    from trl_drgrpo.cli import job as jobs
     from trl_drgrpo.cli import resolved
 
     began = time.monotonic()
     try:
         result, logged = jobs.train(job, [resolved.KeepsRecipe(resolved.render(job))])
     except (KeyboardInterrupt, Terminated):
-        resolved.say_how_to_go_on(job.training.output_dir, sys.argv[1:], job.training.world_size)
+        folder, processes = Path(job.training.output_dir), job.training.world_size
+        resolved.say("The words on checkpoints", lambda: resolved.interrupted(folder, sys.argv[1:], processes))
         raise
-    resolved.say_what_next(result["output_dir"], logged, time.monotonic() - began, job.training.run_log)
+    seconds, run_log = time.monotonic() - began, job.training.run_log
+    resolved.say("The closing summary", lambda: resolved.closing(result["output_dir"], logged, seconds, run_log))
     return result

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     refuse_out_of_range(vars(args))
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
-    check_local("--model_name_or_path", args.model)
+    check_local("model_name_or_path", model_path(args.model))
     check_writable("output_dir", args.output_dir)
     rows = read_labeled_steps(args.data, args.format)  # before anything heavy is imported
     eval_rows = read_labeled_steps(args.eval_data, args.format) if args.eval_data else None
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     arguments: dict[str, Any] = {field: getattr(args, field) for field in fields}
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
         numbers = train_prm(
-            args.model,
+            model_path(args.model),
             rows,
             args.output_dir,
             eval_rows=eval_rows,

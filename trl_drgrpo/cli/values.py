@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -19,7 +20,7 @@ import yaml
 from trl_drgrpo.cli import flags
 from trl_drgrpo.cli.flags import Flag
 from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.rewards.recipe_rewards import check_spec
+from trl_drgrpo.rewards.recipe_rewards import check_spec, resolve_reward
 
 
 class Loader(yaml.SafeLoader):
@@ -225,6 +226,11 @@ def reward_spec(value: Any, name: str) -> Any:
             raise InputError(name, repr(value), expected, remedy) from None
     check_spec(value, name)
     return value
+
+
+def named_reward(text: str, name: str) -> Callable:
+    """The reward function that a flag names, or describes as inline YAML or JSON."""
+    return resolve_reward(reward_spec(text, name), name)
 
 
 # A key as a flag -----------------------------------------------------------------------------------------------------

@@ -1,11 +1,6 @@
-"""Build the model that the demo ships: `python -m trl_drgrpo.demo.build [--output DIR] [--seed 0]`.
+"""Imitation of the demonstrators: how a small model of the task is made, and the warm start on long list sums.
 
-A Qwen2 model of about 145 thousand parameters is warm-started on the demonstrator's completions (supervised next-token
-training, completion tokens only, training split only) and saved as safetensors with its tokenizer. It ends up as
-fluent and as faulty as the demonstrator: correct on about 3 of 10 held-out problems when sampled.
-
-One thread, fixed seed and fixed order make the weights reproducible on the same machine and library versions. Takes
-several minutes on one core.
+The model that the demo ships was made so, by `recipes/list_sum_model.py`: fluent, and as faulty as the demonstrator.
 
 On the **long list sums** credit per line matters. Eight to ten digits are added, so the boxed number is correct only
 if about eight lines are, and an early mistake spoils the outcome of all that follows. Their demonstrator knows half of
@@ -15,7 +10,6 @@ and a reward for the whole completion does not say which of them was incorrect. 
 (`warm_start`) writes about one correct completion in eight, and two correct lines in three.
 """
 
-import argparse
 import logging
 import random
 import zlib
@@ -31,7 +25,6 @@ from trl_drgrpo.demo.task import (
     MIN_TERMS,
     PAD,
     Split,
-    build_tokenizer,
     demonstrate,
     draw_problem,
     make_dataset,
@@ -150,20 +143,6 @@ def imitate(
     model.eval()
 
 
-def build(output: Path = MODEL_DIR, seed: int = 0, steps: int = 2500, batch_size: int = 64, lr: float = 3e-3) -> Path:
-    """Build tokenizer and model, warm-start the model for `steps` batches, and save both; returns the folder."""
-    import torch
-    from transformers import Qwen2ForCausalLM, set_seed
-
-    torch.set_num_threads(1)  # the order of additions, and with it the weights, depends on the number of threads
-    set_seed(seed)
-    tokenizer = build_tokenizer()
-    model = Qwen2ForCausalLM(build_config(tokenizer))
-    imitate(model, warm_start_batches(tokenizer, steps, batch_size, seed), steps, lr)
-    save(model, tokenizer, output, f"trl_drgrpo.demo.build, seed {seed}, {steps} steps of {batch_size} rows")
-    return output
-
-
 def save(model: Any, tokenizer: Any, output: Path, provenance: str) -> None:
     """Save weights (float32 safetensors), configuration, generation configuration and tokenizer. `provenance`: one
     line, kept in `config.json`."""
@@ -262,23 +241,3 @@ def warm_start(
     imitate(model, batches, steps, lr=2e-3)
     save(model, tokenizer, folder, f"trl_drgrpo.demo.build, seed {seed}, {steps} steps of {batch_size} rows")
     return folder
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Entry of `python -m trl_drgrpo.demo.build`."""
-    from transformers.utils import logging as transformers_logging
-
-    parser = argparse.ArgumentParser(
-        prog="python -m trl_drgrpo.demo.build", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--output", type=Path, default=MODEL_DIR, help="folder to write (default: the package's own)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations (default: 0)")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    transformers_logging.disable_progress_bar()
-    logger.info("saved in %s", build(options.output, options.seed))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -10,20 +10,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo import MODEL_DIR, STOCK_OBJECTIVES
 from trl_drgrpo.demo.task import PROCESS_SETTINGS, list_sum_reward, prompt_of, step_numbers
 from trl_drgrpo.upstream.versions import installed_versions
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -99,14 +96,6 @@ def evaluate(
     )
 
 
-# Runs of stock TRL to compare with: name of the run (and its folder) -> fields of GRPOConfig that make the objective.
-# The last is Dr. GRPO in stock TRL.
-STOCK_OBJECTIVES: dict[str, dict[str, str]] = {
-    "trl_default_dapo": {},
-    "trl_grpo": {"loss_type": "grpo"},
-    "trl_dr_grpo_std_on": {"loss_type": "dr_grpo"},
-    "trl_dr_grpo_no_std": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-}
 REQUIRED_GAIN_POINTS = 40.0
 MADE_BY = "trl-drgrpo demo"
 RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
@@ -220,20 +209,13 @@ def check_output_dir(output_dir: Path) -> None:
     An earlier demo's files are overwritten and unrelated files are left alone, but a file of the same name that no
     demo wrote is never touched.
     """
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            "output_dir", f"'{output_dir}' ({error.strerror})", "a folder to write to", "Choose another folder."
-        ) from error
+    check_writable("output_dir", str(output_dir))
     taken = [name for name in _OWN if (output_dir / name).exists()]
     if taken and not _is_a_demos(output_dir):
-        raise InputError(
-            "output_dir",
-            f"'{output_dir}', which holds {', '.join(taken)}, not written by a demo",
-            "a new or empty folder, or an earlier demo's",
-            "Nothing was changed there. Choose another folder.",
-        )
+        got = f"{output_dir}, which holds {', '.join(taken)}, not written by a demo"
+        remedy = "Nothing was changed there. Choose another folder."
+        raise InputError("output_dir", got, "a new or empty folder, or an earlier demo's", remedy)
+    output_dir.mkdir(parents=True, exist_ok=True)
 
 
 def _is_a_demos(output_dir: Path) -> bool:
@@ -255,66 +237,68 @@ def print_report(result: DemoResult, console: Console) -> None:
         console.print(objectives_table(result))
         console.print("One seed: a difference of a few points is noise.\n", highlight=False)
     console.print(samples_table(result))
-    files = {
-        "report": result.report,
-        "comparison": result.comparison,
-        "plot": result.plot,
-        "numbers": result.results_file,
-        "model": result.model_dir,
-    }
-    for name, path in files.items():
-        if path is not None:
-            console.print(f"{name + ':':12}{path}", highlight=False, markup=False, soft_wrap=True)
+    files = {"report": result.report, "comparison": result.comparison, "plot": result.plot}
+    files |= {"numbers": result.results_file, "model": result.model_dir}
+    lines = [f"{name + ':':12}{path}" for name, path in files.items() if path is not None]
     folder = result.model_dir.as_posix()
-    loading = (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{folder}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{folder}")'
-    )
-    console.print(f"\nLoad it:\n{loading}", highlight=False, markup=False, soft_wrap=True)
+    lines += [
+        "\nLoad it:",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f'model = AutoModelForCausalLM.from_pretrained("{folder}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
+    ]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def before_after_table(result: DemoResult) -> Table:
     """Accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after training."""
     size = len(result.problems)
-    table = Table(title=f"Held-out problems ({size}), before and after {result.steps} steps", title_justify="left")
-    table.add_column("measure")
-    for name in ("before", "after", "change"):
-        table.add_column(name, justify="right")
-    for mode in ("sampled", "greedy"):
-        before, after = 100 * result.before[mode].accuracy, 100 * result.after[mode].accuracy
-        table.add_row(f"{mode} accuracy", f"{before:.1f}%", f"{after:.1f}%", f"{after - before:+.1f} points")
-    before, after = result.before["sampled"], result.after["sampled"]
-    for name, old, new in (
-        ("mean length, correct (tokens)", before.length_correct_mean, after.length_correct_mean),
-        ("mean length, incorrect (tokens)", before.length_incorrect_mean, after.length_incorrect_mean),
-    ):
-        change = "" if old is None or new is None else f"{new - old:+.1f}"
-        table.add_row(name, *("none" if value is None else f"{value:.1f}" for value in (old, new)), change)
+    table = _table(f"Held-out problems ({size}), before and after {result.steps} steps", "before", "after", "change")
+    measured = {mode: (result.before[mode], result.after[mode]) for mode in ("sampled", "greedy")}
+    for mode, pair in measured.items():
+        table.add_row(f"{mode} accuracy", *_changed([each.accuracy for each in pair], share=True))
+    for kind in ("correct", "incorrect"):
+        lengths = [getattr(each, f"length_{kind}_mean") for each in measured["sampled"]]
+        table.add_row(f"mean length, {kind} (tokens)", *_changed(lengths))
     if result.process:
-        old, new = (step_numbers(result.problems, evaluation.texts) for evaluation in (before, after))
-        steps, correct = [[numbers[name] for numbers in (old, new)] for name in ("steps_mean", "process_reward")]
-        table.add_row("steps per completion", *(f"{value:.1f}" for value in steps), f"{steps[1] - steps[0]:+.1f}")
-        change = f"{100 * (correct[1] - correct[0]):+.1f} points"
-        table.add_row("correct steps", *(f"{value:.1%}" for value in correct), change)
+        steps = [step_numbers(result.problems, each.texts) for each in measured["sampled"]]
+        table.add_row("steps per completion", *_changed([each["steps_mean"] for each in steps]))
+        table.add_row("correct steps", *_changed([each["process_reward"] for each in steps], share=True))
     return table
 
 
 def objectives_table(result: DemoResult) -> Table:
     """Held-out accuracies and lengths after the same number of steps, under each objective that was trained."""
-    table = Table(title=f"The same start, problems and {result.steps} steps, by objective", title_justify="left")
-    table.add_column("run", no_wrap=True, min_width=len("trl_dr_grpo_no_std"))
-    for name in ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect"):
-        table.add_column(name, justify="right")
+    heads = ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect")
+    table = _table(f"The same start, problems and {result.steps} steps, by objective", *heads, first="run")
     for name, found in {"DrGRPOTrainer": result.after, **result.stock}.items():
         sampled = found["sampled"]
-        lengths = (sampled.length_correct_mean, sampled.length_incorrect_mean)
-        table.add_row(
-            name,
-            *(f"{100 * found[mode].accuracy:.1f}%" for mode in ("sampled", "greedy")),
-            *("none" if value is None else f"{value:.1f}" for value in lengths),
-        )
+        accuracies = [_shown(found[mode].accuracy, share=True) for mode in ("sampled", "greedy")]
+        table.add_row(name, *accuracies, _shown(sampled.length_correct_mean), _shown(sampled.length_incorrect_mean))
     return table
+
+
+def _table(title: str, *numbers: str, first: str = "measure") -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _shown(value: float | None, share: bool = False) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.1%}" if share else f"{value:.1f}"
+
+
+def _changed(pair: Sequence[float | None], share: bool = False) -> list[str]:
+    """Two values, and the difference where there are both."""
+    old, new = pair
+    change = ""
+    if old is not None and new is not None:
+        change = f"{100 * (new - old):+.1f} points" if share else f"{new - old:+.1f}"
+    return [_shown(old, share), _shown(new, share), change]
 
 
 def samples_table(result: DemoResult) -> Table:
@@ -329,24 +313,3 @@ def samples_table(result: DemoResult) -> Table:
             cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
         table.add_row(*cells)
     return table
-
-
-def draw_curves(curves: dict[str, list[float | None]], path: Path) -> Path:
-    """Plot pass rate and completion lengths over the training steps into a PNG file; `None` leaves a gap.
-    `ImportError` without matplotlib."""
-    figure, (rate, length) = new_figure(1, 2, 9, 3.6)
-    steps = curves["step"]
-    _curve(rate, steps, curves["pass_rate"], COLORS[2], None)
-    rate.set(xlabel="training step", ylabel="pass rate (training problems)", ylim=(0, 1.02))
-    _curve(length, steps, curves["length_correct_mean"], ROLES["correct"], "correct completions")
-    _curve(length, steps, curves["length_incorrect_mean"], ROLES["incorrect"], "incorrect completions")
-    length.set(xlabel="training step", ylabel="mean length (tokens)")
-    return save_figure(figure, path)
-
-
-def _curve(axes: "Axes", steps: list[float | None], values: list[float | None], color: str, label: str | None) -> None:
-    """Draw one curve: each step faintly, and the mean of up to nine neighboring steps that have a value."""
-    points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    windows = [ys[max(0, i - 4) : i + 5] for i in range(len(ys))]
-    draw_trend(axes, xs, ys, [sum(window) / len(window) for window in windows], color, label)

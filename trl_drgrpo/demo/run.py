@@ -22,17 +22,16 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config import DrGRPOConfig
+from trl_drgrpo.demo import STOCK_OBJECTIVES
 from trl_drgrpo.demo.build import TERMS, warm_start
 from trl_drgrpo.demo.result import (
     COMPARISON_FILE,
     PLOT_FILE,
     REPORT_FILE,
     START_FOLDER,
-    STOCK_OBJECTIVES,
     DemoResult,
     Evaluation,
     check_output_dir,
-    draw_curves,
     evaluate,
 )
 from trl_drgrpo.demo.task import (
@@ -143,12 +142,12 @@ def run_demo(
     with _one_thread():
         _measure_train_measure(result, console)
     console.print(f"after training: {_in_words(result.after)}", highlight=False)
+    result.report = write_report(result.output_dir, result.output_dir / REPORT_FILE)
     try:
-        result.plot = draw_curves(result.curves, result.output_dir / PLOT_FILE)
-    except ImportError:
+        result.plot = write_report(result.output_dir, result.output_dir / PLOT_FILE, "png")
+    except (ImportError, InputError):
         missing = f'{PLOT_FILE}: not drawn, matplotlib is missing. Install it: pip install "trl-drgrpo[report]"'
         console.print(missing, markup=False, highlight=False, soft_wrap=True)
-    result.report = write_report(result.output_dir, result.output_dir / REPORT_FILE)
     if compare:
         for objective in compare:
             _train_stock(objective, result, console)
@@ -205,19 +204,12 @@ def _measure_train_measure(result: DemoResult, console: Console) -> None:
 
 def _train(model: Any, tokenizer: Any, result: DemoResult, console: Console) -> None:
     """Train the model in place; whatever stops it, the curves so far are in `result`."""
-    trainer = DrGRPOTrainer(
-        model=model,
-        reward_funcs=list_sum_reward,
-        args=training_arguments(
-            result.output_dir, result.seed, result.steps, **(PROCESS_SETTINGS if result.process else {})
-        ),
-        train_dataset=make_training_data(result.seed, result.steps, result.process),
-        processing_class=tokenizer,
-        step_reward_funcs=line_reward if result.process else None,
-    )
+    process = PROCESS_SETTINGS if result.process else {}
+    args = training_arguments(result.output_dir, result.seed, result.steps, **process)
+    rewards = {"step_reward_funcs": line_reward} if result.process else {}
+    trainer = _trainer(DrGRPOTrainer, model, args, tokenizer, result, **rewards)
     try:
-        with show_progress(trainer, ProgressCallback(console, every_steps=20)):
-            trainer.train()
+        _run(trainer, console)
     finally:
         result.curves = curves_of(trainer.state.log_history, result.process)
 
@@ -230,24 +222,29 @@ def _train_stock(objective: str, result: DemoResult, console: Console) -> None:
     console.print(f"the same with stock TRL, GRPOConfig({said}) ...", highlight=False, markup=False)
     folder = result.output_dir / objective
     shutil.rmtree(folder / "completions", ignore_errors=True)  # an earlier, longer demo's
-    settings = training_settings(folder, result.seed, result.steps)
+    settings = {**training_settings(folder, result.seed, result.steps), **fields}
+    args = GRPOConfig(**settings, log_completions=True, num_completions_to_print=0)
     tokenizer = AutoTokenizer.from_pretrained(result.start_dir)
-    rewards: Any = list_sum_reward
     with result.timed(f"train_{objective}"), _one_thread():
-        trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(result.start_dir, dtype=torch.float32),
-            reward_funcs=rewards,
-            args=GRPOConfig(**{**settings, **fields, "log_completions": True, "num_completions_to_print": 0}),
-            train_dataset=make_training_data(result.seed, result.steps, result.process),
-            processing_class=tokenizer,
-        )
-        with show_progress(trainer, ProgressCallback(console, every_steps=20)):
-            trainer.train()
+        model = AutoModelForCausalLM.from_pretrained(result.start_dir, dtype=torch.float32)
+        trainer = _trainer(GRPOTrainer, model, args, tokenizer, result)
+        _run(trainer, console)
         trainer.save_state()
         tokenizer.save_pretrained(folder)
         result.stock[objective] = _measure(trainer.model, tokenizer, result)
     result.write()
     console.print(f"after training: {_in_words(result.stock[objective])}", highlight=False)
+
+
+def _trainer(kind: Any, model: Any, args: Any, tokenizer: Any, result: DemoResult, **rewards: Any) -> Any:
+    data = make_training_data(result.seed, result.steps, result.process)
+    rewards = {"reward_funcs": list_sum_reward, **rewards}
+    return kind(model=model, args=args, train_dataset=data, processing_class=tokenizer, **rewards)
+
+
+def _run(trainer: Any, console: Console) -> None:
+    with show_progress(trainer, ProgressCallback(console, every_steps=20)):
+        trainer.train()
 
 
 def _measure(model: Any, tokenizer: Any, result: DemoResult) -> dict[str, Evaluation]:

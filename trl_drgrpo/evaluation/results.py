@@ -114,7 +114,6 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> Estimate:
 
 
 FORMAT = 1
-FOLDER = "evaluations"  # in a run's log folder
 
 
 def judged(

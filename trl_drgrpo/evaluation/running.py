@@ -16,7 +16,6 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
 from trl_drgrpo.process_rewards.texts import completion_like, prompt_ids
 from trl_drgrpo.rewards.scoring import RewardScores, score_rows
-from trl_drgrpo.search.collecting import SearchFile
 from trl_drgrpo.search.sampling import Continuation, Request, Sampler
 
 
@@ -156,69 +155,67 @@ def sample_and_score(
     sampler: Sampler,
     tokenizer: Any,
     rewards: Mapping[str, Callable],
-    file: SearchFile,
+    group: int,
+    first: int = 0,
     *,
     samples: int,
     length: int,
     seed: int,
     template: Mapping[str, Any] | None = None,
-    tell: Callable[[list[Row]], None] = lambda rows: None,
-) -> None:
-    """Evaluate the prompts that the file does not hold yet.
+) -> Iterator[list[Row]]:
+    """Evaluate prompts.
 
     Args:
         rows (`Sequence[Mapping]`): With `prompt` and the columns that the rewards need.
         sampler: Samples whole completions.
         tokenizer (`PreTrainedTokenizerBase`): The model's.
         rewards (`Mapping[str, Callable]`): By name, with TRL's signature.
-        file ([`SearchFile`]): Opened; its `group` is the number of problems that are sampled at once.
+        group (`int`): Prompts that are sampled at once.
+        first (`int`, *optional*, defaults to `0`): Prompt to begin with, a multiple of `group`.
         samples (`int`): Completions of each prompt.
         length (`int`): A completion is cut here.
         seed (`int`): Of the sampling.
         template (`Mapping`, *optional*): More that the chat template is given.
-        tell (`Callable`, *optional*): Told the rows of each prompt.
+
+    Yields:
+        `list[dict]`: The rows of one prompt after another.
 
     Raises:
         `RewardError`: A reward that fails on every completion of the first group.
     """
-    for first in range(file.done, len(rows), file.group):
-        numbers = range(first, min(first + file.group, len(rows)))
-        draw = random.Random(f"{seed}/{first}")
-        requests = [
-            Request(
-                tuple(prompt_ids(rows[i]["prompt"], tokenizer, template)), samples, length, True, draw.getrandbits(31)
-            )
-            for i in numbers
-        ]
+    for start in range(first, len(rows), group):
+        numbers = range(start, min(start + group, len(rows)))
+        draw = random.Random(f"{seed}/{start}")
+        prefixes = [tuple(prompt_ids(rows[i]["prompt"], tokenizer, template)) for i in numbers]
+        requests = [Request(prefix, samples, length, True, draw.getrandbits(31)) for prefix in prefixes]
         found = sampler(requests)
-        sampled = [_row(rows[i], each, tokenizer) for i, of in zip(numbers, found, strict=True) for each in of]
+        sampled = [completed(rows[i], each, tokenizer) for i, of in zip(numbers, found, strict=True) for each in of]
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
-        if first == 0:
+        if start == 0:
             _refuse_broken(scores, len(sampled))
         for place, number in enumerate(numbers):
-            own = range(place * samples, (place + 1) * samples)
-            of_prompt = [
-                {
-                    **{name: value for name, value in sampled[i].items() if name != "completion_ids"},
-                    KIND: {
-                        "problem": number,
-                        "row": j,
-                        "rows": samples,
-                        "tokens": len(found[place][j].token_ids),
-                        "finish_reason": found[place][j].end,
-                        "rewards": {each.name: each.rewards[i] for each in scores},
-                        **_failures(scores, i),
-                    },
+            of_prompt = []
+            for j in range(samples):
+                i = place * samples + j
+                facts = {
+                    "problem": number,
+                    "row": j,
+                    "rows": samples,
+                    "tokens": len(found[place][j].token_ids),
+                    "finish_reason": found[place][j].end,
+                    "rewards": {each.name: each.rewards[i] for each in scores},
+                    **_failures(scores, i),
                 }
-                for j, i in enumerate(own)
-            ]
-            file.append(of_prompt)
-            tell(of_prompt)
+                row = {name: value for name, value in sampled[i].items() if name != "completion_ids"}
+                of_prompt.append({**row, KIND: facts})
+            yield of_prompt
 
 
-def completion_of(prompt: Any, token_ids: Sequence[int], tokenizer: Any) -> Any:
-    """A completion decoded as TRL does, in the form of the prompt: text, or one message."""
-    return completion_like(prompt, tokenizer.decode(list(token_ids), skip_special_tokens=True))
+def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: Any) -> Row:
+    """A row with a completion, decoded as TRL does, in the form of the prompt (text, or one message), and its ids."""
+    token_ids = list(continuation.token_ids)
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    return {**row, "completion": completion_like(row["prompt"], text), "completion_ids": token_ids}
 
 
 def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> RewardScores:
@@ -226,11 +223,6 @@ def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> Re
     failure is one row's."""
     scores = score_rows(reward, sampled, name, batch_size=len(sampled))
     return score_rows(reward, sampled, name) if scores.failures and len(sampled) > 1 else scores
-
-
-def _row(row: Mapping[str, Any], continuation: Continuation, tokenizer: Any) -> Row:
-    completion = completion_of(row["prompt"], continuation.token_ids, tokenizer)
-    return {**row, "completion": completion, "completion_ids": list(continuation.token_ids)}
 
 
 def _failures(scores: Sequence[RewardScores], row: int) -> Row:

@@ -5,7 +5,7 @@ run writes stays as it is around them; written again, by a training that goes on
 of another model. Data and models are named by their Hub ids; of local ones no path gets in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,19 @@ def title(content: Mapping[str, Any]) -> str:
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         if (sampling.get(name) or off) != off:
             how += f", {name} {sampling[name]:g}"
+    part = "" if is_whole(content) else f" (the first of {data['of']:,})"
     return (
-        f"{where}: {counted(data['prompts'], 'prompt')}, {counted(sampling['num_samples'], 'completion')} of each "
+        f"{where}: {counted(data['prompts'], 'prompt')}{part}, "
+        f"{counted(sampling['num_samples'], 'completion')} of each "
         f"({how}, at most {sampling['max_completion_length']:,} tokens, seed {sampling['seed']}); "
         f"correct by {correct_by(content)}{_prompting(content['prompt'])}"
     )
+
+
+def is_whole(content: Mapping[str, Any]) -> bool:
+    """Whether all prompts of the split were evaluated."""
+    data = content["dataset"]
+    return data["prompts"] == data.get("of", data["prompts"])
 
 
 def _prompting(prompt: Mapping[str, Any]) -> str:
@@ -101,20 +109,17 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
 
 
-def plain_text(content: Mapping[str, Any]) -> str:
-    """For a terminal: title, table, notes."""
-    head, rows = table(content)
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
-    return "\n".join([title(content), "", *map(str.rstrip, lines), "", *notes(content)]) + "\n"
-
-
 def markdown(content: Mapping[str, Any]) -> str:
-    """As [`plain_text`], in Markdown."""
-    head, rows = table(content)
-    lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
+    """Title, table, notes and provenance in Markdown."""
     made = f"{content['made_by']}, {content['date']}: `{content['command']}`"
-    return "\n".join([title(content), "", *lines, "", *(f"- {note}" for note in [*notes(content), made])]) + "\n"
+    return "\n".join(_markdown_lines(content, made)) + "\n"
+
+
+def _markdown_lines(content: Mapping[str, Any], made: str, escaped: Callable[[str], str] = str) -> list[str]:
+    head, rows = table(content)
+    rows = [[escaped(row[0]), *row[1:]] for row in rows]
+    lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
+    return [escaped(title(content)), "", *lines, "", *(f"- {escaped(note)}" for note in [*notes(content), made])]
 
 
 def markdown_row(cells: Sequence[str]) -> str:
@@ -151,7 +156,10 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     """
     card = ModelCard.load(readme, ignore_metadata_errors=True)
     shown = [_without_paths(each) for each in evaluations]
-    section = "\n".join([_START, "## Evaluation", *map(_part, shown), _END, ""])
+    lines = [_START, "## Evaluation"]
+    for each in shown:
+        lines += ["", *_markdown_lines(each, f"Measured with {each['made_by']}, {each['date']}.", plain), ""]
+    section = "\n".join([*lines, _END, ""])
     before, _, rest = card.text.partition(_START)
     text = before + rest.partition(_END)[2].lstrip("\n") if rest else card.text
     at = text.find(f"\n{_BEFORE}\n")
@@ -163,14 +171,6 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     part = readme.with_name(f"_{readme.name}")  # transformers uploads no file whose name begins like this
     part.write_text(str(card), encoding="utf-8", newline="\n")
     part.replace(readme)
-
-
-def _part(content: Mapping[str, Any]) -> str:
-    head, rows = table(content)
-    lines = [markdown_row(head), "|" + "---|" * len(head)]
-    lines += [markdown_row([plain(row[0]), *row[1:]]) for row in rows]
-    said = [*notes(content), f"Measured with {content['made_by']}, {content['date']}."]
-    return "\n".join(["", plain(title(content)), "", *lines, "", *(f"- {plain(each)}" for each in said), ""])
 
 
 def _metadata(content: Mapping[str, Any]) -> list[EvalResult]:

@@ -11,6 +11,8 @@ from typing import Any
 _LOG_LINES = {
     # A kernel for inference in 4 bit on CPUs with AVX512-BF16: importing bitsandbytes, as transformers does, tries it.
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
+    # What every trainer does where a tokenizer names other special tokens than the model: nothing is left to do.
+    "transformers.trainer_utils": "The tokenizer has new PAD/BOS/EOS tokens that differ from the model config",
 }
 # Module that warns -> names that TRL 1.16 itself sets and calls in every run, and transformers 5.23 has renamed.
 _RENAMED = {

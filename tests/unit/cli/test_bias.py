@@ -41,6 +41,8 @@ def test_a_recipe_is_measured_and_nothing_is_written(recipe, tmp_path, capsys):
     assert "Push to go on instead of stopping" in captured.out
     assert "batch 3/3: 16 completions" in captured.err
     assert not list((tmp_path / "out").rglob("*.safetensors"))
+    assert main(["bias", "--config", recipe, "--dry_run"]) == 0
+    assert "num_generations: 8" in capsys.readouterr().out
 
 
 def test_json_has_every_estimate(recipe, capsys):
@@ -103,8 +105,3 @@ def test_the_probe_of_the_recipe_for_gpus_is_a_command(capsys):
 def test_bad_input_is_one_line(recipe, flags, message, capsys):
     assert main(["bias", "--config", recipe, *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_dry_run_prints_the_configuration(recipe, capsys):
-    assert main(["bias", "--config", recipe, "--dry_run"]) == 0
-    assert "num_generations: 8" in capsys.readouterr().out

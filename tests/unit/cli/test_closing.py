@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 from trl_drgrpo.cli import resolved
 from trl_drgrpo.cli.job import logged_values
@@ -56,29 +55,8 @@ def test_an_interrupted_run_names_the_checkpoint_and_the_command(tmp_path):
 
 
 def test_a_summary_that_fails_ends_no_run(monkeypatch, capsys, caplog):
-    monkeypatch.setattr(resolved, "closing", lambda *args: 1 / 0)
-    monkeypatch.setattr(resolved, "interrupted", lambda *args: 1 / 0)
-    resolved.say_what_next("runs/x", [], 1.0, True)
-    resolved.say_how_to_go_on("runs/x", [], 1)
+    resolved.say("The closing summary", lambda: str(1 / 0))
     assert "The closing summary failed" in caplog.text
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.undo()
-    monkeypatch.setenv("RANK", "1")
-    resolved.say_what_next("runs/x", [], 1.0, True)
+    resolved.say("The closing summary", lambda: "done")
     assert capsys.readouterr().err == ""
-
-
-def test_the_recipe_is_written_when_training_begins(tmp_path):
-    class Args:
-        output_dir, run_log = str(tmp_path), True
-
-    class State:
-        is_world_process_zero = True
-
-    resolved.KeepsRecipe("seed: 1\n").on_train_begin(Args, State, None)
-    recipe = Path(tmp_path, "_drgrpo", "recipe.yaml")
-    assert recipe.read_text() == "seed: 1\n"
-    recipe.unlink()
-    Args.run_log = False
-    resolved.KeepsRecipe("seed: 1\n").on_train_begin(Args, State, None)
-    assert not recipe.exists()

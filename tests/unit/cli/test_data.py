@@ -1,4 +1,5 @@
-"""Every kind of source loads offline, and everything wrong with one is a single clear error."""
+"""Every kind of source loads offline; templates, system messages and pass rates; whatever is wrong is one clear
+error."""
 
 import json
 import logging
@@ -6,8 +7,20 @@ import logging
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
-from trl_drgrpo.cli.data import check_prompts, check_source, is_hub_id, load_data, rename_columns, take_split
+from trl_drgrpo.cli.data import (
+    TEMPLATES,
+    check_prompts,
+    check_source,
+    is_hub_id,
+    load_data,
+    prompted,
+    rename_columns,
+    take_split,
+    template_text,
+)
+from trl_drgrpo.cli.job import check_difficulty, within_range
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.sample import prompt_key
 
 ROWS = [{"prompt": f"{i}+1", "answer": str(i + 1)} for i in range(4)]
 
@@ -19,41 +32,33 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 def write_rows(path, rows=ROWS):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
-def write_source(kind, folder):
-    """A source of the four rows, of some kind; `folder` exists and is empty."""
-    dataset = Dataset.from_list(ROWS)
-    if kind == "json":
-        (folder / "rows.json").write_text(json.dumps(ROWS))
-    elif kind == "jsonl":
-        write_rows(folder / "rows.jsonl")
-    elif kind == "parquet":
-        dataset.to_parquet(folder / "rows.parquet")
-    elif kind == "csv":
-        dataset.to_csv(folder / "rows.csv")
-    elif kind == "save_to_disk":
-        dataset.save_to_disk(folder)
-    elif kind == "dict_save_to_disk":
-        DatasetDict({"train": dataset, "test": dataset}).save_to_disk(folder)
-    else:
-        write_rows(folder / "train.jsonl")
-        write_rows(folder / "test.jsonl")
-    return str(folder / f"rows.{kind}" if (folder / f"rows.{kind}").exists() else folder)
+WRITERS = {
+    "rows.json": lambda path: path.write_text(json.dumps(ROWS)),
+    "rows.jsonl": write_rows,
+    "a[1].jsonl": write_rows,  # a file's name is no pattern
+    "rows.parquet": lambda path: Dataset.from_list(ROWS).to_parquet(path),
+    "rows.csv": lambda path: Dataset.from_list(ROWS).to_csv(path),
+    "saved": lambda path: Dataset.from_list(ROWS).save_to_disk(path),
+    "saved_splits": lambda path: DatasetDict(dict.fromkeys(("train", "test"), Dataset.from_list(ROWS))).save_to_disk(
+        path
+    ),
+    "folder/train.jsonl": write_rows,
+}
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet", "csv", "save_to_disk", "dict_save_to_disk", "folder"])
-def test_local_sources(kind, streaming, tmp_path):
-    dataset = load_data(write_source(kind, tmp_path), split="train", streaming=streaming)
+@pytest.mark.parametrize("name", WRITERS)
+def test_local_sources(name, streaming, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    WRITERS[name](path)
+    source = str(path.parent if path.parent.name == "folder" else path)
+    dataset = load_data(source, split="train", streaming=streaming)
     assert isinstance(dataset, IterableDataset if streaming else Dataset)
     assert [row["prompt"] for row in dataset] == [row["prompt"] for row in ROWS]
     assert check_prompts(dataset, "x") == ["prompt", "answer"]
-
-
-def test_a_folder_has_its_splits(tmp_path):
-    assert set(load_data(write_source("folder", tmp_path))) == {"train", "test"}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +84,7 @@ def test_a_folder_has_its_splits(tmp_path):
         ("trl_drgrpo:list_sums", r"Did you mean trl_drgrpo:list_sum\?"),
         ("trl_drgrpo:list_sum?sice=1", "sice: got an unknown option; expected one of size, seed, test_size"),
         ("trl_drgrpo:list_sum?size=-1", "size: got '-1'; expected a whole number"),
+        ("one.jsonl", r"'test' of .*its splits: train. .*put train.jsonl and test.jsonl"),
     ],
 )
 def test_sources_that_do_not_load(source, message, tmp_path, monkeypatch):
@@ -87,25 +93,20 @@ def test_sources_that_do_not_load(source, message, tmp_path, monkeypatch):
     (tmp_path / "blank.jsonl").write_text("")
     (tmp_path / "broken.jsonl").write_text('{"prompt": \n oh')
     (tmp_path / "bare").mkdir()
+    write_rows(tmp_path / "one.jsonl")
     with pytest.raises(InputError, match=message):
-        load_data(source, split="train")
+        load_data(source, split="test" if source == "one.jsonl" else "train")
 
 
-def test_missing_and_empty_splits(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl")
-    with pytest.raises(InputError, match=r"'test' of .*its splits: train. .*put train.jsonl and test.jsonl"):
-        load_data(path, split="test")
+def test_an_empty_split_and_a_missing_library(monkeypatch):
     with pytest.raises(InputError, match="some name, split train, which is empty"):
         take_split({"train": Dataset.from_list(ROWS).select([])}, "train", "some name")
-
-
-def test_reasoning_gym_not_installed(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
     with pytest.raises(InputError, match=r'pip install "trl-drgrpo\[tasks\]"'):
         load_data("reasoning_gym:chain_sum")
 
 
-def test_reasoning_gym_rows():
+def test_reasoning_gym_rows(caplog):
     pytest.importorskip("reasoning_gym")
     source = "reasoning_gym:chain_sum?size=30&test_size=10&min_digits=4&max_digits=4&system_prompt=simple"
     data = load_data(source)
@@ -118,13 +119,9 @@ def test_reasoning_gym_rows():
     # The trap that the distance between the seeds is for: row i comes from seed + i.
     shifted = load_data(source.replace("size=30", "seed=1&size=30"), split="train")
     assert shifted[0]["prompt"] == data["train"][1]["prompt"]
-
-
-def test_reasoning_gym_says_when_a_task_is_too_small_for_a_test_split(caplog):
-    pytest.importorskip("reasoning_gym")
-    source = "reasoning_gym:chain_sum?size=400&min_terms=2&max_terms=2&min_digits=1&max_digits=1"
+    # A task that is too small for a test split says so.
     with caplog.at_level(logging.WARNING):
-        data = load_data(source)
+        data = load_data("reasoning_gym:chain_sum?size=400&min_terms=2&max_terms=2&min_digits=1&max_digits=1")
     assert "test questions also occur among the" in caplog.text
     assert 0 < len(data["test"]) < 100
     train = {row["prompt"][-1]["content"] for row in data["train"]}
@@ -146,10 +143,7 @@ def test_list_sum():
             r"question, answer; .*rename it with `rename_columns: \[question=prompt",
         ),
         ({"a": ["a"]}, r"columns a; expected a column .prompt.. Rename the one .*\[<column>=prompt\]"),
-        (
-            {"prompt": [1]},
-            r"prompt: got int 1 as the prompt in row 0 \(the first is 0\) of x; expected a non-empty string",
-        ),
+        ({"prompt": [1]}, r"prompt: got int 1 as the prompt in row 0 \(the first is 0\) of x; expected a non-empty"),
         ({"prompt": [""]}, "prompt: got an empty text"),
         ({"prompt": [["a"]]}, "prompt: got 'a', which is not a message"),
     ],
@@ -157,9 +151,6 @@ def test_list_sum():
 def test_prompts_that_are_none(columns, message):
     with pytest.raises(InputError, match=message):
         check_prompts(Dataset.from_dict(columns), "x")
-
-
-def test_prompts_may_be_messages():
     messages = [[{"role": "user", "content": "1+1"}]]
     assert check_prompts(Dataset.from_dict({"prompt": messages}), "x") == ["prompt"]
 
@@ -187,6 +178,134 @@ def test_what_counts_as_a_hub_id(tmp_path, monkeypatch):
     check_source("org/name")  # nothing to say about it without the network
 
 
-def test_a_files_name_is_no_pattern(tmp_path):
-    write_rows(tmp_path / "a[1].jsonl")
-    assert len(load_data(str(tmp_path / "a[1].jsonl"), split="train")) == len(ROWS)
+# Prompts as the model sees them --------------------------------------------------------------------------------------
+
+PROBLEMS = Dataset.from_dict({"prompt": ["What is {1,2}?", "1+1="], "solution": ["{1,2}", "2"]})
+CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "hi"}]]})
+SYSTEM = Dataset.from_dict({"prompt": [[{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]]})
+TESTS = Dataset.from_dict({"prompt": ["Add."], "tests": [["assert f(1)", "assert f(2)"]], "level": [3]})
+MATH = (
+    "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+    "<|im_start|>user\nWhat is {1,2}?<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "template", "prompt"),
+    [
+        (PROBLEMS, "qwen_math", MATH),
+        (PROBLEMS, "Q: {prompt}\nA:", "Q: What is {1,2}?\nA:"),
+        (PROBLEMS.to_iterable_dataset(), "{prompt}!", "What is {1,2}?!"),
+        (Dataset.from_dict({"prompt": ["{prompt}{prompt}"]}), "<{prompt}>", "<{prompt}{prompt}>"),  # filled in once
+        (
+            TESTS,  # other columns have their slots, and lists their lines
+            "{prompt} Level {level}, {{unknown}}, \\boxed{x}, x^{n}, {1,2}.\n{tests}",
+            "Add. Level 3, {unknown}, \\boxed{x}, x^{n}, {1,2}.\nassert f(1)\nassert f(2)",
+        ),
+        (TESTS, "{prompt} {{level}}", "Add. {3}"),
+    ],
+)
+def test_a_template_surrounds_the_problem(dataset, template, prompt):
+    first = next(iter(dataset))
+    assert next(iter(prompted(dataset, template))) == {**first, "prompt": prompt}
+
+
+def test_the_r1_template_opens_the_thinking():
+    prompt = prompted(PROBLEMS, "r1")[1]["prompt"]
+    assert prompt.startswith("A conversation between User and Assistant. The User asks a question, and the Assistant ")
+    assert prompt.endswith("\nUser: 1+1=\nAssistant: <think>")
+    assert [template_text(name).count("{prompt}") for name in TEMPLATES] == [1, 1]
+    assert prompted(PROBLEMS) is PROBLEMS
+
+
+@pytest.mark.parametrize(
+    ("dataset", "template", "last"),
+    [(PROBLEMS, None, "1+1="), (PROBLEMS, "Q: {prompt}", "Q: 1+1="), (CHAT, None, "hi")],
+)
+def test_a_system_prompt_makes_a_conversation(dataset, template, last):
+    """In front of messages, too; a template of one's own is the user's message."""
+    found = prompted(dataset, template, "Be short.")[-1]["prompt"]
+    assert [(each["role"], each["content"]) for each in found] == [("system", "Be short."), ("user", last)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "message"),
+    [
+        (
+            PROBLEMS,
+            {"prompt_template": "qwen_maths"},
+            "prompt_template: got 'qwen_maths'; .* Did you mean 'qwen_math'?",
+        ),
+        (PROBLEMS, {"prompt_template": "no slot"}, "a template with {prompt} in it"),
+        (
+            PROBLEMS,
+            {"prompt_template": "r1", "system_prompt": "x"},
+            "system_prompt: got one together with prompt_template 'r1'",
+        ),
+        (SYSTEM, {"prompt_template": "r1"}, "a template for prompts that are messages"),
+        (SYSTEM, {"system_prompt": "x"}, "one for prompts that begin with a system message"),
+        *[
+            (
+                dataset,
+                {"prompt_template": "{prompt} {soluton}"},
+                r"got the slot \{soluton\}; .* the columns prompt, solution. Did you mean \{solution\}\?",
+            )
+            for dataset in (PROBLEMS, PROBLEMS.to_iterable_dataset())
+        ],
+    ],
+)
+def test_what_cannot_be_meant_is_refused(dataset, options, message):
+    with pytest.raises(InputError, match=message):
+        prompted(dataset, **options)
+
+
+# Filtering by pass rates ---------------------------------------------------------------------------------------------
+
+RATES = {"never": 0.0, "seldom": 0.1, "often": 0.9, "always": 1.0}
+RATED = Dataset.from_dict({"prompt": [*RATES, "new"], "answer": list("abcde")})
+
+
+@pytest.fixture
+def rates(tmp_path):
+    path = tmp_path / "rates.jsonl"
+    write_rows(path, [{"key": prompt_key(name), "pass_rate": rate} for name, rate in RATES.items()])
+    return str(path)
+
+
+def test_the_limits_and_what_is_unknown_stay(rates):
+    kept, said = within_range(RATED, [0.1, 0.9], rates)
+    assert kept["prompt"] == ["seldom", "often", "new"]
+    assert kept["answer"] == ["b", "c", "e"]
+    assert said.startswith(f"3 of 5 prompts are kept, 1 of them not in {rates}; this changes the objective")
+    assert within_range(RATED, [0.0, 1.0], rates)[0]["prompt"] == RATED["prompt"]
+    kept, said = within_range(RATED.to_iterable_dataset(), [0.1, 0.9], rates)
+    assert [row["prompt"] for row in kept] == ["seldom", "often", "new"]
+    assert "a stream" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "limits", "message"),
+    [
+        (RATED.select(range(4)), [0.4, 0.6], r"^difficulty_range: got \[0.4, 0.6\], which contains none of"),
+        (RATED.select(range(4)).to_iterable_dataset(), [0.4, 0.6], "which contains none of the stream's"),
+        (RATED.select([4]), [0.1, 0.9], "^prior_pass_rates: got .*which has none of the prompts"),
+        (None, [0.9, 0.1], "^difficulty_range: got 0.9 0.1; expected two pass rates from 0 to 1, the lower one first"),
+        (None, [10.0, 90.0], "got 10.0 90.0; expected two pass rates"),
+        (None, [0.5], "got 0.5; expected two"),
+        (None, [], "got none; expected two"),
+    ],
+)
+def test_limits_that_leave_nothing_or_are_none(data, limits, message, rates):
+    given = {"difficulty_range": limits, "prior_pass_rates": rates}
+    call, arguments = (check_difficulty, [given]) if data is None else (within_range, [data, limits, rates])
+    with pytest.raises(InputError, match=message):
+        call(*arguments)
+
+
+def test_limits_without_a_file(rates):
+    with pytest.raises(InputError, match=r"^difficulty_range: got \[0.1, 0.9\] without prior_pass_rates"):
+        check_difficulty({"difficulty_range": [0.1, 0.9]})
+    with pytest.raises(InputError, match="^prior_pass_rates: got gone.jsonl, which is not a file"):
+        check_difficulty({"prior_pass_rates": "gone.jsonl"})
+    check_difficulty({"difficulty_range": [0.1, 0.9], "prior_pass_rates": rates})
+    check_difficulty({})

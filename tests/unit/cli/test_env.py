@@ -12,7 +12,7 @@ from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.version import __version__
 
 
-def test_what_an_issue_needs(capsys):
+def test_what_an_issue_needs(monkeypatch, capsys):
     assert main(["env"]) == 0
     lines = capsys.readouterr().out.splitlines()
     shown = dict(line.removeprefix("- ").split(": ", 1) for line in lines)
@@ -24,9 +24,6 @@ def test_what_an_issue_needs(capsys):
     for private in (str(Path.home()), str(Path.cwd()), socket.gethostname()):
         assert private not in text
     assert getpass.getuser() not in text.replace("-", " ").split()
-
-
-def test_a_package_that_is_missing_is_said_to_be(monkeypatch):
     monkeypatch.setattr(env, "_PACKAGES", ("no-such-package",))
     monkeypatch.setattr(env.shutil, "which", lambda program: None)
     found = env.facts()

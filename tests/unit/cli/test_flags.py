@@ -6,12 +6,14 @@ import dataclasses
 import re
 import subprocess
 import sys
+from inspect import get_annotations
 
 import pytest
 
 from trl_drgrpo.cli import flags, train
 from trl_drgrpo.cli.main import SUBCOMMANDS, main
 from trl_drgrpo.common.errors import UpstreamError
+from trl_drgrpo.rewards.recipe_rewards import REWARDS, bare_names
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "accelerate", "peft", "pyarrow", "httpx2", "jsonschema")
 
@@ -37,15 +39,21 @@ def test_a_misspelt_key_fails_before_anything_heavy_is_loaded(tmp_path):
 
 @pytest.mark.parametrize("name", [*flags.DATACLASSES, "DatasetConfig"])
 def test_the_keys_read_from_source_are_the_fields_of_the_dataclass(name):
-    read, imported = flags.read_source(name), flags.read_imported(name)
-    assert list(read) == list(imported)  # the order too
-    assert list(read) == [entry.name for entry in dataclasses.fields(flags.import_dataclass(name)) if entry.init]
+    read, declared = flags.dataclass_flags(name), flags.import_dataclass(name)
+    fields = {entry.name: entry for entry in dataclasses.fields(declared) if entry.init}
+    # Not the fields' own types: TRL's parser writes `X` over `X | None` in them.
+    types = {key: kind for base in reversed(declared.__mro__) for key, kind in get_annotations(base).items()}
+    assert list(read) == list(fields)  # the order too
     for key, flag in read.items():
+        entry, kind = fields[key], types[key]
+        annotation = kind.__name__ if isinstance(kind, type) else str(kind)
         if not isinstance(flag.default, flags.Unread):
-            assert flag.default == imported[key].default, key
-        assert flag.help == imported[key].help, key
-        assert flag.choices in (None, imported[key].choices), key
-        assert members(flag.annotation) == members(imported[key].annotation), key
+            made = entry.default_factory
+            assert flag.default == (entry.default if made is dataclasses.MISSING else made()), key
+        assert flag.help == str(entry.metadata.get("help", "")).replace("%%", "%"), key
+        choices = entry.metadata.get("choices")
+        assert flag.choices in (None, flags.literal_choices(annotation) if choices is None else tuple(choices)), key
+        assert members(flag.annotation) == members(annotation), key
 
 
 def members(annotation: str) -> set[str]:
@@ -56,28 +64,33 @@ def members(annotation: str) -> set[str]:
     return set(plain.replace("NoneType", "None").split(" | "))
 
 
-def test_a_class_that_moved_is_imported_instead(monkeypatch):
-    monkeypatch.setitem(flags._HOMES, "GRPOConfig", ("trl", "trainer/no_such_file.py"))
-    for cached in (flags._class_node, flags.dataclass_flags, flags._module):
-        cached.cache_clear()
-    try:
-        assert "loss_normalizer" in flags.dataclass_flags("DrGRPOConfig")
-        assert "learning_rate" in flags.dataclass_flags("DrGRPOConfig")
-    finally:
-        monkeypatch.undo()
-        for cached in (flags._class_node, flags.dataclass_flags, flags._module):
-            cached.cache_clear()
+@pytest.fixture
+def fresh():
+    """Nothing of what was read before, nor afterwards."""
+    cached = (flags._home, flags.dataclass_flags, flags.read_flags)
+    for each in cached:
+        each.cache_clear()
+    yield
+    for each in cached:
+        each.cache_clear()
 
 
+@pytest.mark.usefixtures("fresh")
+def test_a_class_that_moved_is_searched_for(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(flags._HOMES, "GRPOConfig", ("trl", "trainer/no_such_file.py"))
+        assert {"loss_normalizer", "learning_rate", "epsilon_high"} < set(flags.dataclass_flags("DrGRPOConfig"))
+        assert flags.import_dataclass("GRPOConfig").__module__ == "trl.trainer.grpo_config"
+        with pytest.raises(UpstreamError, match="NoConfig: no installed package has this class"):
+            flags.dataclass_flags("NoConfig")
+
+
+@pytest.mark.usefixtures("fresh")
 def test_a_key_of_two_dataclasses_is_refused(monkeypatch):
-    monkeypatch.setitem(flags.DATACLASSES, "GRPOScriptArguments", "again")
-    flags.read_flags.cache_clear()
-    try:
+    with monkeypatch.context() as patch:
+        patch.setitem(flags.DATACLASSES, "GRPOScriptArguments", "again")
         with pytest.raises(UpstreamError, match="dataset_name"):
             flags.read_flags()
-    finally:
-        monkeypatch.undo()
-        flags.read_flags.cache_clear()
 
 
 def test_the_subcommands_are_modules():
@@ -110,6 +123,8 @@ def test_every_flag_is_in_the_whole_help(capsys):
     text = help_of("train", "--help_all", capsys=capsys)
     assert all(f"--{name} " in text for name in flags.read_flags())
     assert "(default: default_optim)" in text  # an expression is shown as it is written
+    own = [name for name, entry in REWARDS.items() if ".process_rewards" not in entry.module]
+    assert [name for name in own if name not in text] == []
 
 
 def test_the_help_shows_what_people_use(capsys):
@@ -124,7 +139,8 @@ def test_the_help_shows_what_people_use(capsys):
     assert "The effective batch" not in text  # the second sentence about num_generations
     assert text.count("--learning_rate") == 1
     assert "--learning-rate" not in text
-    assert text.count("\n") < 170
+    assert text.count("\n") < 175
+    assert [name for name in (*bare_names(), "regex_reward", "judge_reward") if name not in text] == []
 
 
 def test_bias_takes_the_same_flags_and_shows_its_own(capsys):

@@ -111,15 +111,10 @@ def test_a_model_answers(saved_model, capsys):
         ([], "model_name_or_path: got none"),
         (["--model", "./nowhere"], "model_name_or_path: got ./nowhere, which does not exist"),
         (["--num_samples", "0"], "num_samples: got 0"),
-        (["--num_samples", "2", "--temperature", "0"], "num_samples: got 2 at temperature 0"),
         (["--columns", "answer"], "columns: got 'answer'; expected name=value"),
         (["--columns", "answer=[1"], "columns: got 'answer=[1'; expected JSON after the ="),
         (["--columns", "answer=1"], "columns: got answer=1; expected none without reward_funcs"),
-        (
-            ["--columns", "answer=1", "--reward_funcs", "math_reward"],
-            "reward math_reward: got a dataset with the columns",
-        ),
-        (["--prompt_template", "none"], "prompt_template: got 'none'"),
+        (["--columns", "a=1", "--reward_funcs", "math_reward"], "reward math_reward: got a dataset with the columns"),
         (["--prompt_template", "{prompt} {hint}"], "prompt_template: got the slot {hint}"),
     ],
 )

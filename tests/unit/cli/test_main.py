@@ -27,6 +27,7 @@ from trl_drgrpo.common.errors import RewardError
         (["merge", "a"], "--output_dir: got nothing; expected a value", "`trl-drgrpo merge --help`"),
         (["report", "a", "--format", "htm"], "--format: got 'htm'; expected one of html, md", "Did you mean html?"),
         (["score", "--rewards", "a", "--limit", "x"], "--limit: got 'x'; expected a whole number", "score --help"),
+        (["eval", "--max_prompts", "9"], "--max_prompts: got an unknown flag", "--limit takes the first ones only."),
         (["--verson"], "--verson: got an unknown flag", "Did you mean --version?"),
     ],
 )

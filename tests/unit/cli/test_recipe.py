@@ -110,17 +110,12 @@ def test_errors(read, text, message):
         read(text)
 
 
-def test_env(read):
+def test_env_and_missing_files(read, tmp_path):
     read_in = read("env: {SOME_NUMBER: 1, SOME_TEXT: a}\nbeta: 0.1")
-    assert read_in.env == {"SOME_NUMBER": "1", "SOME_TEXT": "a"}
-    assert read_in.values == {"beta": 0.1}
-
-
-def test_missing_files(tmp_path):
-    with pytest.raises(InputError, match=r"--config: got .*which does not exist"):
-        read_recipe(str(tmp_path / "no.yaml"), read_flags())
-    with pytest.raises(InputError, match=r"--config: got .*a directory"):
-        read_recipe(str(tmp_path), read_flags())
+    assert (read_in.env, read_in.values) == ({"SOME_NUMBER": "1", "SOME_TEXT": "a"}, {"beta": 0.1})
+    for path, problem in ((tmp_path / "no.yaml", "which does not exist"), (tmp_path, "a directory")):
+        with pytest.raises(InputError, match=f"--config: got .*{problem}"):
+            read_recipe(str(path), read_flags())
 
 
 @pytest.mark.parametrize(

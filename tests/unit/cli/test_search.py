@@ -76,8 +76,8 @@ def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     labeled = read_labeled_steps(output)
     assert len(labeled) == int(printed["completions"])
     assert {label for row in labeled for label in row["labels"]} == {True, False}
-    prm = ["--model", DEMO_MODEL, "--data", str(output), "--output_dir", str(tmp_path / "prm"), "--max_steps", "1"]
-    assert main(["train-prm", *prm]) == 0
+    prm = ["--data", str(output), "--output_dir", str(tmp_path / "prm"), "--max_steps", "1"]
+    assert main(["train-prm", "--model", "trl_drgrpo:demo", *prm]) == 0
     assert f"rows {len(labeled)}" in capsys.readouterr().out
     assert main(["score", "--rewards", "list_sum_reward", "--data", str(output), "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["rewards"]["list_sum_reward"]
@@ -87,6 +87,11 @@ def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     assert [row["steps"] for row in read(tmp_path / "labels.jsonl")] == [
         [step.removesuffix("\n") for step in row["steps"]] for row in read(output)
     ]
+    named = ["--model", "trl_drgrpo:demo", "--max_new_tokens", "48"]
+    named += ["--data", "trl_drgrpo:list_sum?size=2&test_size=0"]
+    labels = ["--reward", "list_sum_reward", "--rollouts", "1", "--output", str(tmp_path / "named.jsonl")]
+    assert main(["label-steps", *named, *labels]) == 0
+    assert len({row["answer"] for row in read(tmp_path / "named.jsonl")}) == 2
     # And what train-prm saved guides a search, by its folder.
     assert search(tmp_path / "guided.jsonl", prm=tmp_path / "prm", limit=1, budget_tokens=100) == 0
     assert all(0 < score < 1 for row in read(tmp_path / "guided.jsonl") for score in row["prm_scores"])
@@ -165,10 +170,8 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
     ("changes", "message"),
     [
         ({"strategy": "mcts"}, "strategy: got 'mcts'; expected one of best_of_n, beam, puct"),
-        ({"budget_tokens": 0}, "budget_tokens: got 0; expected a whole number, at least 48"),
         ({"budget_tokens": 47}, "budget_tokens: got 47; expected a whole number, at least 48"),
         ({"budget_tokens": "many"}, "--budget_tokens: got 'many'; expected a whole number"),
-        ({"width": 0}, "width: got 0; expected a whole number, at least 1"),
         ({"limit": 0}, "limit: got 0"),
         ({"prm": None, "reward": None}, "reward_funcs: got none, and no prm"),
         ({"reward": None, "sft_output": "sft.jsonl"}, "sft_output: got a file without reward_funcs"),
@@ -176,34 +179,20 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
         ({"prm": "list_sum_line"}, "prm: got 'list_sum_line'"),
         ({"reward": "accuracy_reward"}, "reward accuracy_reward: got a dataset with the columns prompt, answer"),
         ({"dataset_name": "none.jsonl"}, "dataset_name: got none.jsonl, which does not exist"),
-        ({"dataset_name": "empty.jsonl"}, "dataset_name: got empty.jsonl, which is empty"),
-        ({"dataset_name": "questions.jsonl"}, "dataset_name: got questions.jsonl with the columns question, answer"),
         ({"dataset_name": "steps.jsonl"}, "dataset_name: got a column 'steps'; expected a dataset without it"),
         ({"model": "./none"}, "model: got ./none, which does not exist"),
         ({"output": "."}, "output: got ., a folder"),
-        ({"sft_output": "."}, "sft_output: got ., a folder"),
         ({"sft_output": "new.jsonl"}, "sft_output: got new.jsonl, which is also an input or"),
         ({"dataset_name": "sums.jsonl", "sft_output": "./sums.jsonl"}, "sft_output: got ./sums.jsonl, which is also"),
         ({"output": "sums.jsonl"}, "output: got sums.jsonl, which exists and was not written by this command"),
         ({"output": "other.jsonl"}, "output: got other.jsonl, written with budget_tokens 512, not 160"),
         ({"dataset_name": "trl_drgrpo:list_sum?size=3", "output": "other.jsonl"}, "output: got other.jsonl, written"),
-        (
-            {"system_prompt": "Add.", "prompt_template": "r1"},
-            "system_prompt: got one together with prompt_template 'r1'",
-        ),
         ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
     ],
 )
 def test_bad_input_is_one_line_before_a_model_loads(changes, message, tmp_path, monkeypatch, capsys):
-    from trl_drgrpo.process_rewards import loading
-
-    def load(*args, **kwargs):
-        raise AssertionError("a model loads")
-
-    monkeypatch.setattr(loading, "load_model", load)
+    monkeypatch.setattr("trl_drgrpo.process_rewards.loading.load_model", lambda *a, **k: pytest.fail("too late"))
     monkeypatch.chdir(tmp_path)
-    Path("empty.jsonl").write_text("")
-    Path("questions.jsonl").write_text('{"question": "3+8", "answer": "11"}\n')
     Path("steps.jsonl").write_text('{"prompt": "3+8", "answer": "11", "steps": ["a"]}\n')
     Path("sums.jsonl").write_text('{"prompt": "3+8", "answer": "11"}\n')
     Path("other.jsonl").write_text("")

@@ -24,6 +24,8 @@ def test_one_line_of_a_logger_is_dropped_and_no_other(caplog):
     assert len(logger.filters) == 1
     logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "No module named 'kernels'")
     logger.warning("Failed to load the library")
+    other = "The tokenizer has new PAD/BOS/EOS tokens that differ from the model config and generation config. The"
+    logging.getLogger("transformers.trainer_utils").warning(other)
     logging.getLogger("bitsandbytes").warning("Failed to load CPU gemm_4bit_forward from kernels-community")
     assert [record.name for record in caplog.records] == ["bitsandbytes.backends.cpu.ops", "bitsandbytes"]
 
