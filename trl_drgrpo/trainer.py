@@ -43,7 +43,7 @@ from trl_drgrpo.objective.value_baseline import ValueBaseline
 from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
-from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, without_frames
+from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model, check_prompt_lengths, context_length
@@ -387,8 +387,7 @@ class DrGRPOTrainer(HostTrainer):
         try:
             advantages = self.advantage_func(batch)
         except Exception as error:  # a user's function: what was computed up to here is saved before the run ends
-            remedy = "Fix the function (traceback above)."
-            failed = RewardError("advantage_func", told(error), "a tensor of advantages", remedy)
+            failed = RewardError("advantage_func", told(error), "a tensor of advantages", to_fix(error, option=None))
             raise failed.caught_as(error) from error
         return checked_advantages(advantages, batch, "advantage_func")
 

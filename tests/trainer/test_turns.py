@@ -343,7 +343,7 @@ def test_an_environment_that_fails_may_cost_its_row(environment, method, tmp_pat
     assert trainer.state.log_history[0]["rewards/Broken/failed_frac"] == 1 / 8
     assert caplog.text.count("its row is left out of its group") == 1
     assert f"Broken.{method}: got KeyError: '{method}' for row 1" in caplog.text
-    assert "leave such rows out" not in caplog.text  # that is what happened
+    assert "on_reward_error" not in caplog.text  # that is what happened
     assert "reset" not in vars(broken)  # what was put there for the time of a batch
 
 

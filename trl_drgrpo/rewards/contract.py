@@ -210,7 +210,7 @@ def innermost(func: Callable) -> Callable:
     return func if inspect.isroutine(func) else type(func).__call__
 
 
-def to_fix(error: BaseException, option: str = "on_reward_error", what: str = "function") -> str:
+def to_fix(error: BaseException, option: str | None = "on_reward_error", what: str = "function") -> str:
     """Advice on an exception of a user's function, with the line of the user's file that it came through. The
     traceback is with the `RewardError`'s cause: whoever catches and prints that error sees none."""
     passed = traceback.extract_tb(error.__traceback__)
@@ -218,7 +218,8 @@ def to_fix(error: BaseException, option: str = "on_reward_error", what: str = "f
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     place = f"{own[-1].filename}, line {own[-1].lineno}; " if own else ""
     where = f"{place}the traceback is in the error's `__cause__`"
-    return f'Fix the {what} ({where}), or set {option}="unscorable" to go on without it.'
+    go_on = f', or set {option}="unscorable" to go on without it' if option else ""
+    return f"Fix the {what} ({where}){go_on}."
 
 
 def without_frames(error: RewardError) -> RewardError:

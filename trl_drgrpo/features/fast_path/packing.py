@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -154,7 +154,8 @@ class _Line:
 
     def __init__(self, pack: tuple[int, ...], rows: Sequence[Row]):
         prompt = rows[pack[0]].prompt_length
-        self.ids, self.positions = list(rows[pack[0]].prompt), list(range(prompt))
+        self.ids: list[int] = list(cast(tuple[int, ...], rows[pack[0]].prompt))  # rows that are packed have tokens
+        self.positions = list(range(prompt))
         self.ends, self.predictors = [0] * prompt, {}
         path, previous = list(range(prompt)), ()  # path: places of the row's tokens so far
         for row in sorted(pack, key=lambda row: rows[row].inputs):

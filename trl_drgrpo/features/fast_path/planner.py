@@ -272,7 +272,9 @@ def _cut(
     # Branches that attend apart cost the same in whatever micro-batch.
     prices = widths if costs.apart else widths + costs.pair * widths**2
     ends = _cheapest_ends(prices, fits, costs.forward, slots or len(order))
-    return ends and [[packs[i] for i in order[start:end]] for start, end in itertools.pairwise(ends)]
+    if ends is None:
+        return None
+    return [[packs[i] for i in order[start:end]] for start, end in itertools.pairwise(ends)]
 
 
 def _cheapest_ends(prices: np.ndarray, fits: np.ndarray, forward: float, slots: int) -> list[int] | None:
