@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from accelerate.utils import send_to_device
 from datasets import Dataset
 
 from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of
@@ -99,6 +100,7 @@ def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any
     if micro_batches is None:
         _rollouts_file(checkpoint, rank).unlink(missing_ok=True)
     else:
+        checkpoint.mkdir(parents=True, exist_ok=True)  # of a rank on a disk of its own
         torch.save(micro_batches, _rollouts_file(checkpoint, rank))
 
 
@@ -112,7 +114,8 @@ def load_rollouts(
         logger.warning("Completions not trained on yet in %s are not used: %s.", checkpoint, reason)
         return None
     try:
-        return torch.load(source, map_location=device, weights_only=True)
+        # Not onto the device at once: torch reads no storage onto "cpu:0", a process's name for its CPU.
+        return send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
     except (OSError, EOFError, RuntimeError, ValueError) as error:
         logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
         return None

@@ -97,7 +97,7 @@ def test_sizes_are_judged_without_reading(folder, monkeypatch):
 
 
 def test_rollouts_may_be_lost_but_not_changed(folder, caplog):
-    cpu = torch.device("cpu")
+    cpu = torch.device("cpu", 0)  # as accelerate names it where there are several processes
     save_rollouts(folder, 0, [{"completion_ids": torch.tensor([[1, 2]]), "num_images": [0], "ref": None}])
     finish_checkpoint(folder, {"run_id": "a"})
     files = file_marks(folder)
