@@ -10,11 +10,11 @@ from pathlib import Path
 
 from bench import command_line, quietly, settings_of, without_prints
 from datasets import Dataset
-from runs import length_reward
+from runs import build, length_reward
 from tiny import tiny_tokenizer
 from tiny_bases import save_base
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
+from trl_drgrpo import DrGRPOTrainer, lora_preset
 
 STEPS = 20
 
@@ -31,11 +31,9 @@ def shares(base, tokenizer, folder, adapter_dtype, learning_rate):
         "adapter_dtype": adapter_dtype,
         "bf16": True,
     }
-    args = DrGRPOConfig(**settings_of(folder, STEPS, **fields))
     prompts = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(16)]})
-    trainer = DrGRPOTrainer(
-        base, length_reward, args, prompts, processing_class=tokenizer, peft_config=lora_preset("qlora")
-    )
+    run = settings_of(folder, STEPS, **fields)
+    trainer = build(DrGRPOTrainer, run, prompts, tokenizer, length_reward, base, peft_config=lora_preset("qlora"))
     trainer.movement_watch.steps = STEPS
     without_prints(trainer).train()
     return {movement.group: movement.share for movement in trainer.movement_watch.movements}

@@ -22,16 +22,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import torch
 import transformers
 from datasets.utils import disable_progress_bars
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 
 KINDS = {
-    "ours": (DrGRPOTrainer, DrGRPOConfig, {}),
-    "alone": (DrGRPOTrainer, DrGRPOConfig, {"share_prompts": False}),
-    "stock": (GRPOTrainer, GRPOConfig, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    "ours": (DrGRPOTrainer, {}),
+    "alone": (DrGRPOTrainer, {"share_prompts": False}),
+    "stock": (GRPOTrainer, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
 }
 
 
@@ -65,6 +65,19 @@ def without_prints(trainer):
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     return trainer
+
+
+class StepClock(TrainerCallback):
+    """Notes when each optimizer step began and ended."""
+
+    def __init__(self, device="cpu"):
+        self.device, self.begins, self.ends = device, [], []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.begins.append(now(self.device))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ends.append(now(self.device))
 
 
 def now(device):

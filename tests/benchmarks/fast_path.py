@@ -22,11 +22,12 @@ from functools import partial
 
 import psutil
 import torch
-from bench import KINDS, command_line, interleaved, now, quietly, ratio, settings_of, without_prints
+from bench import KINDS, StepClock, command_line, interleaved, quietly, ratio, settings_of, without_prints
 from datasets import Dataset
 from peft import LoraConfig
+from runs import build
 from tiny import tiny_tokenizer
-from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 GROUP = 8
 
@@ -81,16 +82,6 @@ def build_model(width, layers, vocabulary, device):
     return Qwen2ForCausalLM(config).to(device)
 
 
-class StepClock(TrainerCallback):
-    """Notes when each optimizer step ended."""
-
-    def __init__(self, device):
-        self.device, self.ends = device, []
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.ends.append(now(self.device))
-
-
 def rollouts(case, seed):
     """Prompts, completions and rewards of one optimizer step."""
     rng = random.Random(seed)
@@ -118,8 +109,7 @@ def _length(case, rng):
 
 def build_trainer(kind, case, model, folder, steps, batch, device, bf16=None, **changed):
     """A trainer that gets its rollouts from the table."""
-    trainer_class, config_class, settings = KINDS[kind]
-    tokenizer = tiny_tokenizer()
+    trainer_class, settings = KINDS[kind]
     warm_up = replace(case, lengths="uniform", prompt=(8, 8), completion=4)
     table = [rollouts(warm_up, 0), *(rollouts(case, seed) for seed in range(1, steps + 1))]
     calls = iter(table)
@@ -144,16 +134,10 @@ def build_trainer(kind, case, model, folder, steps, batch, device, bf16=None, **
         **({} if bf16 is None else {"bf16": bf16}),
     }
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    trainer = trainer_class(
-        model,
-        reward,
-        config_class(**settings_of(folder, steps + 1, device, **fields)),
-        Dataset.from_dict({"prompt": [f"{i}+{i}=" for i in range(64)]}),
-        processing_class=tokenizer,
-        rollout_func=rollout,
-        peft_config=lora if case.lora else None,
-    )
-    return without_prints(trainer)
+    prompts = Dataset.from_dict({"prompt": [f"{i}+{i}=" for i in range(64)]})
+    run = settings_of(folder, steps + 1, device, **fields)
+    options = {"rollout_func": rollout, "peft_config": lora if case.lora else None}
+    return without_prints(build(trainer_class, run, prompts, tiny_tokenizer(), reward, model, **options))
 
 
 def step_seconds(kind, case, arguments):

@@ -30,7 +30,6 @@ import psutil
 from trl.rewards import accuracy_reward
 
 from trl_drgrpo.rewards.functions.mathematics import MathReward
-from trl_drgrpo.rewards.isolation import Limits
 
 FRACTION = re.compile(r"\\d?frac\s*(\{-?\d+\}|\d)\s*(\{\d+\}|\d)")
 LETTER = re.compile(r"(?<![\\a-zA-Z{])([a-zA-Z])(?![a-zA-Z])")
@@ -270,11 +269,10 @@ def main():
     parser.add_argument("--adversarial", action="store_true", help="1%% hostile samples in the timing")
     parser.add_argument("--skip-correctness", action="store_true")
     parser.add_argument("--list-trl", action="store_true", help="list accuracy_reward's mistakes too")
-    parser.add_argument("--in-process", action="store_true", help="limits=None: no workers")
     arguments = parser.parse_args()
     for logger in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)  # accuracy_reward logs each completion that times out
-    ours = MathReward(limits=None if arguments.in_process else Limits())
+    ours = MathReward()
     sets = {}
     for name in ("math500", "gsm8k_train"):
         with open(arguments.data / f"{name}.jsonl", encoding="utf-8") as lines:

@@ -13,11 +13,12 @@ import torch
 from bench import now, settings_of, without_prints
 from datasets import Dataset
 from peft import LoraConfig
+from runs import build
 from tiny import tiny_tokenizer
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.single_gpu.memory import Planner
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 
@@ -114,18 +115,11 @@ def trainer_of(arm, model, method, size, folder, steps, device, **settings):
     geometry = {key: value for key, value in keys.items() if key.startswith(known)}
     checkpointing = {"gradient_checkpointing": True}  # TRL's default, and the planner's
     common = settings_of(folder, steps, device, logging_steps=1, **checkpointing, **geometry, **settings)
-    options = ARMS[arm]
-    args = DrGRPOConfig(**common) if options is None else GRPOConfig(**common, **options)
+    trainer_class = DrGRPOTrainer if ARMS[arm] is None else GRPOTrainer
     lora = LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.0) if method != "full" else None
-    trainer = (DrGRPOTrainer if options is None else GRPOTrainer)(
-        model=model,
-        reward_funcs=reward,
-        args=args,
-        train_dataset=Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]}),
-        processing_class=tiny_tokenizer(),
-        peft_config=lora,
-    )
-    return without_prints(trainer)
+    prompts = Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]})
+    run = {**common, **(ARMS[arm] or {})}
+    return without_prints(build(trainer_class, run, prompts, tiny_tokenizer(), reward, model, peft_config=lora))
 
 
 class Phases(TrainerCallback):

@@ -13,8 +13,8 @@ from functools import partial
 
 from bench import KINDS, command_line, cpu_seconds, interleaved, quietly, ratio, settings_of
 from datasets import Dataset
-from runs import length_reward
-from tiny import tiny_model, tiny_tokenizer
+from runs import build, length_reward
+from tiny import tiny_tokenizer
 
 
 def fixed_rollouts(prompts, trainer):
@@ -26,19 +26,14 @@ def fixed_rollouts(prompts, trainer):
 
 def step_seconds(kind, steps, **fields):
     """Process CPU seconds of an optimizer step."""
-    trainer_class, config_class, settings = KINDS[kind]
+    trainer_class, settings = KINDS[kind]
     tokenizer = tiny_tokenizer()
     geometry = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8}
     with tempfile.TemporaryDirectory() as folder:
         fields = {**settings, **geometry, "max_completion_length": 64, "logging_steps": steps, **fields}
-        trainer = trainer_class(
-            tiny_model(tokenizer),
-            length_reward,
-            config_class(**settings_of(folder, steps, **fields)),
-            Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(64)]}),
-            processing_class=tokenizer,
-            rollout_func=fixed_rollouts,
-        )
+        prompts = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(64)]})
+        run = settings_of(folder, steps, **fields)
+        trainer = build(trainer_class, run, prompts, tokenizer, length_reward, rollout_func=fixed_rollouts)
         return cpu_seconds(trainer) / steps
 
 

@@ -11,28 +11,18 @@ import statistics
 import tempfile
 from functools import partial
 
-from bench import KINDS, command_line, interleaved, now, quietly, ratio, settings_of, without_prints
+from bench import KINDS, StepClock, command_line, interleaved, quietly, ratio, settings_of, without_prints
 from datasets import Dataset
 from generation import GROUP, small_model
+from runs import build
 from tiny import tiny_tokenizer
-from transformers import TrainerCallback
 
 PROMPTS, DEAD = 4, 1
 
 
-class StepClock(TrainerCallback):
-    """Notes how long the only step took."""
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.begin = now("cpu")
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.seconds = now("cpu") - self.begin
-
-
 def step(kind, prompt, completion=192):
     """Seconds of an optimizer step, and its completions."""
-    trainer_class, config_class, settings = KINDS[kind]
+    trainer_class, settings = KINDS[kind]
     seen = []
 
     def reward(prompts, completion_ids, **kwargs):
@@ -51,17 +41,13 @@ def step(kind, prompt, completion=192):
             "num_generations": GROUP,
             "max_completion_length": completion,
         }
-        trainer = trainer_class(
-            small_model("cpu", vocabulary=259),
-            reward,
-            config_class(**settings_of(folder, 1, **fields)),
-            Dataset.from_dict({"prompt": texts}),
-            processing_class=tiny_tokenizer(),
-        )
+        prompts, model = Dataset.from_dict({"prompt": texts}), small_model("cpu", vocabulary=259)
+        run = settings_of(folder, 1, **fields)
+        trainer = build(trainer_class, run, prompts, tiny_tokenizer(), reward, model)
         clock = StepClock()
         trainer.add_callback(clock)
         without_prints(trainer).train()
-    return clock.seconds, seen
+    return clock.ends[0] - clock.begins[0], seen
 
 
 def main():

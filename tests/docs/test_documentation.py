@@ -12,7 +12,6 @@ from packaging.version import Version
 from reference_page import first_sentence, flags, own_fields, page, public_names, public_packages
 
 from trl_drgrpo import DrGRPOConfig, __version__
-from trl_drgrpo.cli.flags import read_flags
 from trl_drgrpo.cli.main import SUBCOMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -76,12 +75,6 @@ def test_every_flag_has_a_help(command):
     # A second spelling of a flag may be hidden, the flag itself may not.
     assert [action.dest for action in actions if action.dest not in shown] == []
     assert not [action.dest for action in actions if action.help is None or not action.help.strip()]
-
-
-def test_trls_flags_are_among_those_of_train():
-    shown = {a.dest: a.help for a in flags("train") if a.help != argparse.SUPPRESS}
-    assert set(read_flags()) <= set(shown)
-    assert [name for name in ("learning_rate", "num_generations", "use_peft") if len(shown[name]) < 20] == []
 
 
 def test_the_page_of_public_names_is_in_step():

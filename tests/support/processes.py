@@ -1,5 +1,8 @@
-"""Which processes are there, and whether those that should end do."""
+"""Which processes are there, whether those that should end do, and what one has loaded."""
 
+import ast
+import subprocess
+import sys
 import time
 
 import psutil
@@ -41,3 +44,14 @@ def marked(mark):
 def gone(pids):
     """Whether the processes end."""
     return eventually(lambda: not running(pids))
+
+
+HEAVY = ("torch", "transformers", "trl", "datasets", "accelerate", "peft", "pyarrow", "httpx", "httpx2", "jsonschema")
+HEAVY += ("sympy", "math_verify")
+
+
+def loaded_after(code, heavy=HEAVY):
+    """Names of the heavy modules that are loaded once `code` has run in a fresh interpreter."""
+    script = f"{code}\nimport sys; print('LOADED', [m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return ast.literal_eval(done.stdout.rsplit("LOADED", 1)[1].strip())

@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
+
+def run(name, *options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "tests" / "benchmarks" / name), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+
 
 @pytest.mark.slow
 def test_everything_for_a_gpu_runs_in_small_on_a_cpu(tmp_path):
-    script, output = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
+    output = tmp_path / "gpu.json"
     parts = ["parity", "training", "generation", "limits", "costs", "nccl"]  # torch.compile takes minutes on a CPU
-    command = [sys.executable, str(script), "--small", "--output", str(output), "--parts", *parts]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = run("gpu.py", "--small", "--output", str(output), "--parts", *parts)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     lines = {name: part["lines"] for name, part in json.loads(output.read_text())["parts"].items()}
     assert all(line["difference"] < 0.05 < line["control"] for line in lines["parity"])
@@ -29,20 +36,15 @@ def test_everything_for_a_gpu_runs_in_small_on_a_cpu(tmp_path):
 
 @pytest.mark.slow
 def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
-    script, output = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
-    options = ["--small", "--output", str(output), "--minutes", "0.01", "--parts", "costs"]
-    command = [sys.executable, str(script), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    output = tmp_path / "gpu.json"
+    done = run("gpu.py", "--small", "--output", str(output), "--minutes", "0.01", "--parts", "costs")
     assert done.returncode == 1
     assert json.loads(output.read_text())["parts"]["costs"]["error"] == "no time was left"
 
 
 @pytest.mark.slow
 def test_the_price_of_step_rewards_is_measured():
-    script = Path(__file__).parents[2] / "tests" / "benchmarks" / "process_overhead.py"
-    environment = {**os.environ, "PYTHONPATH": str(script.parents[2]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), "--pairs", "1", "--steps", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    done = run("process_overhead.py", "--pairs", "1", "--steps", "2")
     assert done.returncode == 0, done.stderr[-2000:]
     numbers = json.loads(done.stdout[done.stdout.index("{\n") :])
     inside = numbers["inside"]

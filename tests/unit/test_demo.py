@@ -149,19 +149,6 @@ class TestCheckSteps:
         assert task.list_sum_reward([text], [sum(numbers)]) == [1.0]
 
     @given(problems, seeds)
-    def test_a_wrong_demonstration_has_a_wrong_line(self, numbers, seed):
-        text = task.demonstrate(numbers, random.Random(seed))
-        verdicts = task.check_steps(numbers, text)
-        assert len(verdicts) == len(text.split("\n"))
-        if task.list_sum_reward([text], [sum(numbers)]) == [0.0]:
-            assert not all(verdicts)
-
-    @given(problems, st.text(alphabet="0123456789+=ok \n\\boxed{}", max_size=60))
-    def test_any_text_is_judged_line_by_line(self, numbers, text):
-        verdicts = task.check_steps(numbers, text)
-        assert len(verdicts) == sum(1 for line in text.split("\n") if line.strip())
-
-    @given(problems, seeds)
     def test_all_lines_right_and_boxed_means_the_right_answer(self, numbers, seed):
         rng = random.Random(seed)
         lines = task.demonstrate(numbers, rng).split("\n")

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from processes import HEAVY, loaded_after
 
 import trl_drgrpo
 
@@ -22,11 +23,18 @@ def run(*command, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    code = (
-        "import sys, trl_drgrpo; print([m for m in ('torch', 'trl', 'transformers', 'datasets') if m in sys.modules])"
-    )
-    assert run(sys.executable, "-c", code).stdout.strip() == "[]"
+PURE = ("objective.advantages", "objective.loss", "common.errors", "upstream.versions")
+IMPORTS = [
+    ("trl_drgrpo, trl_drgrpo.rewards", HEAVY),
+    (", ".join(f"trl_drgrpo.rewards.{room}" for room in ROOM_NAMES), HEAVY),
+    ("trl_drgrpo.process_rewards.steps", ("torch", "trl", "transformers", "accelerate")),
+    (", ".join(f"trl_drgrpo.{module}" for module in PURE), ("trl", "transformers", "accelerate")),
+]
+
+
+@pytest.mark.parametrize(("modules", "heavy"), IMPORTS)
+def test_importing_loads_nothing_heavy(modules, heavy):
+    assert loaded_after(f"import {modules}", heavy) == []
 
 
 def test_every_public_name_resolves_and_is_documented():
@@ -76,27 +84,12 @@ def test_the_rewards_offer_what_their_rooms_offer_and_the_recipes_name():
     assert {name for name in rewards.__all__ if not name.startswith("to_")} - others <= named
 
 
-def test_importing_the_rewards_loads_nothing_heavy():
-    names = ", ".join(f"trl_drgrpo.rewards.{room}" for room in ROOM_NAMES)
-    heavy = ("torch", "trl", "transformers", "datasets", "sympy", "math_verify", "jsonschema", "httpx", "httpx2")
-    code = f"import sys, trl_drgrpo.rewards, {names}; print([m for m in {heavy} if m in sys.modules])"
-    done = run(sys.executable, "-c", code)
-    assert done.stdout.strip() == "[]", done.stderr
-    code = f"import sys; from trl_drgrpo.rewards import *; print([m for m in {heavy} if m in sys.modules])"
-    done = run(sys.executable, "-c", code)
-    assert done.stdout.strip() == "[]", done.stderr
+def test_the_names_of_the_rewards_load_nothing_heavy():
+    assert loaded_after("from trl_drgrpo.rewards import *") == []
 
 
 def test_the_package_runs_as_a_module():
     assert run(sys.executable, "-m", "trl_drgrpo", "--version").stdout.startswith("trl-drgrpo ")
-
-
-def test_the_pure_files_know_nothing_of_trl():
-    pure = ("objective.advantages", "objective.loss", "common.errors", "upstream.versions")
-    modules = ", ".join(f"trl_drgrpo.{module}" for module in pure)
-    code = f"import sys, {modules}; print([m for m in ('trl', 'transformers', 'accelerate') if m in sys.modules])"
-    done = run(sys.executable, "-c", code)
-    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_every_module_says_what_it_is_for():

@@ -1,15 +1,12 @@
 """`trl-drgrpo bias`: a recipe measured instead of trained."""
 
-import argparse
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from trl_drgrpo.cli import bias, job
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.recipe import read_given
 
 ROOT = Path(__file__).parents[3]
 RECIPE = """
@@ -84,14 +81,6 @@ def test_what_was_measured_is_printed_though_nothing_can_be_probed(recipe, capsy
     captured = capsys.readouterr()
     assert captured.out.startswith("Change per update of unit length")
     assert "expected at least 5. " in captured.err
-
-
-def test_the_probe_of_the_recipe_for_gpus_is_a_command(capsys):
-    parser = argparse.ArgumentParser()
-    bias.add_arguments(parser)
-    args = parser.parse_args(["--config", str(ROOT / "recipes/r1_zero.yaml"), "--probe"])
-    assert args.probe
-    job.check_given(read_given(args))
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,16 @@
 """The static list of keys against the dataclasses themselves, and `--help` without anything heavy."""
 
-import argparse
-import ast
 import dataclasses
 import re
-import subprocess
-import sys
 from inspect import get_annotations
 
 import pytest
+from processes import loaded_after
 
 from trl_drgrpo.cli import flags, train
 from trl_drgrpo.cli.main import SUBCOMMANDS, main
 from trl_drgrpo.common.errors import UpstreamError
 from trl_drgrpo.rewards.recipe_rewards import REWARDS, bare_names
-
-HEAVY = ("torch", "transformers", "trl", "datasets", "accelerate", "peft", "pyarrow", "httpx2", "jsonschema")
-
-
-def loaded_after(code: str) -> list[str]:
-    """Names of the heavy modules that are loaded once `code` has run in a fresh interpreter."""
-    script = f"{code}\nimport sys; print('LOADED', [m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return ast.literal_eval(done.stdout.rsplit("LOADED", 1)[1].strip())
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], *([command, "--help"] for command in SUBCOMMANDS)])
@@ -91,25 +79,6 @@ def test_a_key_of_two_dataclasses_is_refused(monkeypatch):
         patch.setitem(flags.DATACLASSES, "GRPOScriptArguments", "again")
         with pytest.raises(UpstreamError, match="dataset_name"):
             flags.read_flags()
-
-
-def test_the_subcommands_are_modules():
-    import importlib
-
-    for name in SUBCOMMANDS:
-        module = importlib.import_module(f"trl_drgrpo.cli.{name.replace('-', '_')}")
-        assert callable(module.add_arguments)
-        assert callable(module.run)
-
-
-def test_the_flags_are_those_of_trls_parser():
-    from trl import TrlParser
-
-    theirs = TrlParser([flags.import_dataclass(name) for name in flags.DATACLASSES])
-    ours = argparse.ArgumentParser()
-    train.add_arguments(ours)
-    own = {"--config", "--dry_run", "--dry-run", "--help_all", "--help-all"}
-    assert set(ours._option_string_actions) - own == set(theirs._option_string_actions)
 
 
 def help_of(*argv, capsys):

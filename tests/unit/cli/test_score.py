@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 from pyarrow import parquet
+from runs import train
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
@@ -214,25 +215,19 @@ def test_other_files_hold_the_same(report, ending):
     assert (code, found["rewards"]["exact"]["mean"]) == (0, pytest.approx(2 / 3))
 
 
-def test_what_a_run_has_logged_is_scored_again(here, report, capsys, model, tokenizer, settings):
+def test_what_a_run_has_logged_is_scored_again(here, report, capsys, tokenizer, settings):
     """TRL's own files: the rewards in them, and their columns from the dataset; then the samples of an evaluation."""
     from datasets import Dataset
 
-    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+    from trl_drgrpo import DrGRPOTrainer
 
     def early(completions, log_extra, **kwargs):
         log_extra("size", [len(completion) for completion in completions])
         return [float(completion[0]["content"][:1] < "m") for completion in completions]
 
     prompts = [{"prompt": [{"role": "user", "content": f"{i}+{i}="}], "answer": str(2 * i)} for i in range(4)]
-    trainer = DrGRPOTrainer(
-        model=model,
-        reward_funcs=[early],
-        args=DrGRPOConfig(**{**settings, "max_steps": 2, "log_completions": True, "num_completions_to_print": 0}),
-        train_dataset=Dataset.from_list(prompts),
-        processing_class=tokenizer,
-    )
-    trainer.train()
+    settings |= {"max_steps": 2, "log_completions": True, "num_completions_to_print": 0}
+    train(DrGRPOTrainer, settings, Dataset.from_list(prompts), tokenizer, early)
     capsys.readouterr()
     write_json_lines("dataset.jsonl", prompts)
     # The same rule, and one that finds the last rows wrong.

@@ -1,16 +1,10 @@
 """Process reward models named in a recipe: checked at once, loaded at the first step that is to be scored."""
 
 import inspect
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from tiny_prms import token_classification
 
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import PolicyLogRatio, step_verifier
 from trl_drgrpo.process_rewards.named import SCORERS, _format_of
@@ -75,29 +69,3 @@ def test_nothing_loads_before_the_first_step(tmp_path):
 def test_what_can_be_known_is_said_before_anything_loads(spec, message):
     with pytest.raises(InputError, match=message):
         resolve_reward(spec, "step_reward_funcs")
-
-
-def test_a_recipe_trains_with_it(saved_model, tmp_path, capsys):
-    scorer, saved_prm = token_classification(), str(tmp_path / "prm")
-    scorer.model.save_pretrained(saved_prm)
-    scorer.tokenizer.save_pretrained(saved_prm)
-    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = {
-        "model_name_or_path": saved_model,
-        "dataset_name": str(tmp_path / "train.jsonl"),
-        "step_reward_funcs": json.dumps({"token_classification_prm": {"model": saved_prm, "name": "mine"}}),
-        "step_separator": "tokens:3",
-        "output_dir": str(tmp_path / "out"),
-        "max_steps": "2",
-        "per_device_train_batch_size": "8",
-        "num_generations": "4",
-        "max_completion_length": "8",
-        "learning_rate": "1e-2",
-        "report_to": "none",
-        "logging_steps": "1",
-        "save_strategy": "no",
-    }
-    assert main(["train", *[part for key, value in flags.items() for part in (f"--{key}", value)]]) == 0
-    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (saved_model, tmp_path / "out"))
-    assert any(not torch.equal(before[name], after[name]) for name in before)  # step rewards alone have trained it

@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import forked_line, group_line, write_run_log
+from report_runs import forked_line, group_line
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.completions import group_of
@@ -20,7 +20,6 @@ from trl_drgrpo.report.groups import (
     spread,
 )
 from trl_drgrpo.report.page import embedded
-from trl_drgrpo.report.reading import read_run
 
 
 class InMemory:
@@ -119,14 +118,6 @@ def test_every_prefix_of_the_spread_is_even(count, taken):
     chosen = sorted(spread(range(count))[:taken])
     gaps = [b - a for a, b in zip([0, *chosen], [*chosen, count], strict=True)]
     assert max(gaps) <= 4 * count / taken + 1
-
-
-def test_a_run_log_is_sampled_from_its_file(tmp_path):
-    run = read_run(write_run_log(tmp_path / "run", steps=300, every=1))
-    sample = sample_groups(run.completions, budget=200_000)
-    assert 10 < len(sample.groups) < 300
-    assert sample.rows_total == 2400
-    assert sample.groups[-1].step == 300
 
 
 def outline(nodes):

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from runs import train
+from runs import short_run, train
 from trl import GRPOTrainer
 
 from trl_drgrpo.report.contents import report_contents
@@ -21,19 +21,13 @@ def stock_run(tmp_path_factory, tokenizer, prompts):
     """A run of stock TRL that saved a checkpoint at step 2 and at its end, and its completions."""
     folder = tmp_path_factory.mktemp("stock") / "run"
     settings = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 12,
+        **short_run(folder),
         "max_steps": 4,
+        "save_strategy": "steps",
         "save_steps": 2,
-        "logging_steps": 1,
         "log_completions": True,
-        "report_to": "none",
         "use_cpu": True,
         "bf16": False,
-        "gradient_checkpointing": False,
-        "disable_tqdm": True,
     }
     train(GRPOTrainer, settings, prompts, tokenizer, even_reward)
     return folder

@@ -123,13 +123,6 @@ def test_generate_and_score_say_how_they_name_a_column(tmp_path, monkeypatch, ca
     assert "`--columns <column>=answer`" in capsys.readouterr().err
 
 
-def test_trls_rewards_say_which_column_they_need():
-    with pytest.raises(InputError, match="expected a column 'solution'"):
-        check_columns(resolve_reward("accuracy_reward"), COLUMNS, "accuracy_reward")
-    check_columns(resolve_reward("accuracy_reward"), ["prompt", "solution"], "accuracy_reward")
-    check_columns(resolve_reward("think_format_reward"), ["prompt"], "think_format_reward")
-
-
 class Particular:
     """A reward that knows more than its signature says."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import train
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
@@ -332,8 +333,8 @@ def test_the_guard_and_trl_see_what_kind_it_is(kind):
     assert call(checked, [right], a=[0.5])[0] == [pytest.approx(0.6)]
 
 
-def test_a_run_trains_with_it(model, tokenizer, prompts, settings):
-    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+def test_a_run_trains_with_it(tokenizer, prompts, settings):
+    from trl_drgrpo import DrGRPOTrainer
 
     def length(completion_ids, **kwargs):
         return [float(len(ids)) for ids in completion_ids]
@@ -342,14 +343,7 @@ def test_a_run_trains_with_it(model, tokenizer, prompts, settings):
         return [float(text[:1] < "m") for text in completions]
 
     reward = weighted_sum([(length, 0.1), (gated(starts_low, gate=length), 1.0)], name="total")
-    trainer = DrGRPOTrainer(
-        model=model,
-        reward_funcs=[reward],
-        args=DrGRPOConfig(**{**settings, "max_steps": 1, "logging_steps": 1}),
-        train_dataset=prompts,
-        processing_class=tokenizer,
-    )
-    trainer.train()
+    trainer = train(DrGRPOTrainer, {**settings, "max_steps": 1}, prompts, tokenizer, reward)
     logged = trainer.state.log_history[0]
     assert logged["rewards/total/mean"] == pytest.approx(
         0.1 * logged["rewards/total/length"] + logged["rewards/total/gated_starts_low"], rel=1e-5

@@ -175,11 +175,6 @@ def test_a_text_is_no_column_of_a_foreign_function():
         reward(completions=["1", "2"], answer="12")
 
 
-@pytest.mark.parametrize("name", bare_names())
-def test_every_registered_name_is_a_function(name):
-    assert callable(resolve_reward(name))
-
-
 def test_soft_overlong_punishment_has_trls_values():
     punish = resolve_reward("get_soft_overlong_punishment")
     # free up to 1280 - 256 = 1024 tokens, then linear down to -1 at 1280

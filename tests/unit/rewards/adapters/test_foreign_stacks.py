@@ -43,30 +43,23 @@ def importable(*bare: str, **stubs: types.ModuleType):
                 del sys.modules[name]
 
 
-@pytest.fixture
-def verl():
-    with importable("verl", "verl.utils"):
-        yield importlib.import_module("verl.utils.reward_score")
+def stack(module, *bare, **stubs):
+    """A fixture: a module of another stack, while its package is importable."""
+
+    @pytest.fixture
+    def found():
+        with importable(*bare, **stubs):
+            yield importlib.import_module(module)
+
+    return found
 
 
-@pytest.fixture
-def orms():
-    requests = types.ModuleType("swift.infer_engine")
-    requests.__dict__["InferRequest"] = dict
-    with importable("swift", "swift.rewards", swift__infer_engine=requests):
-        yield importlib.import_module("swift.rewards.orm")
-
-
-@pytest.fixture
-def graders():
-    with importable("oat", "oat.utils"):
-        yield importlib.import_module("oat.utils.math_grader")
-
-
-@pytest.fixture
-def vf():
-    with importable():
-        yield importlib.import_module("verifiers")
+requests = types.ModuleType("swift.infer_engine")
+requests.__dict__["InferRequest"] = dict
+verl = stack("verl.utils.reward_score", "verl", "verl.utils")
+orms = stack("swift.rewards.orm", "swift", "swift.rewards", swift__infer_engine=requests)
+graders = stack("oat.utils.math_grader", "oat", "oat.utils")
+vf = stack("verifiers")
 
 
 def rows(answers):

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaving import MISDEEDS, misbehave, same
 from processes import eventually, marked
+from runs import logged, train
 
 import trl_drgrpo.rewards.isolation.isolated as isolated_module
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -467,23 +468,17 @@ print(isolated(completions=["parent"]), flush=True)
         assert leaves_nothing(tmp_path, process)
 
 
-def test_training_goes_on_where_a_reward_hangs(model, tokenizer, prompts, settings):
-    from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+def test_training_goes_on_where_a_reward_hangs(tokenizer, prompts, settings):
+    from trl_drgrpo import DrGRPOTrainer
 
     def reward(completions, answer, **kwargs):
         if int(answer[0]) % 2:
             time.sleep(600)
         return [float(len(completion)) for completion in completions]
 
-    trainer = DrGRPOTrainer(
-        model=model,
-        processing_class=tokenizer,
-        reward_funcs=isolate(reward, timeout=0.1, workers=2),
-        train_dataset=prompts,
-        args=DrGRPOConfig(**{**settings, "max_steps": 4}),
-    )
-    trainer.train()
-    failed = [row["rewards/reward/failed_frac"] for row in trainer.state.log_history if "loss" in row]
+    isolated = isolate(reward, timeout=0.1, workers=2)
+    trainer = train(DrGRPOTrainer, {**settings, "max_steps": 4}, prompts, tokenizer, isolated)
+    failed = logged(trainer, "rewards/reward/failed_frac")
     assert len(failed) == 4
     assert {0.0, 0.5, 1.0} >= set(failed)
     assert set(failed) != {0.0}

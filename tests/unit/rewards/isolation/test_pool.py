@@ -10,8 +10,6 @@ import time
 import cloudpickle
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from misbehaving import (
     MISDEEDS,
     Unreadable,
@@ -65,14 +63,6 @@ def test_a_misdeed_costs_its_call_only(shared_pool, misdeed):
         assert isinstance(outcome, Failure)
         assert outcome.reason.startswith(MISDEEDS[misdeed][1]), outcome.reason
         assert len(outcome.reason) + len(outcome.traceback) < 20_000
-
-
-@given(st.lists(st.sampled_from([*range(20), "exception", "exit status 3", "sys.exit", "killed"]), max_size=40))
-@settings(max_examples=15)
-def test_outcomes_keep_the_order_of_the_calls(shared_pool, whats):
-    outcomes = shared_pool.run(MISBEHAVE, calls(*whats))
-    assert [isinstance(outcome, Failure) for outcome in outcomes] == [isinstance(what, str) for what in whats]
-    assert [o for o in outcomes if not isinstance(o, Failure)] == [what for what in whats if isinstance(what, int)]
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,6 @@ def test_only_the_one_form_counts(pieces):
     assert not expected or rest == "<think></think><answer></answer>"
 
 
-def test_it_travels_and_needs_no_column():
-    reward = pickle.loads(pickle.dumps(format_reward))
-    assert reward(completions=[RIGHT, "4"]) == [1.0, 0.0]
-    check_columns(reward, ["prompt"], "format_reward")
-
-
 # Patterns ------------------------------------------------------------------------------------------------------------
 
 
@@ -72,11 +66,6 @@ def test_a_pattern_that_runs_away_costs_its_row_and_its_time(settings):
     assert time.monotonic() - begun < 10
     with pytest.raises(RewardError, match="regex_reward"):
         RegexReward(r"(?:(?:a|b|ab)+)+$", timeout=0.2, on_error="raise")(completions=completions)
-
-
-def test_a_pattern_travels():
-    reward = pickle.loads(pickle.dumps(RegexReward(r"\d", name="digit")))
-    assert (reward.__name__, reward(completions=["4", "x"])) == ("digit", [1.0, 0.0])
 
 
 # JSON ----------------------------------------------------------------------------------------------------------------
@@ -128,16 +117,25 @@ def test_a_reference_is_not_fetched(monkeypatch):
     assert JsonSchemaReward(draft)(completions=['{"type": "string"}', '{"type": "text"}']) == [1.0, 0.0]
 
 
-def test_a_schema_travels():
-    reward = pickle.loads(pickle.dumps(JsonSchemaReward(PERSON, name="person")))
-    assert (reward.__name__, reward(completions=['{"name": "Ada"}'])) == ("person", [1.0])
-
-
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jsonschema", None)
     with pytest.raises(InputError, match=r"pip install \"trl-drgrpo\[json\]\""):
         JsonSchemaReward(PERSON)
     assert JsonSchemaReward()(completions=["1"]) == [1.0]  # any JSON needs no schema
+
+
+@pytest.mark.parametrize(
+    ("reward", "name", "right"),
+    [
+        (format_reward, "format_reward", RIGHT),
+        (RegexReward(r"<", name="tag"), "tag", RIGHT),
+        (JsonSchemaReward(PERSON, name="person"), "person", '{"name": "Ada"}'),
+    ],
+)
+def test_they_travel_and_need_no_column(reward, name, right):
+    copy = pickle.loads(pickle.dumps(reward))
+    assert (copy.__name__, copy(completions=[right, "4"])) == (name, [1.0, 0.0])
+    check_columns(reward, ["prompt"], name)
 
 
 # Penalties -----------------------------------------------------------------------------------------------------------

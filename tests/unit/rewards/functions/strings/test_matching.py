@@ -93,14 +93,20 @@ def test_a_tolerance_is_what_it_says(truth, tolerance, share):
     assert score(reward, f"{truth + share * tolerance:.17g}", truth) == float(abs(share) <= 1)
 
 
-@pytest.mark.parametrize("truth", ["", "no number", "1 or 2", "nan", float("inf"), True, [1], {"a": 1}])
-def test_a_truth_that_is_no_number_costs_its_row(truth):
+NO_NUMBERS = ["", "no number", "1 or 2", "nan", float("inf"), True, [1], {"a": 1}]
+NO_CHOICES = ["", "F", "A or B", "Paris", 5, -1, True, 1.5, ["A"]]
+
+
+@pytest.mark.parametrize(
+    ("reward", "right", "truth"),
+    [*((numeric_reward, "1", truth) for truth in NO_NUMBERS), *((choice_reward, "A", truth) for truth in NO_CHOICES)],
+)
+def test_a_truth_that_is_none_costs_its_row(reward, right, truth):
     metrics = {}
-    rewards = numeric_reward(completions=["1", "1"], answer=[truth, "1"], log_metric=metrics.__setitem__)
-    assert rewards == [None, 1.0]
-    assert metrics == {"rewards/numeric_reward/failed_frac": 0.5}
-    with pytest.raises(RewardError, match="numeric_reward"):
-        score(NumericReward(on_error="raise"), "1", truth)
+    assert reward(completions=[right] * 2, answer=[truth, right], log_metric=metrics.__setitem__) == [None, 1.0]
+    assert metrics == {f"rewards/{reward.__name__}/failed_frac": 0.5}
+    with pytest.raises(RewardError, match=reward.__name__):
+        score(type(reward)(on_error="raise"), right, truth)
 
 
 # Both ----------------------------------------------------------------------------------------------------------------
@@ -149,14 +155,6 @@ def test_answers_of_reasoning_gym(_, completion, answer):
 @pytest.mark.parametrize(("_", "completion", "picked"), cases("text_rewards.tsv", "choice"))
 def test_choices(_, completion, picked):
     assert choice_reward.choice(completion) == picked
-
-
-@pytest.mark.parametrize("truth", ["", "F", "A or B", "Paris", 5, -1, True, 1.5, ["A"]])
-def test_a_truth_that_is_no_choice_costs_its_row(truth):
-    metrics = {}
-    rewards = choice_reward(completions=["A", "A"], answer=[truth, "A"], log_metric=metrics.__setitem__)
-    assert rewards == [None, 1.0]
-    assert metrics == {"rewards/choice_reward/failed_frac": 0.5}
 
 
 def test_a_row_without_a_truth_is_left_unscored():
