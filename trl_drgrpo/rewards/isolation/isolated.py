@@ -18,10 +18,9 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
-from trl_drgrpo.common.rows import ColumnValues
-from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
+from trl_drgrpo.rewards.columns import pass_on_checks
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_flag, check_on_error, declared, reward_name
-from trl_drgrpo.rewards.isolation.nursery import original, pickled, portable
+from trl_drgrpo.rewards.isolation.nursery import pickled, portable
 from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
 from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
 from trl_drgrpo.rewards.limits import Limits
@@ -135,6 +134,7 @@ class IsolatedReward:
         lowest = declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
         self.lowest_reward = None if batched else lowest
         self.on_error: OnError = on_error
+        pass_on_checks(self, function)
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
@@ -156,22 +156,6 @@ class IsolatedReward:
         scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed, size)
         _repeat_logs(scored, size, log_metric, loggers.get("log_extra"))
         return [reward for one in scored for reward in (one.rewards if one else [None] * size)]
-
-    def check(self) -> None:
-        """The function's own check, in this process."""
-        check_ready(original(self.reward))
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """The function's own check of the columns."""
-        check_own_columns(original(self.reward), columns)
-
-    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
-        """The function's own check of its column values."""
-        check_values(original(self.reward), values)
-
-    def check_row(self, **columns: Any) -> str | None:
-        """The function's own check of a row."""
-        return row_problem(original(self.reward), columns)
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
