@@ -25,6 +25,7 @@ from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
 from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
 from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.signatures import parameters, signature_of
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,8 @@ class IsolatedReward:
             )
         self.__name__ = self.__qualname__ = reward_name(function)
         self.__doc__ = inspect.getdoc(function)
-        self.__signature__ = _signature(function)
+        known = parameters(function)  # of some built-in functions nobody knows them
+        self.__signature__ = signature_of(()) if known is None else inspect.Signature(known)
         self.reward = portable(reward if isinstance(reward, str) else function)
         self.limits, self.batched = limits, batched
         lowest = declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
@@ -301,10 +303,3 @@ def _snapshot(trainer_state: Any) -> Any:
     plain = (bool, int, float, str, type(None))
     values = vars(trainer_state) if hasattr(trainer_state, "__dict__") else {}
     return SimpleNamespace(**{key: value for key, value in values.items() if isinstance(value, plain)})
-
-
-def _signature(function: Callable) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # a built-in
-        return inspect.signature(lambda completions, **kwargs: None)
