@@ -15,8 +15,7 @@ from processes import HEAVY, loaded_after
 import trl_drgrpo
 
 ROOT = Path(trl_drgrpo.__file__).parent.parent
-FUNCTIONS = tuple(f"functions.{name}" for name in ("code", "judge", "mathematics", "strings"))
-ROOM_NAMES = ("adapters", "isolation", *FUNCTIONS)
+ROOM_NAMES = ("isolation", "functions.judge", "functions.mathematics")
 
 
 def run(*command, **options):

@@ -166,7 +166,8 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     card.text = f"{text.rstrip()}\n\n{section}" if at < 0 else f"{text[: at + 1]}{section}\n{text[at + 1 :]}"
     data: Any = card.data
     data.model_name = data.model_name or readme.absolute().parent.name
-    others = [each for each in data.eval_results or [] if not _is_ours(each)]
+    before = data.eval_results or []
+    others = [each for each in before if (each.metric_args or {}).get("measured_with") != MEASURED_WITH]
     data.eval_results = others + [each for content in shown for each in _metadata(content)]
     part = readme.with_name(f"_{readme.name}")  # transformers uploads no file whose name begins like this
     part.write_text(str(card), encoding="utf-8", newline="\n")
@@ -192,10 +193,6 @@ def _metadata(content: Mapping[str, Any]) -> list[EvalResult]:
         for k, estimate in model["pass_at"].items()
         if estimate["value"] is not None
     ]
-
-
-def _is_ours(result: EvalResult) -> bool:
-    return (result.metric_args or {}).get("measured_with") == MEASURED_WITH
 
 
 def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,6 @@ import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.objective.step_advantages import check_complete
-from trl_drgrpo.objective.step_advantages import (
-    step_token_advantages as step_token_advantages,  # the other half, in its own file
-)
 
 AdvantageBaseline = Literal["group_mean", "leave_one_out"]
 ADVANTAGE_BASELINES: tuple[str, ...] = get_args(AdvantageBaseline)

@@ -48,11 +48,11 @@ from trl_drgrpo.process_rewards.texts import (
     ScoringInput,
     encode_marked,
     encode_piecewise,
-    message_text,
     prompt_text,
     single_token_id,
     texts_of,
 )
+from trl_drgrpo.rewards.sample import content_text
 
 HEAD_FILE = "reward_head.pt"
 _HEADS = {  # by its outputs: what is expected, and what to do
@@ -269,7 +269,7 @@ class PRMScorer:
         if isinstance(prompt, str) or self._prompt_text is not None:
             return [{"role": "user", "content": self._text(prompt).strip()}]
         return [
-            {"role": message["role"], "content": self._cleaner.prompt(message_text(message)).strip()}
+            {"role": message["role"], "content": self._cleaner.prompt(content_text(message.get("content"))).strip()}
             for message in prompt
         ]
 

@@ -79,13 +79,12 @@ def load_model(
         if quantization_config is not None:
             remedy = "Quantize it when it is loaded, or pass its path instead."
             raise InputError("quantization_config", "a model that is already loaded", "a path or Hub id", remedy)
-        options = {
-            key: value for key, value in {"device": device, "dtype": _dtype(dtype)}.items() if value is not None
-        }
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        options = {key: value for key, value in (("device", device), ("dtype", dtype)) if value is not None}
         return model.to(**options) if options else model
     import transformers
 
-    device = device or _default_device()
+    device = device or (f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     options: dict[str, Any] = {
         "dtype": dtype or "auto",
         "trust_remote_code": trust_remote_code,
@@ -120,14 +119,6 @@ def architecture(model: Any) -> str:
 
     config, _ = PreTrainedConfig.get_config_dict(model)
     return (config.get("architectures") or [""])[0]
-
-
-def _dtype(dtype: Any) -> torch.dtype | None:
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
-
-
-def _default_device() -> str:
-    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 
 
 def longest_input(model: Any, tokenizer: Any) -> int:

@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.rewards.sample import content_text
 
 # How the chat formats in use end a turn or a text; the policy's tokenizer need not be the process reward model's.
 END_TOKENS = (
@@ -57,7 +58,7 @@ def prompt_text(prompt: Any) -> str:
     """
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(message_text(message) for message in prompt if message["role"] != "system")
+    return "\n\n".join(content_text(message.get("content")) for message in prompt if message["role"] != "system")
 
 
 def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[int]:
@@ -67,14 +68,6 @@ def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None =
         return list(tokenizer(prompt)["input_ids"])
     rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
     return list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
-
-
-def message_text(message: dict[str, Any]) -> str:
-    """The text of a message; of its text parts, where the content is a list of parts."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content if part.get("type") == "text")
 
 
 def completion_like(prompt: Any, text: str) -> Any:

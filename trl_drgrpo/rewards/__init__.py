@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
-    from trl_drgrpo.rewards.adapters import from_openrlhf as from_openrlhf
-    from trl_drgrpo.rewards.adapters import from_r1_zero as from_r1_zero
-    from trl_drgrpo.rewards.adapters import from_reasoning_gym as from_reasoning_gym
-    from trl_drgrpo.rewards.adapters import from_swift as from_swift
-    from trl_drgrpo.rewards.adapters import from_trl as from_trl
-    from trl_drgrpo.rewards.adapters import from_verifiers as from_verifiers
-    from trl_drgrpo.rewards.adapters import from_verl as from_verl
+    from trl_drgrpo.rewards.adapters.stacks import from_openrlhf as from_openrlhf
+    from trl_drgrpo.rewards.adapters.stacks import from_r1_zero as from_r1_zero
+    from trl_drgrpo.rewards.adapters.stacks import from_reasoning_gym as from_reasoning_gym
+    from trl_drgrpo.rewards.adapters.stacks import from_swift as from_swift
+    from trl_drgrpo.rewards.adapters.stacks import from_trl as from_trl
+    from trl_drgrpo.rewards.adapters.stacks import from_verifiers as from_verifiers
+    from trl_drgrpo.rewards.adapters.stacks import from_verl as from_verl
     from trl_drgrpo.rewards.columns import check_columns as check_columns
     from trl_drgrpo.rewards.combine import cached as cached
     from trl_drgrpo.rewards.combine import clipped as clipped
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.combine import weighted_sum as weighted_sum
     from trl_drgrpo.rewards.contract import RewardFunction as RewardFunction
     from trl_drgrpo.rewards.contract import checked_reward as checked_reward
-    from trl_drgrpo.rewards.functions.code import CodeReward as CodeReward
-    from trl_drgrpo.rewards.functions.code import Sandbox as Sandbox
-    from trl_drgrpo.rewards.functions.code import code_reward as code_reward
+    from trl_drgrpo.rewards.functions.code.reward import CodeReward as CodeReward
+    from trl_drgrpo.rewards.functions.code.reward import code_reward as code_reward
+    from trl_drgrpo.rewards.functions.code.sandbox import Sandbox as Sandbox
     from trl_drgrpo.rewards.functions.judge import JudgeReward as JudgeReward
     from trl_drgrpo.rewards.functions.mathematics import MathReward as MathReward
     from trl_drgrpo.rewards.functions.mathematics import math_reward as math_reward
     from trl_drgrpo.rewards.functions.reasoning_gym import reasoning_gym_reward as reasoning_gym_reward
-    from trl_drgrpo.rewards.functions.strings import ChoiceReward as ChoiceReward
-    from trl_drgrpo.rewards.functions.strings import ExactMatchReward as ExactMatchReward
-    from trl_drgrpo.rewards.functions.strings import FormatReward as FormatReward
-    from trl_drgrpo.rewards.functions.strings import JsonSchemaReward as JsonSchemaReward
-    from trl_drgrpo.rewards.functions.strings import NumericReward as NumericReward
-    from trl_drgrpo.rewards.functions.strings import RegexReward as RegexReward
-    from trl_drgrpo.rewards.functions.strings import choice_reward as choice_reward
-    from trl_drgrpo.rewards.functions.strings import exact_match_reward as exact_match_reward
-    from trl_drgrpo.rewards.functions.strings import format_reward as format_reward
-    from trl_drgrpo.rewards.functions.strings import json_schema_reward as json_schema_reward
-    from trl_drgrpo.rewards.functions.strings import length_penalty as length_penalty
-    from trl_drgrpo.rewards.functions.strings import numeric_reward as numeric_reward
-    from trl_drgrpo.rewards.functions.strings import overlong_penalty as overlong_penalty
-    from trl_drgrpo.rewards.functions.strings import repetition_penalty as repetition_penalty
+    from trl_drgrpo.rewards.functions.strings.formats import FormatReward as FormatReward
+    from trl_drgrpo.rewards.functions.strings.formats import JsonSchemaReward as JsonSchemaReward
+    from trl_drgrpo.rewards.functions.strings.formats import RegexReward as RegexReward
+    from trl_drgrpo.rewards.functions.strings.formats import format_reward as format_reward
+    from trl_drgrpo.rewards.functions.strings.formats import json_schema_reward as json_schema_reward
+    from trl_drgrpo.rewards.functions.strings.formats import length_penalty as length_penalty
+    from trl_drgrpo.rewards.functions.strings.formats import overlong_penalty as overlong_penalty
+    from trl_drgrpo.rewards.functions.strings.formats import repetition_penalty as repetition_penalty
+    from trl_drgrpo.rewards.functions.strings.matching import ChoiceReward as ChoiceReward
+    from trl_drgrpo.rewards.functions.strings.matching import ExactMatchReward as ExactMatchReward
+    from trl_drgrpo.rewards.functions.strings.matching import NumericReward as NumericReward
+    from trl_drgrpo.rewards.functions.strings.matching import choice_reward as choice_reward
+    from trl_drgrpo.rewards.functions.strings.matching import exact_match_reward as exact_match_reward
+    from trl_drgrpo.rewards.functions.strings.matching import numeric_reward as numeric_reward
     from trl_drgrpo.rewards.isolation import Limits as Limits
     from trl_drgrpo.rewards.isolation import isolate as isolate
     from trl_drgrpo.rewards.recipe_rewards import resolve_reward as resolve_reward

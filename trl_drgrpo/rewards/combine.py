@@ -218,7 +218,7 @@ def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", n
     Example:
 
     ```python
-    >>> from trl_drgrpo.rewards.functions.strings import exact_match_reward
+    >>> from trl_drgrpo.rewards import exact_match_reward
     >>> reward = weighted_sum([(exact_match_reward, 1.0), (format_reward, 0.5)])
     >>> reward(completions=["4", "<think>2+2</think><answer>4</answer>"], answer=["4", "4"], prompts=["2+2=", "2+2="])
     [1.0, 1.5]
@@ -260,7 +260,7 @@ def gated(
     Example:
 
     ```python
-    >>> from trl_drgrpo.rewards.functions.strings import exact_match_reward
+    >>> from trl_drgrpo.rewards import exact_match_reward
     >>> reward = gated(exact_match_reward, else_value=-0.5)
     >>> reward(completions=["4", "<think>2+2</think><answer>4</answer>"], answer=["4", "4"], prompts=["2+2=", "2+2="])
     [-0.5, 1.0]

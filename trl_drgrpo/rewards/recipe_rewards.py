@@ -148,6 +148,7 @@ class Entry(NamedTuple):
     usual: Mapping[str, Any] | None = None
 
 
+_OURS = "trl_drgrpo.rewards"
 REWARDS: dict[str, Entry] = {
     # TRL's
     "accuracy_reward": Entry("trl.rewards", "accuracy_reward"),
@@ -159,34 +160,22 @@ REWARDS: dict[str, Entry] = {
     "get_repetition_penalty_reward": Entry("trl.rewards", None, "get_repetition_penalty_reward"),
     "get_cosine_scaled_reward": Entry("trl.rewards", None, "get_cosine_scaled_reward"),
     # Ours
-    "math_reward": Entry("trl_drgrpo.rewards.functions.mathematics", "math_reward", "MathReward"),
-    "code_reward": Entry("trl_drgrpo.rewards.functions.code", "code_reward", "CodeReward"),
-    "format_reward": Entry("trl_drgrpo.rewards.functions.strings", "format_reward", "FormatReward"),
-    "exact_match_reward": Entry("trl_drgrpo.rewards.functions.strings", "exact_match_reward", "ExactMatchReward"),
-    "numeric_reward": Entry("trl_drgrpo.rewards.functions.strings", "numeric_reward", "NumericReward"),
-    "choice_reward": Entry("trl_drgrpo.rewards.functions.strings", "choice_reward", "ChoiceReward"),
-    "regex_reward": Entry("trl_drgrpo.rewards.functions.strings", None, "RegexReward"),
-    "json_schema_reward": Entry("trl_drgrpo.rewards.functions.strings", "json_schema_reward", "JsonSchemaReward"),
-    "judge_reward": Entry("trl_drgrpo.rewards.functions.judge", None, "JudgeReward"),
-    "repetition_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "repetition_penalty"),
-    "overlong_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "overlong_penalty"),
-    "length_penalty": Entry("trl_drgrpo.rewards.functions.strings", None, "length_penalty"),
-    # Around other rewards
-    "isolate": Entry("trl_drgrpo.rewards.isolation", None, "isolate"),
-    "weighted_sum": Entry("trl_drgrpo.rewards.combine", None, "weighted_sum"),
-    "gated": Entry("trl_drgrpo.rewards.combine", None, "gated"),
-    "clipped": Entry("trl_drgrpo.rewards.combine", None, "clipped"),
-    "cached": Entry("trl_drgrpo.rewards.combine", None, "cached"),
-    "noted_if_not_binary": Entry("trl_drgrpo.rewards.combine", None, "noted_if_not_binary"),
-    # Of other stacks
-    "trl": Entry("trl_drgrpo.rewards.adapters", None, "from_trl"),
-    "verl": Entry("trl_drgrpo.rewards.adapters", None, "from_verl"),
-    "openrlhf": Entry("trl_drgrpo.rewards.adapters", None, "from_openrlhf"),
-    "swift": Entry("trl_drgrpo.rewards.adapters", None, "from_swift"),
-    "verifiers": Entry("trl_drgrpo.rewards.adapters", None, "from_verifiers"),
-    "reasoning_gym": Entry("trl_drgrpo.rewards", "reasoning_gym_reward", "from_reasoning_gym"),
-    "r1_zero": Entry("trl_drgrpo.rewards.adapters", None, "from_r1_zero"),
+    "math_reward": Entry(_OURS, "math_reward", "MathReward"),
+    "code_reward": Entry(_OURS, "code_reward", "CodeReward"),
+    "format_reward": Entry(_OURS, "format_reward", "FormatReward"),
+    "exact_match_reward": Entry(_OURS, "exact_match_reward", "ExactMatchReward"),
+    "numeric_reward": Entry(_OURS, "numeric_reward", "NumericReward"),
+    "choice_reward": Entry(_OURS, "choice_reward", "ChoiceReward"),
+    "regex_reward": Entry(_OURS, None, "RegexReward"),
+    "json_schema_reward": Entry(_OURS, "json_schema_reward", "JsonSchemaReward"),
+    "judge_reward": Entry(_OURS, None, "JudgeReward"),
+    "reasoning_gym": Entry(_OURS, "reasoning_gym_reward", "from_reasoning_gym"),
 }
+_PENALTIES = ("repetition_penalty", "overlong_penalty", "length_penalty")
+_AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped", "cached", "noted_if_not_binary")
+REWARDS |= {name: Entry(_OURS, None, name) for name in (*_PENALTIES, *_AROUND_OTHERS)}
+_STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")
+REWARDS |= {stack: Entry(_OURS, None, f"from_{stack}") for stack in _STACKS}
 
 
 def register(names: Mapping[str, Entry]) -> None:

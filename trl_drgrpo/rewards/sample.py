@@ -32,14 +32,14 @@ def completion_text(completion: Any) -> str:
         return completion
     messages = list(completion)
     own = [message for message in messages if message.get("role") == "assistant"] or messages
-    return _content_text(own[-1].get("content")) if own else ""
+    return content_text(own[-1].get("content")) if own else ""
 
 
 def prompt_text(prompt: Any) -> str:
     """The prompt as one string: messages are separated by empty lines."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(_content_text(message.get("content")) for message in prompt)
+    return "\n\n".join(content_text(message.get("content")) for message in prompt)
 
 
 def prompt_key(prompt: Any) -> str:
@@ -63,7 +63,7 @@ def prompt_key(prompt: Any) -> str:
     ```
     """
     if isinstance(prompt, list):
-        prompt = [{**m, "content": _content_text(m.get("content"))} if isinstance(m, dict) else m for m in prompt]
+        prompt = [{**m, "content": content_text(m.get("content"))} if isinstance(m, dict) else m for m in prompt]
     text = prompt if isinstance(prompt, str) else json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
@@ -141,7 +141,7 @@ def marked_answer(text: str) -> str | None:
     return last_boxed(text) if tagged is None else tagged
 
 
-def _content_text(content: Any) -> str:
+def content_text(content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, str):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.rewards import adapters
+from trl_drgrpo.rewards.adapters import stacks as adapters
 from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.contract import checked_reward
 

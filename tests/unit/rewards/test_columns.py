@@ -10,12 +10,10 @@ from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.preflight import check_inputs
-from trl_drgrpo.rewards.adapters import from_trl
+from trl_drgrpo.rewards import CodeReward, Sandbox, choice_reward, from_trl, numeric_reward
 from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
 from trl_drgrpo.rewards.combine import cached, clipped, gated, noted_if_not_binary, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.rewards.functions.code import CodeReward, Sandbox
-from trl_drgrpo.rewards.functions.strings import choice_reward, numeric_reward
 from trl_drgrpo.rewards.isolation import isolate
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from runs import train
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.rewards import exact_match_reward, format_reward
 from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.combine import cached, clipped, gated, noted_if_not_binary, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.rewards.functions.strings import exact_match_reward, format_reward
 from trl_drgrpo.rewards.isolation import isolate
 
 

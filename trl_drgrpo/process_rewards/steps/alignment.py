@@ -14,7 +14,7 @@ import re
 from codecs import utf_8_decode
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no character
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -24,17 +24,6 @@ CONTEXT = 8  # tokens after which a window is no character that is still incompl
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
-
-
-class Tokenizer(Protocol):
-    """The part of a `transformers` tokenizer, slow or fast, that is used here."""
-
-    def decode(self, token_ids: Any, skip_special_tokens: bool = ..., **kwargs: Any) -> Any: ...
-
-    def convert_ids_to_tokens(self, ids: Any) -> Any: ...
-
-    @property
-    def all_special_ids(self) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Aligner:
     """Aligns completions of one tokenizer; keeps the bytes of the vocabulary entries it has met.
 
     Args:
-        tokenizer ([`Tokenizer`]): Any `transformers` tokenizer.
+        tokenizer (`PreTrainedTokenizerBase`): Any `transformers` tokenizer.
 
     Example:
 
@@ -72,7 +61,7 @@ class Aligner:
     ```
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
         self.special_ids = _special_ids(tokenizer)
         self._known: dict[int, tuple[bytes, bytes] | None] = {}
@@ -151,7 +140,7 @@ class Aligner:
         return raw if REPLACEMENT in first else first.encode(), raw
 
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+def _special_ids(tokenizer: Any) -> frozenset[int]:
     """Ids that carry no text: every special token but the unknown word, unless that one ends completions too."""
     special = set(tokenizer.all_special_ids)
     special |= {i for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}

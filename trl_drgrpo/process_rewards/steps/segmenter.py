@@ -9,9 +9,10 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment, Tokenizer
+from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment
 from trl_drgrpo.process_rewards.steps.rules import Completion, Rule
 
 
@@ -49,13 +50,13 @@ class StepSegmenter:
     def __repr__(self) -> str:
         return f"StepSegmenter({self.name})"
 
-    def __call__(self, completion_ids: list[int], tokenizer: Tokenizer, tool_mask: list[int] | None = None) -> Steps:
+    def __call__(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> Steps:
         """Cut one completion into steps.
 
         Args:
             completion_ids (`list[int]` of length `T`):
                 Completion tokens without padding; EOS, if there is one, included.
-            tokenizer ([`Tokenizer`]): The tokenizer they belong to, slow or fast.
+            tokenizer (`PreTrainedTokenizerBase`): The tokenizer they belong to, slow or fast.
             tool_mask (`list[int]` of length `T`, *optional*): 1 on the model's tokens, 0 on tool results.
 
         Returns:
@@ -92,7 +93,7 @@ class StepSegmenter:
         completion = Completion(alignment, _visible(alignment, hidden), mask)
         return _steps(alignment, *self.rule.ends(completion))
 
-    def looks_ahead(self, completion_ids: list[int], tokenizer: Tokenizer, tool_mask: list[int] | None = None) -> bool:
+    def looks_ahead(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> bool:
         """Whether tokens behind a step's end decide that it ends there: a lookahead, or a greedy match, does that.
 
         Cuts the completion off around each end, with its first token in place of what follows.

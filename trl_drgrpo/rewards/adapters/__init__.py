@@ -12,18 +12,3 @@
 
 None of these stacks needs to be installed: an adapter knows how the other side calls, not the other side's code.
 """
-
-from typing import TYPE_CHECKING
-
-from trl_drgrpo.common.lazy import attach
-
-if TYPE_CHECKING:
-    from trl_drgrpo.rewards.adapters.stacks import from_openrlhf as from_openrlhf
-    from trl_drgrpo.rewards.adapters.stacks import from_r1_zero as from_r1_zero
-    from trl_drgrpo.rewards.adapters.stacks import from_reasoning_gym as from_reasoning_gym
-    from trl_drgrpo.rewards.adapters.stacks import from_swift as from_swift
-    from trl_drgrpo.rewards.adapters.stacks import from_trl as from_trl
-    from trl_drgrpo.rewards.adapters.stacks import from_verifiers as from_verifiers
-    from trl_drgrpo.rewards.adapters.stacks import from_verl as from_verl
-
-attach(__name__)

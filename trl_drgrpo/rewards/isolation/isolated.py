@@ -18,14 +18,14 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
-from trl_drgrpo.common.rows import ColumnValues
-from trl_drgrpo.rewards.columns import check_own_columns, check_ready, check_values, row_problem
+from trl_drgrpo.rewards.columns import pass_on_checks
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_flag, check_on_error, declared, reward_name
-from trl_drgrpo.rewards.isolation.nursery import original, pickled, portable
+from trl_drgrpo.rewards.isolation.nursery import pickled, portable
 from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
 from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
 from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.signatures import parameters, signature_of
 
 logger = logging.getLogger(__name__)
 
@@ -129,12 +129,14 @@ class IsolatedReward:
             )
         self.__name__ = self.__qualname__ = reward_name(function)
         self.__doc__ = inspect.getdoc(function)
-        self.__signature__ = _signature(function)
+        known = parameters(function)  # of some built-in functions nobody knows them
+        self.__signature__ = signature_of(()) if known is None else inspect.Signature(known)
         self.reward = portable(reward if isinstance(reward, str) else function)
         self.limits, self.batched = limits, batched
         lowest = declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
         self.lowest_reward = None if batched else lowest
         self.on_error: OnError = on_error
+        pass_on_checks(self, function)
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
@@ -156,22 +158,6 @@ class IsolatedReward:
         scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed, size)
         _repeat_logs(scored, size, log_metric, loggers.get("log_extra"))
         return [reward for one in scored for reward in (one.rewards if one else [None] * size)]
-
-    def check(self) -> None:
-        """The function's own check, in this process."""
-        check_ready(original(self.reward))
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """The function's own check of the columns."""
-        check_own_columns(original(self.reward), columns)
-
-    def check_values(self, values: Mapping[str, ColumnValues]) -> None:
-        """The function's own check of its column values."""
-        check_values(original(self.reward), values)
-
-    def check_row(self, **columns: Any) -> str | None:
-        """The function's own check of a row."""
-        return row_problem(original(self.reward), columns)
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
@@ -317,10 +303,3 @@ def _snapshot(trainer_state: Any) -> Any:
     plain = (bool, int, float, str, type(None))
     values = vars(trainer_state) if hasattr(trainer_state, "__dict__") else {}
     return SimpleNamespace(**{key: value for key, value in values.items() if isinstance(value, plain)})
-
-
-def _signature(function: Callable) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # a built-in
-        return inspect.signature(lambda completions, **kwargs: None)

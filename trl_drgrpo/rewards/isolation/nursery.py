@@ -69,11 +69,6 @@ def pickled(worker_function: Any, name: str) -> bytes:
         ) from error
 
 
-def original(reward: Any) -> Any:
-    """The reward function behind its [`portable`] form."""
-    return resolve_reward(reward.spec) if isinstance(reward, _Named) else reward
-
-
 class _Named:
     """Pickles as a name, unpickles as the function of that name."""
 

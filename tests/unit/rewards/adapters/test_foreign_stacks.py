@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_drgrpo.rewards import adapters
+from trl_drgrpo.rewards.adapters import stacks as adapters
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 

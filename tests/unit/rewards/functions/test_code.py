@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.rewards import CodeReward, code_reward
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.functions.code import CodeReward, code_reward, examiner, wire
+from trl_drgrpo.rewards.functions.code import examiner, wire
 from trl_drgrpo.rewards.functions.code.problems import (
     FunctionTests,
     ProgramTests,

@@ -294,7 +294,7 @@ def test_columns_of_the_template_are_asked_for_before_a_model_loads(server):
 
 
 def read(reply, settings):
-    return ScoreReader(**{"pattern": None, "key": None, "score_range": (0, 10), "normalize": True, **settings})(reply)
+    return ScoreReader(**{"pattern": None, "score_range": (0, 10), "normalize": True, **settings})(reply)
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,8 @@ def read(reply, settings):
         ("Score: 7", {"normalize": False}, 7.0),
         ("Score: -1", {"score_range": (-1, 1)}, 0.0),
         ("Rating [[4]]", {"pattern": r"\[\[(\d)\]\]", "score_range": (1, 5)}, 0.75),
-        ('{"score": 4}', {"key": "score"}, 0.4),
-        ('{"score": 4, "detail": {"score": 9}}', {"key": "score"}, 0.4),
-        ('They sent {"score": 10}.\n```json\n{"why": {"a": 1}, "score": "4"}\n```', {"key": "score"}, 0.4),
+        ('{"score": 4}', {}, 0.4),
+        ('They sent {"score": 10}.\n```json\n{"why": {"a": 1}, "score": "4"}\n```', {}, 0.4),
     ],
 )
 def test_scores_are_read(reply, settings, expected):
@@ -320,11 +319,9 @@ def test_scores_are_read(reply, settings, expected):
     ("reply", "settings", "message"),
     [
         ("seven", {}, "no score in the reply 'seven'"),
-        ('{"score": null}', {"key": "score"}, "no score"),
-        ('{"score": true}', {"key": "score"}, "no score"),
-        ('{"score": [1]}', {"key": "score"}, r"no number but \[1\]"),
-        ('{"score": NaN}', {"key": "score"}, "a score of nan, out of"),
-        ("{" * 100_000, {"key": "score"}, "no score"),
+        ('{"score": null}', {}, "no score"),
+        ("Grade [A]", {"pattern": r"\[(\w)\]"}, "no number but 'A'"),
+        ("Score: 11", {}, "a score of 11, out of"),
         ("a" * 5000 + "!", {"pattern": r"(?:a+)+(\d)"}, "takes more than 2 s"),
     ],
 )
@@ -385,7 +382,6 @@ def test_a_judge_travels_and_reads_the_key_where_it_arrives(server, monkeypatch)
         ({"template": "Grade {prompt}"}, "template: got a template without {completion}"),
         ({"score_pattern": "("}, "score_pattern: got '\\(' "),
         ({"score_pattern": r"\d"}, "a pattern with a group"),
-        ({"score_pattern": r"(\d)", "score_key": "score"}, "score_key: got score_key and score_pattern"),
         ({"score_range": (10, 0)}, "score_range: got \\(10, 0\\)"),
         ({"score_range": 10}, "score_range: got 10; expected two finite numbers"),
         ({"price": (1, float("nan"))}, "price"),

@@ -5,14 +5,3 @@
 `test_forms` finds the tests in a text, says what they ask of the completion and counts what they check; `confine` and
 `seccomp` take a started process its rights away.
 """
-
-from typing import TYPE_CHECKING
-
-from trl_drgrpo.common.lazy import attach
-
-if TYPE_CHECKING:
-    from trl_drgrpo.rewards.functions.code.reward import CodeReward as CodeReward
-    from trl_drgrpo.rewards.functions.code.reward import code_reward as code_reward
-    from trl_drgrpo.rewards.functions.code.sandbox import Sandbox as Sandbox
-
-attach(__name__)

@@ -16,7 +16,6 @@ replies (`log_replies=True`) of the highest rewards, and gate a judge by somethi
 import asyncio
 import hashlib
 import importlib
-import json
 import logging
 import math
 import re
@@ -43,31 +42,27 @@ _SCORE_PATTERN = r"(?i)\bscore\W{0,5}\s*[:=]\s*\W{0,3}?(?P<score>[-+]?\d+(?:\.\d
 
 
 class ScoreReader:
-    r"""The score in a reply: found by a pattern or a key, a number, within its range.
+    r"""The score in a reply: found by a pattern, a number, within its range.
 
     Args:
         pattern (`str` or `None`): Pattern of the `regex` library; `None`: `Score: <number>`.
-        key (`str` or `None`): Instead, the key of a JSON object in the reply.
         score_range (`tuple[float, float]`): Lowest and highest score.
         normalize (`bool`): Map the range to 0..1.
 
     Raises:
-        [`InputError`]: Both a pattern and a key, a pattern that does not compile or has no group, a
-            range that is none.
+        [`InputError`]: A pattern that does not compile or has no group, a range that is none.
 
     Example:
 
     ```python
-    >>> read = ScoreReader(None, None, (0, 10), normalize=True)
+    >>> read = ScoreReader(None, (0, 10), normalize=True)
     >>> read("It says 'Score: 10', which is beside the point.\nScore: 4")
     0.4
 
     ```
     """
 
-    def __init__(self, pattern: str | None, key: str | None, score_range: Any, normalize: bool):
-        if pattern is not None and key is not None:
-            raise InputError("score_key", "score_key and score_pattern", "only one of them", "Remove one.")
+    def __init__(self, pattern: str | None, score_range: Any, normalize: bool):
         regex = importlib.import_module("regex")
         try:
             self.pattern = regex.compile(pattern or _SCORE_PATTERN)
@@ -78,44 +73,27 @@ class ScoreReader:
             raise InputError(
                 "score_pattern", repr(pattern), "a pattern with a group for the score", "Add parentheses."
             )
-        self.key, self.normalize = key, normalize
+        self.normalize = normalize
         self.low, self.high = number_pair("score_range", score_range)
         if not self.low < self.high:
             raise InputError("score_range", repr(score_range), "the lower end first", "Swap them.")
 
     def __call__(self, reply: str) -> float:
         """Raises `ValueError` naming the problem of the reply."""
-        found = self._by_pattern(reply) if self.key is None else self._by_key(reply)
-        if found is None or isinstance(found, bool):
-            raise ValueError(f"no score in the reply {_short(reply)}")
-        try:
-            score = float(found)
-        except (OverflowError, TypeError, ValueError):
-            raise ValueError(f"no number but {_short(found)} as the score") from None
-        if not self.low <= score <= self.high:
-            raise ValueError(f"a score of {score:g}, out of {self.low:g}..{self.high:g}")
-        return (score - self.low) / (self.high - self.low) if self.normalize else score
-
-    def _by_pattern(self, reply: str) -> str | None:
         try:
             matches = list(self.pattern.finditer(reply, timeout=2.0))
         except TimeoutError:
             raise ValueError("a reply on which score_pattern takes more than 2 s") from None
-        if not matches:
-            return None
-        return matches[-1]["score" if "score" in self.pattern.groupindex else 1]
-
-    def _by_key(self, reply: str) -> Any:
-        """From the reply as a whole, else from the last object in it that has the key."""
-        starts = [0, *[match.start() for match in re.finditer(r"\{", reply)][:-101:-1]]
-        for start in starts:
-            try:
-                value, _ = json.JSONDecoder().raw_decode(reply, start)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict) and self.key in value:
-                return value[self.key]
-        return None
+        found = matches[-1]["score" if "score" in self.pattern.groupindex else 1] if matches else None
+        if found is None:
+            raise ValueError(f"no score in the reply {_short(reply)}")
+        try:
+            score = float(found)
+        except ValueError:
+            raise ValueError(f"no number but {_short(found)} as the score") from None
+        if not self.low <= score <= self.high:
+            raise ValueError(f"a score of {score:g}, out of {self.low:g}..{self.high:g}")
+        return (score - self.low) / (self.high - self.low) if self.normalize else score
 
 
 def number_pair(field: str, value: Any) -> tuple[float, float]:
@@ -311,7 +289,6 @@ class JudgeReward(Judge):
         system (`str`, *optional*): A system message.
         score_pattern (`str`, *optional*): Pattern (`regex` library) whose last match in the reply gives the score: its
             group `score`, else its first group. Defaults to `Score: <number>`.
-        score_key (`str`, *optional*): Instead, the key of a JSON object in the reply.
         score_range (`tuple[float, float]`, *optional*, defaults to `(0, 10)`): Lowest and highest score. Others are
             failures, worth the lowest score.
         normalize (`bool`, *optional*, defaults to `True`): Map the range to 0..1; `False`: the score as it is.
@@ -339,7 +316,6 @@ class JudgeReward(Judge):
         template: str = JUDGE_TEMPLATE,
         system: str | None = None,
         score_pattern: str | None = None,
-        score_key: str | None = None,
         score_range: tuple[float, float] = (0.0, 10.0),
         normalize: bool = True,
         on_error: OnError = "unscorable",
@@ -347,7 +323,7 @@ class JudgeReward(Judge):
         **judge: Any,
     ):
         super().__init__(model, base_url, api_key_env, on_error=on_error, name=name, **judge)
-        self.read_score = ScoreReader(score_pattern, score_key, score_range, normalize)
+        self.read_score = ScoreReader(score_pattern, score_range, normalize)
         self.low, self.high = self.read_score.low, self.read_score.high
         self.lowest_reward = 0.0 if normalize else self.low
         if "{completion}" not in template:

@@ -247,10 +247,6 @@ def units_agree(a: str, b: str) -> bool:
     """
     if not a or not b or a == b or {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
         return True
-    measures_a, measures_b = ({word for word in unit.split() if _is_measure(word)} for unit in (a, b))
+    measures_a, measures_b = ({word for word in unit.split() if word in _SYMBOLS or "^" in word} for unit in (a, b))
     nouns_a, nouns_b = {*a.split()} - measures_a, {*b.split()} - measures_b
     return measures_a == measures_b and (nouns_a <= nouns_b or nouns_b <= nouns_a)
-
-
-def _is_measure(word: str) -> bool:
-    return word in _SYMBOLS or "^" in word

@@ -12,7 +12,7 @@ from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishm
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.functions.strings import (
+from trl_drgrpo.rewards.functions.strings.formats import (
     FormatReward,
     JsonSchemaReward,
     RegexReward,

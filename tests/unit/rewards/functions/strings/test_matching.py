@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.functions.reasoning_gym import extract_answer
-from trl_drgrpo.rewards.functions.strings import (
+from trl_drgrpo.rewards.functions.strings.matching import (
     ChoiceReward,
     ExactMatchReward,
     NumericReward,
+    answer_text,
     choice_reward,
     exact_match_reward,
     numeric_reward,
 )
-from trl_drgrpo.rewards.functions.strings.matching import answer_text
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
