@@ -34,15 +34,7 @@ def objective_of(trainer: Any) -> Objective:
         "reward_weights": trainer.reward_weights.tolist(),
         "on_policy": args.gradient_accumulation_steps % trainer.generate_every == 0,
         "rows": args.num_generations or 1,
-        "reference": _reference(trainer),
+        "adapters": getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {}),
         "segmenter": scorer.segmenter.name if scorer else None,
     }
     return Objective(lines_of("formula.jinja", **values), lines_of("objective.jinja", **values))
-
-
-def _reference(trainer: Any) -> str:
-    """What the KL term holds the policy to."""
-    if not trainer.args.beta or trainer.ref_model is not None:
-        return "the starting weights, frozen"
-    adapters = trainer.accelerator.unwrap_model(trainer.model).peft_config
-    return "the starting adapter, frozen" if "ref" in adapters else "the base model without the adapter"
