@@ -67,7 +67,7 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
         "adapter": adapter_facts(trainer.accelerator.unwrap_model(trainer.model)),
         "dataset": trainer.dataset_name or getattr(info, "dataset_name", None) or None,
         "prompts": "messages" if is_conversational(trainer.train_dataset) else "texts",
-        "formula": objective_of(trainer).formula,
+        "formula": objective_of(trainer)[0],
         "objective": _objective(trainer),
         "settings": fields_of(args, _SETTINGS),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},

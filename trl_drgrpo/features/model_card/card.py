@@ -87,7 +87,7 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
     """The card without its metadata, in Markdown. `folder` is where the card will be; the picture goes below it."""
     args = trainer.args
     history = card_facts.history_by_split(trainer.state.log_history, trainer.eval_dataset)
-    objective = objective_of(trainer)
+    formula, notes = objective_of(trainer)
     drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = card_facts.changed_settings(args)
     values = {
@@ -95,8 +95,8 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "what": f"{'An adapter' if is_adapter else 'A model'} ({type(model).__name__})",
         "base": _base(model),
         "snippet": _snippet(trainer, is_adapter),
-        "formula": "\n".join(objective.formula),
-        "notes": objective.notes,
+        "formula": "\n".join(formula),
+        "notes": notes,
         "data": card_facts.data_rows(trainer, dataset_name),
         "rewards": card_facts.reward_rows(trainer),
         "metrics": card_facts.metric_rows(history),

@@ -5,27 +5,14 @@ Read off the configuration and the trainer, never off defaults: a card that says
 compared with another. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.features.model_card.card_facts import lines_of
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The objective of a run.
-
-    Args:
-        formula (`list[str]`): Lines of plain text.
-        notes (`list[str]`): One sentence per choice behind the formula.
-    """
-
-    formula: list[str]
-    notes: list[str]
-
-
-def objective_of(trainer: Any) -> Objective:
-    """The objective that a trainer minimizes; also before its first step."""
+def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
+    """The objective that a trainer minimizes, also before its first step: the formula, in lines of plain text, and
+    one sentence per choice behind it."""
     args, scorer = trainer.args, trainer.step_scorer
     values = {
         "args": args,
@@ -37,4 +24,4 @@ def objective_of(trainer: Any) -> Objective:
         "adapters": getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {}),
         "segmenter": scorer.segmenter.name if scorer else None,
     }
-    return Objective(lines_of("formula.jinja", **values), lines_of("objective.jinja", **values))
+    return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
