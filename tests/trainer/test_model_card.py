@@ -24,8 +24,7 @@ from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts, run_facts
 from trl_drgrpo.features.model_card import card_facts
 from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves
-from trl_drgrpo.features.model_card.card_facts import code, fenced, plain, without_paths
-from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.card_facts import code, fenced, objective_of, plain, without_paths
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.host import swapped

@@ -10,8 +10,7 @@ import torch
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.model_card.card import is_conversational
-from trl_drgrpo.features.model_card.card_facts import plain_data
-from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.card_facts import objective_of, plain_data
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 

@@ -2,8 +2,8 @@
 
 TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
 of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
-`objective.py` and `card_facts.py` read the run, `card.md.jinja` lays it out, and what is left of secrets or paths is
-taken out at the end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and two points exist.
+`card_facts.py` reads the run, `card.md.jinja` lays it out, and what is left of secrets or paths is taken out at the
+end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and two points exist.
 """
 
 import textwrap
@@ -17,8 +17,7 @@ from huggingface_hub import ModelCardData
 from trl_drgrpo.common.drawing import new_figure, save_figure
 from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import card_facts
-from trl_drgrpo.features.model_card.card_facts import plain, plain_data, template
-from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.card_facts import objective_of, plain, plain_data, template
 
 Panels = Sequence[tuple[str, Sequence[str]]]  # title, and the metrics in it
 

@@ -1,4 +1,4 @@
-"""Facts for the card beside the objective, read off the trainer: data, rewards, settings, metrics; and their Markdown.
+"""Facts for the card, read off the trainer: objective, data, rewards, settings, metrics; and their Markdown.
 
 Nothing is guessed: what the run does not know is left out. Every function of facts returns rows (`name`, `value`) for
 a table. Names that others chose must not act in Markdown: their pipes, backticks and tags are escaped.
@@ -113,6 +113,27 @@ _PACKAGES = ["trl-drgrpo", "trl", "transformers", "torch", "accelerate", "datase
 _PACKAGES += ["bitsandbytes"]
 _ADAPTER = {"adapter": "peft_type", "rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
 _ADAPTER |= {"rsLoRA": "use_rslora", "target modules": "target_modules", "modules trained in full": "modules_to_save"}
+
+
+def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
+    """The objective that a trainer minimizes, also before its first step: the formula with the run's numbers, in lines
+    of plain text, and one sentence per choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
+
+    Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
+    compared with another.
+    """
+    args, scorer = trainer.args, trainer.step_scorer
+    values = {
+        "args": args,
+        "trainer": trainer,
+        "scorer": scorer,
+        "reward_weights": trainer.reward_weights.tolist(),
+        "on_policy": args.gradient_accumulation_steps % trainer.generate_every == 0,
+        "rows": args.num_generations or 1,
+        "adapters": getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {}),
+        "segmenter": scorer.segmenter.name if scorer else None,
+    }
+    return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
 
 
 def is_hub_id(name: Any) -> bool:
