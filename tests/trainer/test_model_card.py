@@ -24,8 +24,7 @@ from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts, run_facts
 from trl_drgrpo.features.model_card import card_facts
 from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves
-from trl_drgrpo.features.model_card.card_facts import code, fenced, plain, without_paths
-from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.card_facts import code, fenced, objective_of, plain, without_paths
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.host import swapped
@@ -187,10 +186,10 @@ def test_credit_sampling_and_forks_are_stated(fields, arguments, said, settings,
     if "dynamic_sampling" in fields:
         fields = {**fields, "max_sampling_rounds": 1}
     trainer = built({**settings, **fields}, prompts, tokenizer, reward, **arguments)
-    objective = objective_of(trainer)
-    text = "\n".join([*objective.formula, *objective.notes])
+    formula, notes = objective_of(trainer)
+    text = "\n".join([*formula, *notes])
     assert [each for each in said if each not in text] == []
-    assert any("A_i " in line for line in objective.formula) == ("forks" not in fields)
+    assert any("A_i " in line for line in formula) == ("forks" not in fields)
     facts = objective_facts(trainer)  # a resumed run compares them
     assert facts["forks"] == fields.get("forks", 1)
     assert facts["dynamic_sampling"] == ("dapo" if fields.get("dynamic_sampling") == "dapo" else None)
@@ -202,7 +201,7 @@ def test_the_reference_of_an_adapter(passed_in, settings, prompts, tokenizer, re
     arguments = {"model": saved_model, "peft_config": peft_config}
     if passed_in:
         arguments = {"model": get_peft_model(tiny_model(tokenizer), peft_config)}
-    notes = objective_of(built({**settings, "beta": 0.1}, prompts, tokenizer, reward, **arguments)).notes
+    notes = objective_of(built({**settings, "beta": 0.1}, prompts, tokenizer, reward, **arguments))[1]
     expected = "the starting adapter, frozen" if passed_in else "the base model without the adapter"
     assert any(f"the reference is {expected};" in note for note in notes)
 
@@ -215,19 +214,19 @@ def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
     fields = {**settings, "deepseekmath_step_std": True, "step_baseline": "deepseekmath"}
     trainer = runs.build(Other, fields, prompts, tokenizer, reward, step_reward_funcs=[step_reward, step_reward])
     trainer.args.use_vllm = True  # after the constructor, which would start the engine
-    objective = objective_of(trainer)
-    notes = " ".join(objective.notes)
+    formula, notes = objective_of(trainer)
+    notes = " ".join(notes)
     assert "vLLM importance ratios (token_truncate, -inf to 3) weigh the policy term." in notes
     assert "its own _compute_loss in the place of TRL's" in notes
     assert "own" not in (trainer.own_advantages or "")
     trainer.advantage_func = step_reward
     assert "Advantages are computed by the run's own advantage_func 'step_reward'" in " ".join(
-        objective_of(trainer).notes
+        objective_of(trainer)[1]
     )
     assert "divided by the group's standard deviation, as in arXiv 2402.03300" in notes
     credit = "A_it(process) = (sum over steps k that end at or after t of (s_ik - b)) / group std"
-    assert credit in objective.formula
-    assert "s_ik = 1 * step_reward + 1 * step_reward" in objective.formula
+    assert credit in formula
+    assert "s_ik = 1 * step_reward + 1 * step_reward" in formula
 
 
 @pytest.mark.slow

@@ -314,12 +314,13 @@ def test_the_trainer_warns_when_the_plan_does_not_fit(
         assert len(warning.splitlines()) == 2
 
 
-def test_what_cannot_be_planned_never_stops_a_run(caplog, tmp_path, model):
+def test_what_cannot_be_planned_never_stops_a_run(caplog, monkeypatch, tmp_path, model):
+    monkeypatch.setattr("trl_drgrpo.single_gpu.memory.warning.device_memory", lambda device: 2**20)
     args = DrGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
     virtual = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
     with caplog.at_level(logging.DEBUG, logger="trl_drgrpo"):
-        MemoryWatch(memory=2**20).on_train_begin(args, None, None, model=virtual)
-        MemoryWatch(memory=2**20).on_train_begin(args, None, None, model=torch.nn.Linear(2, 2))
+        MemoryWatch().on_train_begin(args, None, None, model=virtual)
+        MemoryWatch().on_train_begin(args, None, None, model=torch.nn.Linear(2, 2))
     said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("trl_drgrpo")]
     assert [level for level, _ in said] == ["DEBUG", "WARNING"]
     assert said[0][1].startswith("No memory plan for this run: NotImplementedError")

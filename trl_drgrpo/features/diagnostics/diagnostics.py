@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,8 @@ GENERATE, SCORE, TRAIN = "generate", "score", "train"
 # Places, as the guard names them.
 _STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
 _END = "The end of the run log"
+# One rank's view of a generation batch: all rewards, correctness of each row, and its recorded rows.
+_Seen = tuple[BatchSnapshot, list[bool | None] | None, list[dict[str, Any]]]
 
 
 class PhaseClock:
@@ -207,12 +208,12 @@ class Diagnostics(DescribingFeature):
     def on_credit(self, batch: CreditedBatch) -> None:
         """Statistics of the batch go to the log, some of its groups to the run log."""
         seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
-        everyone = self.trainer.gathered([(seen.batch.own, seen.records) if seen else None])
+        everyone = self.trainer.gathered([(seen[0].own, seen[2]) if seen else None])
         metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, everyone), otherwise={})
         metrics |= self.describing.value("The statistics of the steps", lambda: _of_steps(batch), otherwise={})
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
-    def _look_at(self, batch: CreditedBatch) -> "_Seen":
+    def _look_at(self, batch: CreditedBatch) -> _Seen:
         """This rank's part."""
         trainer = self.trainer
         wanted = trainer.args.record_groups if trainer.args.run_log and trainer.state.max_steps else 0
@@ -220,21 +221,21 @@ class Diagnostics(DescribingFeature):
         seen = BatchSnapshot(batch, trainer.own_rows.start, trainer.stop_token_ids, set(recorded))
         rule = self.correctness_rule
         correct = rule.judge(seen.per_func[rule.index]) if rule else None
-        records = list(seen.records(trainer.reward_func_names, correct, self._aligner))
-        return _Seen(seen, correct, records)
+        return seen, correct, list(seen.records(trainer.reward_func_names, correct, self._aligner))
 
-    def _described(self, seen: "_Seen | None", everyone: list[Any]) -> dict[str, float]:
+    def _described(self, seen: _Seen | None, everyone: list[Any]) -> dict[str, float]:
         """The batch's metrics, from what the ranks have seen; the main process writes down what they recorded."""
         if seen is None:
             return {}  # said already
         if None in everyone:
             raise RuntimeError("another process could not describe its rows; its log says why")
-        batch = seen.batch.batch
-        columns = {name: [value for own, _ in everyone for value in own[name]] for name in seen.batch.own}
+        snapshot, correct, _ = seen
+        batch = snapshot.batch
+        columns = {name: [value for own, _ in everyone for value in own[name]] for name in snapshot.own}
         rows = BatchRows(  # of all ranks, in their order
             num_generations=batch.num_generations,
-            rewards=seen.batch.rewards,
-            correct=seen.correct,
+            rewards=snapshot.rewards,
+            correct=correct,
             copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
             **columns,
         )
@@ -317,12 +318,3 @@ class Diagnostics(DescribingFeature):
 
 def _of_steps(batch: CreditedBatch) -> dict[str, float]:
     return {} if batch.step_rewards is None else step_statistics(batch.step_rewards, batch.rewards.tolist())
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """One rank's view of a generation batch: all rewards, correctness of each row, and its recorded rows."""
-
-    batch: BatchSnapshot
-    correct: list[bool | None] | None
-    records: list[dict[str, Any]]

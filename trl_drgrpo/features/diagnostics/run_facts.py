@@ -10,8 +10,7 @@ import torch
 
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.model_card.card import is_conversational
-from trl_drgrpo.features.model_card.card_facts import plain_data
-from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.card_facts import objective_of, plain_data
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
@@ -67,7 +66,7 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
         "adapter": adapter_facts(trainer.accelerator.unwrap_model(trainer.model)),
         "dataset": trainer.dataset_name or getattr(info, "dataset_name", None) or None,
         "prompts": "messages" if is_conversational(trainer.train_dataset) else "texts",
-        "formula": objective_of(trainer).formula,
+        "formula": objective_of(trainer)[0],
         "objective": _objective(trainer),
         "settings": fields_of(args, _SETTINGS),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},

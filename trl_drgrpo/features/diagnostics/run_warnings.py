@@ -4,7 +4,6 @@
 was said, and what the watches have seen, travels with checkpoints: a resumed run does not repeat itself.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -26,8 +25,8 @@ _RANGES = {
 
 def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
     """
-    All thresholds of each watched cause, from `run_warnings` as configured (a text is JSON); empty: silence. Refuses a
-    cause or threshold that does not exist, and a value out of its range.
+    All thresholds of each watched cause, from `run_warnings` as configured; empty: silence. Refuses a cause or
+    threshold that does not exist, and a value out of its range.
 
     Example:
 
@@ -40,10 +39,12 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
 
     ```
     """
-    chosen = _parsed(setting)
-    if chosen is False:
+    if not isinstance(setting, bool | Mapping):
+        remedy = "Write for example {'dead_groups': {'share': 0.9}, 'kl': False}."
+        raise InputError("run_warnings", repr(setting), "True, False or a mapping from causes to thresholds", remedy)
+    if setting is False:
         return {}
-    chosen = {} if chosen is True else chosen
+    chosen = {} if setting is True else setting
     for cause in chosen:
         _refuse_unknown(cause, DEFAULTS, "")
     thresholds = {}
@@ -61,19 +62,6 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
         if given is not False:
             thresholds[cause] = {**defaults, **overrides}
     return thresholds
-
-
-def _parsed(setting: Any) -> Any:
-    if isinstance(setting, str):
-        try:
-            setting = json.loads(setting)
-        except json.JSONDecodeError as error:
-            remedy = f"It is not valid JSON: {error}."
-            raise InputError("run_warnings", repr(setting), "true, false or a JSON mapping", remedy) from None
-    if not isinstance(setting, bool | Mapping):
-        remedy = "Write for example {'dead_groups': {'share': 0.9}, 'kl': False}."
-        raise InputError("run_warnings", repr(setting), "True, False or a mapping from causes to thresholds", remedy)
-    return setting
 
 
 def _refuse_unknown(name: Any, known: Iterable[str], where: str) -> None:

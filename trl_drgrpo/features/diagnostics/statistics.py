@@ -114,14 +114,14 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
 
     ```
     """
-    result = {"completions/truncated_frac": _mean(rows.truncated)}
+    result = {"completions/truncated_frac": statistics.fmean(rows.truncated)}
     if rows.correct is None:
         return result
     for name, wanted in (("correct", True), ("incorrect", False)):
         chosen = [i for i, correct in enumerate(rows.correct) if correct is wanted]
         if chosen:
-            result[f"completions/length_{name}_mean"] = _mean([rows.lengths[i] for i in chosen])
-            result[f"completions/truncated_{name}_frac"] = _mean([rows.truncated[i] for i in chosen])
+            result[f"completions/length_{name}_mean"] = statistics.fmean([rows.lengths[i] for i in chosen])
+            result[f"completions/truncated_{name}_frac"] = statistics.fmean([rows.truncated[i] for i in chosen])
     means = [result.get(f"completions/length_{name}_mean") for name in ("incorrect", "correct")]
     if means[0] is not None and means[1] is not None:
         result["completions/length_gap_mean"] = means[0] - means[1]
@@ -149,18 +149,18 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     if rows.num_generations < 2:
         return {}
     groups = rows.groups
-    result = {"completions/unique_frac": _mean([_unique_frac(rows, group) for group in groups])}
+    result = {"completions/unique_frac": statistics.fmean([_unique_frac(rows, group) for group in groups])}
     if not trains:
         return result
     live = [any(rows.gradient_weights[i] > 0 for i in group) for group in groups]
-    result["drgrpo/zero_signal_frac"] = 1 - _mean(live)
+    result["drgrpo/zero_signal_frac"] = 1 - statistics.fmean(live)
     if rows.correct is not None:
         dead_rates = [None if alive else _pass_rate(rows, g) for g, alive in zip(groups, live, strict=True)]
-        result["drgrpo/all_correct_frac"] = _mean([rate == 1 for rate in dead_rates])
-        result["drgrpo/all_incorrect_frac"] = _mean([rate == 0 for rate in dead_rates])
+        result["drgrpo/all_correct_frac"] = statistics.fmean([rate == 1 for rate in dead_rates])
+        result["drgrpo/all_incorrect_frac"] = statistics.fmean([rate == 0 for rate in dead_rates])
     if any(live):
-        sizes = [_participation(_row_advantages(rows, g)) for g, alive in zip(groups, live, strict=True) if alive]
-        result["drgrpo/effective_group_size"] = _mean(sizes)
+        sizes = [_participation(rows, g) for g, alive in zip(groups, live, strict=True) if alive]
+        result["drgrpo/effective_group_size"] = statistics.fmean(sizes)
     return result
 
 
@@ -182,7 +182,7 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
     known = [] if rows.correct is None else [correct for correct in rows.correct if correct is not None]
     if not known:
         return {}
-    result = {"drgrpo/pass_rate": _mean(known)}
+    result = {"drgrpo/pass_rate": statistics.fmean(known)}
     if rows.num_generations < 2:
         return result
     rates = [(group, _pass_rate(rows, group)) for group in rows.groups]
@@ -213,7 +213,7 @@ def grpo_zscores(rewards: Sequence[float]) -> list[float]:
     """
     if len(set(rewards)) < 2:
         return [0.0] * len(rewards)
-    mean = _mean(rewards)
+    mean = statistics.fmean(rewards)
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
     return [(reward - mean) / (std + STD_FLOOR) for reward in rewards]
 
@@ -227,7 +227,7 @@ def _unique_frac(rows: BatchRows, group: range) -> float:
 
 def _pass_rate(rows: BatchRows, group: range) -> float | None:
     correct = [] if rows.correct is None else [rows.correct[i] for i in group if rows.correct[i] is not None]
-    return _mean([r is True for r in correct]) if correct else None
+    return statistics.fmean([r is True for r in correct]) if correct else None
 
 
 def bucket_index(rate: float) -> int:
@@ -237,13 +237,10 @@ def bucket_index(rate: float) -> int:
     return math.ceil(4 * rate)
 
 
-def _row_advantages(rows: BatchRows, group: range) -> list[float]:
-    """Mean `|A_it|` of each row that is trained on."""
-    return [rows.gradient_weights[i] / rows.trained[i] for i in group if rows.trained[i] > 0]
-
-
-def _participation(weights: Sequence[float]) -> float:
-    """`(sum w)^2 / sum w^2`, of weights scaled by the largest (squares of tiny ones would vanish)."""
+def _participation(rows: BatchRows, group: range) -> float:
+    """`(sum w)^2 / sum w^2` over the rows that are trained on, `w` the mean `|A_it|` of each, scaled by the largest
+    (squares of tiny ones would vanish)."""
+    weights = [rows.gradient_weights[i] / rows.trained[i] for i in group if rows.trained[i] > 0]
     largest = max(weights)
     scaled = [weight / largest for weight in weights]
     return math.fsum(scaled) ** 2 / math.fsum(weight**2 for weight in scaled)
@@ -254,10 +251,6 @@ def _grpo_gradient_weights(rows: BatchRows, group: range) -> list[float]:
     scored = [i for i in group if not math.isnan(rows.rewards[i])]
     zscores = grpo_zscores([rows.rewards[i] for i in scored])
     return [abs(z) for i, z in zip(scored, zscores, strict=True) if rows.trained[i] > 0]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 QUARTERS = tuple(f"sampling/weight_q{q}_mean" for q in (1, 2, 3, 4))  # from the shortest rows to the longest

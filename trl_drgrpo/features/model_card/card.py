@@ -2,8 +2,8 @@
 
 TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
 of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
-`objective.py` and `card_facts.py` read the run, `card.md.jinja` lays it out, and what is left of secrets or paths is
-taken out at the end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and two points exist.
+`card_facts.py` reads the run, `card.md.jinja` lays it out, and what is left of secrets or paths is taken out at the
+end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and two points exist.
 """
 
 import textwrap
@@ -17,8 +17,7 @@ from huggingface_hub import ModelCardData
 from trl_drgrpo.common.drawing import new_figure, save_figure
 from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import card_facts
-from trl_drgrpo.features.model_card.card_facts import plain, template
-from trl_drgrpo.features.model_card.objective import objective_of
+from trl_drgrpo.features.model_card.card_facts import objective_of, plain, plain_data, template
 
 Panels = Sequence[tuple[str, Sequence[str]]]  # title, and the metrics in it
 
@@ -85,41 +84,31 @@ def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name
 
 def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_name: str | None) -> str:
     """The card without its metadata, in Markdown. `folder` is where the card will be; the picture goes below it."""
-    args, state = trainer.args, trainer.state
-    history = card_facts.history_by_split(state.log_history, trainer.eval_dataset)
-    objective = objective_of(trainer)
-    metrics = card_facts.metric_rows(history)
+    args = trainer.args
+    history = card_facts.history_by_split(trainer.state.log_history, trainer.eval_dataset)
+    formula, notes = objective_of(trainer)
     drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = card_facts.changed_settings(args)
-    truncated = [e["completions/clipped_ratio"] for e in state.log_history if "completions/clipped_ratio" in e]
-    has_evaluation = any(row[0].startswith("eval_") for row in metrics)
     values = {
         "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
-        "progress": f"{state.global_step:,} of {state.max_steps:,}" if trainer.is_in_train else "",
         "what": f"{'An adapter' if is_adapter else 'A model'} ({type(model).__name__})",
         "base": _base(model),
         "snippet": _snippet(trainer, is_adapter),
-        "formula": "\n".join(objective.formula),
-        "notes": objective.notes,
+        "formula": "\n".join(formula),
+        "notes": notes,
         "data": card_facts.data_rows(trainer, dataset_name),
         "rewards": card_facts.reward_rows(trainer),
-        "only_process": trainer.reward_func_names == ["process_only"],
-        "on_reward_error": args.on_reward_error,
-        "metrics": metrics,
-        "has_evaluation": has_evaluation,
-        "evaluation": "Names with `eval_` are of the evaluation data, all others of the training batches.",
+        "metrics": card_facts.metric_rows(history),
         "picture": PICTURE if drawn else "",
         "training": card_facts.training_rows(trainer),
         "adapter": card_facts.adapter_rows(model),
         "is_adapter": is_adapter,
         "settings": yaml.safe_dump(settings, sort_keys=True, allow_unicode=True) if settings else "# none",
-        "seed": args.seed,
-        "truncated": f"{truncated[-1]:.0%}" if truncated and truncated[-1] > 0 else "",
-        "machine": [*card_facts.machine_rows(trainer), *card_facts.versions()],
+        "machine": card_facts.machine_rows(trainer),
         "citation": textwrap.dedent(trainer._paper["citation"]),
-        "has_steps": trainer.step_scorer is not None,
     }
-    return template("card.md.jinja").render(redacted(values, vars(args)))  # before Markdown's escapes take them apart
+    values = redacted(values, vars(args))  # before Markdown's escapes take them apart
+    return template("card.md.jinja").render(values, trainer=trainer, args=args, state=trainer.state)
 
 
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
@@ -135,25 +124,19 @@ def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str
     tags = set(data.tags or [])
     if is_adapter:
         data.library_name = "peft"
-        tags |= {"transformers", *(_tag(config) for config in model.peft_config.values())}
+        tags |= {"transformers", *(plain_data(config.peft_type).lower() for config in model.peft_config.values())}
         if data.base_model:
             tags.add(f"base_model:adapter:{data.base_model}")
     data.tags = sorted(tags)
-    if data.pipeline_tag is None and "CausalLM" in type(_base_of(model)).__name__:
+    if data.pipeline_tag is None and "CausalLM" in card_facts.kind_of(model):
         data.pipeline_tag = "text-generation"
-
-
-def _tag(config: Any) -> str:
-    return str(getattr(config.peft_type, "value", config.peft_type)).lower()
-
-
-def _base_of(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _base(model: Any) -> str:
     name = card_facts.base_model_of(model)
-    return f"[{name}](https://huggingface.co/{name})" if name else plain(card_facts.describe_model(model))
+    return (
+        f"[{name}](https://huggingface.co/{name})" if name else f"a local model ({plain(card_facts.kind_of(model))})"
+    )
 
 
 def _snippet(trainer: Any, is_adapter: bool) -> str:

@@ -1,4 +1,4 @@
-"""Facts for the card beside the objective, read off the trainer: data, rewards, settings, metrics; and their Markdown.
+"""Facts for the card, read off the trainer: objective, data, rewards, settings, metrics; and their Markdown.
 
 Nothing is guessed: what the run does not know is left out. Every function of facts returns rows (`name`, `value`) for
 a table. Names that others chose must not act in Markdown: their pipes, backticks and tags are escaped.
@@ -111,6 +111,29 @@ _SURROUNDINGS_START = ("hub_", "push_to_hub", "log_", "logging_", "trackio_", "s
 _SURROUNDINGS_START += ("overwrite_", "dataloader_", "accelerator_config", "deepspeed", "fsdp", "vllm_server_")
 _PACKAGES = ["trl-drgrpo", "trl", "transformers", "torch", "accelerate", "datasets", "tokenizers", "peft"]
 _PACKAGES += ["bitsandbytes"]
+_ADAPTER = {"adapter": "peft_type", "rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
+_ADAPTER |= {"rsLoRA": "use_rslora", "target modules": "target_modules", "modules trained in full": "modules_to_save"}
+
+
+def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
+    """The objective that a trainer minimizes, also before its first step: the formula with the run's numbers, in lines
+    of plain text, and one sentence per choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
+
+    Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
+    compared with another.
+    """
+    args, scorer = trainer.args, trainer.step_scorer
+    values = {
+        "args": args,
+        "trainer": trainer,
+        "scorer": scorer,
+        "reward_weights": trainer.reward_weights.tolist(),
+        "on_policy": args.gradient_accumulation_steps % trainer.generate_every == 0,
+        "rows": args.num_generations or 1,
+        "adapters": getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {}),
+        "segmenter": scorer.segmenter.name if scorer else None,
+    }
+    return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
 
 
 def is_hub_id(name: Any) -> bool:
@@ -130,10 +153,9 @@ def base_model_of(model: Any) -> str | None:
     return name if is_hub_id(name) else None
 
 
-def describe_model(model: Any) -> str:
-    """The model in a few words: its Hub id, or what kind of local model it is; never a path."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return base_model_of(model) or f"a local model ({type(base).__name__})"
+def kind_of(model: Any) -> str:
+    """Class of the model, or of the one that carries the adapter."""
+    return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
 
 
 def dataset_id(dataset: Any) -> str | None:
@@ -178,16 +200,9 @@ def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
 def training_rows(trainer: Any) -> Rows:
     """Optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
     args, (optimizer, scheduler) = trainer.args, trainer.given_optimizers
-    rates, decay = f"{args.learning_rate:g}", f"{args.weight_decay:g}"
-    kind = f"{_name(args.optim)}, betas {args.adam_beta1:g} and {args.adam_beta2:g}"
+    groups = [{"lr": args.learning_rate, "weight_decay": args.weight_decay}]
     if optimizer is not None:
         groups = optimizer.param_groups
-        rates = " and ".join(sorted({f"{group.get('initial_lr', group['lr']):g}" for group in groups}))
-        decay = " and ".join(sorted({f"{group.get('weight_decay', 0):g}" for group in groups}))
-        kind = f"{type(optimizer).__name__}, given to the trainer"
-    schedule, warmup = _name(args.lr_scheduler_type), f"{args.get_warmup_steps(max(trainer.state.max_steps, 1))} steps"
-    if scheduler is not None:
-        schedule, warmup = f"{type(scheduler).__name__}, given to the trainer", None
     processes = trainer.accelerator.num_processes
     lines = lines_of(
         "training.jinja",
@@ -196,11 +211,10 @@ def training_rows(trainer: Any) -> Rows:
         trained=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         rows=args.per_device_train_batch_size * args.gradient_accumulation_steps * processes,
         processes=processes,
-        rates=rates,
-        decay=decay,
-        optimizer=kind,
-        schedule=schedule,
-        warmup=warmup,
+        rates=" and ".join(sorted({f"{group.get('initial_lr', group['lr']):g}" for group in groups})),
+        decay=" and ".join(sorted({f"{group.get('weight_decay', 0):g}" for group in groups})),
+        optimizer=optimizer and type(optimizer).__name__,
+        scheduler=scheduler and type(scheduler).__name__,
     )
     return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
 
@@ -211,17 +225,15 @@ def adapter_rows(model: Any) -> Rows:
     for name, config in (getattr(model, "peft_config", None) or {}).items():
         if name == "ref":  # TRL's copy of an adapter that was there before
             continue
-        rows.append(("adapter", f"{_name(config.peft_type)}"))
-        fields = (("r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout"), ("use_rslora", "rsLoRA"))
-        rows += [(label, getattr(config, key)) for key, label in fields if hasattr(config, key)]
-        for key, label in (("target_modules", "target modules"), ("modules_to_save", "modules trained in full")):
-            if value := getattr(config, key, None):
-                rows.append((label, value if isinstance(value, str) else ", ".join(sorted(value))))
+        for label, key in _ADAPTER.items():
+            value = plain_data(getattr(config, key, None))
+            if value not in (None, [], ""):
+                rows.append((label, ", ".join(sorted(value)) if isinstance(value, list) else value))
     quantization = getattr(model.config, "quantization_config", None)
     if quantization is not None:
         values = quantization if isinstance(quantization, dict) else quantization.to_dict()
         kept = ("quant_method", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
-        text = ", ".join(f"{key} {_name(values[key])}" for key in kept if values.get(key) not in (None, False))
+        text = ", ".join(f"{key} {plain_data(values[key])}" for key in kept if values.get(key) not in (None, False))
         rows.append(("base model quantized", text or type(quantization).__name__))
     return rows
 
@@ -285,7 +297,7 @@ def plain_data(value: Any) -> Any:
 
 
 def machine_rows(trainer: Any) -> Rows:
-    """Hardware, and how long the run took where transformers has noted it."""
+    """Hardware, how long the run took where transformers has noted it, and the packages that the result depends on."""
     accelerator = trainer.accelerator
     device = accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
@@ -293,14 +305,6 @@ def machine_rows(trainer: Any) -> Rows:
     runtimes = [entry["train_runtime"] for entry in trainer.state.log_history if "train_runtime" in entry]
     if runtimes:
         rows.append(("training time since the last start", f"{runtimes[-1]:,.0f} s"))
-    return rows
-
-
-def versions() -> Rows:
-    """The packages that the result depends on, as far as installed."""
-    found = installed_versions(_PACKAGES) | {"torch": torch.__version__}  # with its build, which metadata may not name
-    return [("Python", platform.python_version()), *found.items()]
-
-
-def _name(value: Any) -> str:
-    return str(getattr(value, "value", value))
+    # Of torch with its build, which metadata may not name.
+    versions = {"Python": platform.python_version(), **installed_versions(_PACKAGES), "torch": torch.__version__}
+    return rows + list(versions.items())

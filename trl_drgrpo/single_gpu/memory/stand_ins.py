@@ -3,8 +3,7 @@
 The ledger counts op by op and remembers the most there ever were. It sees what PyTorch dispatches: results, saved
 tensors, gradients, temporaries between ops; not what a kernel takes for itself while it runs. Storages are counted
 once, however many views share them, and leave with the last reference. On the meta device storages have a size but no
-memory, so a step of a 7B model can be counted on a laptop. What an op gives there is a matter of shapes, which PyTorch
-works out in Python: an op met again gets what it got before.
+memory, so a step of a 7B model can be counted on a laptop.
 
 Each stand-in allocates what the real one allocates and keeps what the real one keeps for backward; none computes
 anything:
@@ -58,7 +57,7 @@ class Ledger(TorchDispatchMode):
         return False  # nothing is compiled here, and the guard against it costs more than the bookkeeping
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = _result(func, args, kwargs or {})
+        out = func(*args, **(kwargs or {}))
         for each in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(each, torch.Tensor):
                 self._enter(each)
@@ -82,35 +81,6 @@ class Ledger(TorchDispatchMode):
     def _note(self) -> None:
         if self.live > self.peaks[self.segment]:
             self.peaks[self.segment] = self.live
-
-
-# Of ops whose result is new memory: shape, strides and type by op and arguments.
-_RESULTS: dict[Any, Any] = {}
-_MAKES_NEW: dict[Any, bool] = {}
-
-
-def _result(func: Any, args: Any, kwargs: Any) -> Any:
-    """Result of an op; on the meta device as it was before, where that is new memory."""
-    if func not in _MAKES_NEW:
-        returns = func._schema.returns
-        one = len(returns) == 1 and returns[0].alias_info is None and str(returns[0].type) == "Tensor"
-        _MAKES_NEW[func] = one and not func._schema.is_mutable
-    if not _MAKES_NEW[func]:
-        return func(*args, **kwargs)
-    key = (func, _signature(args), _signature(tuple(kwargs.items())))
-    if key in _RESULTS:
-        shape, strides, dtype = _RESULTS[key]
-        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    out = func(*args, **kwargs)
-    if type(out) is torch.Tensor and out.is_meta and out.untyped_storage().nbytes() == out.nbytes:
-        _RESULTS[key] = (tuple(out.shape), out.stride(), out.dtype)
-    return out
-
-
-def _signature(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype, value.device
-    return tuple(map(_signature, value)) if isinstance(value, (tuple, list)) else (type(value), value)
 
 
 # Of TRL's fused head: tokens and vocabulary entries of a tile. `trl.kernels.chunked_logprob`, `trl.trainer.utils`.

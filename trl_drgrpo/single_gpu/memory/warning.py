@@ -22,17 +22,10 @@ ASSUMED_PROMPT = 512
 
 
 class MemoryWatch(DescribingCallback):
-    """Warns when training begins.
-
-    Args:
-        memory (`int`, *optional*): Bytes of the device; asked from it by default, and then only on a GPU.
-    """
-
-    def __init__(self, memory: int | None = None):
-        self.memory = memory
+    """Warns when training begins, on a GPU."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        memory = self.memory if self.memory is not None else device_memory(args.device)
+        memory = device_memory(args.device)
         try:
             message = what_does_not_fit(args, model, memory) if memory else None
         except (InputError, NotImplementedError) as error:
