@@ -230,6 +230,7 @@ def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
         assert main(argv) == 1
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("error: disk full: out/checkpoint-2/optimizer.pt could not be written")
+    assert f"The run up to {Path('out/checkpoint-1').resolve()} is saved" in error
     go_on = re.search(r"--resume_from_checkpoint (\S+)", error)
 
     with monkeypatch.context() as patch:

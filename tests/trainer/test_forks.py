@@ -167,12 +167,6 @@ def test_an_evaluation_does_not_fork(whole):
     assert not any("forks/" in name for name in metrics)
 
 
-def test_the_run_log_names_the_forks(whole):
-    facts = json.loads((Path(whole.settings["output_dir"]) / "_drgrpo/run.json").read_text())
-    assert facts["settings"]["forks"] == 2
-    assert facts["settings"]["fork_at"] == "drawn"
-
-
 @pytest.mark.parametrize("use_vllm", [False, True])
 def test_the_limit_of_branches_is_that_of_all_processes_where_one_request_serves_them(use_vllm):
     trainer = SimpleNamespace(

@@ -172,31 +172,9 @@ def test_evaluation_is_untouched(settings, data, tokenizer):
     assert trainer.sampling.batches == rounds
 
 
-def test_off_it_changes_nothing(tmp_path, data, tokenizer):
-    fields = short_run(tmp_path / "a")
-    off = run(fields, data, tokenizer)
-    assert_same_weights(weights(off), weights(run({**fields, "output_dir": str(tmp_path / "b")}, data, tokenizer)))
-    assert not any(name.startswith("sampling/") for name in off.state.log_history[0])
-
-
 def test_too_few_prompts_for_the_rounds(settings, data, tokenizer):
     with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 rows of training data.* set at most 4"):
         run(settings, data.select(range(9)), tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("not json\n", "line 1: 'not json'"),
-        ('{"key": "a", "pass_rate": 2}\n', "line 1: .*out of range"),
-        ('{"key": "a", "pass_rate": 0.5}\n', "which has none of the prompts"),
-    ],
-)
-def test_a_file_of_pass_rates_that_does_not_fit(text, message, settings, data, tokenizer, tmp_path):
-    prior = tmp_path / "rates.jsonl"
-    prior.write_text(text)
-    with pytest.raises(InputError, match=f"^prior_pass_rates: got .*{message}"):
-        run({**settings, "curriculum": True, "prior_pass_rates": str(prior)}, data, tokenizer)
 
 
 def test_a_curriculum_needs_to_know_what_is_correct(settings, data, tokenizer):

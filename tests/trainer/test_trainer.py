@@ -1,5 +1,4 @@
 import inspect
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +6,6 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
 from runs import STOCK, assert_same_weights, build, train, weights
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
@@ -16,7 +14,6 @@ from walk import Walk, with_tools
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.features.resume.checkpoints import STATE_FILE
 from trl_drgrpo.upstream.private_state import PrivateState
 
 
@@ -129,27 +126,6 @@ def test_what_is_assigned_to_a_plain_grpo_config_later_is_seen(settings, prompts
     plain.beta = 0.1
     with pytest.raises(InputError, match="^beta: got 0.1, assigned after the trainer was built"):
         trainer.train()
-
-
-def test_lora_trains_adapters_only_saves_and_loads(settings, prompts, tokenizer, reward, saved_model):
-    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward, saved_model, peft_config=lora)
-    trained = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
-    assert trained
-    assert all("lora_" in name for name in trained)
-    trainer.save_model()
-    base = AutoModelForCausalLM.from_pretrained(saved_model)
-    reloaded = PeftModel.from_pretrained(base, settings["output_dir"]).eval()
-    ids = torch.tensor([tokenizer("3+9=")["input_ids"]])
-    with torch.no_grad():
-        torch.testing.assert_close(reloaded(ids).logits, trainer.model.eval()(ids).logits)
-
-
-def test_save_and_load_of_a_full_model(settings, prompts, tokenizer, reward):
-    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward)
-    trainer.save_model()
-    reloaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
-    assert_same_weights(dict(reloaded.named_parameters()), weights(trainer))
 
 
 def test_evaluation_works_also_with_groups_of_one(settings, prompts, tokenizer, reward):
@@ -289,16 +265,6 @@ class TestAFailingReward:
             return [float(sum(ids) % 3) for ids in completion_ids]
 
         return fails_late
-
-    def test_saves_what_was_computed_and_says_where(self, settings, prompts, tokenizer, caplog):
-        with pytest.raises(RewardError, match="judge is down"):
-            train(DrGRPOTrainer, settings, prompts, tokenizer, self.failing_from(3))
-        checkpoint = Path(settings["output_dir"]) / "checkpoint-2"
-        assert json.loads((checkpoint / STATE_FILE).read_text())["micro_step"] == 4
-        assert f"resume from {checkpoint}" in caplog.text
-
-        trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, self.failing_from(99), resume=checkpoint)
-        assert trainer.state.global_step == 3
 
     def test_in_the_first_step_there_is_nothing_to_save(self, settings, prompts, tokenizer):
         with pytest.raises(RewardError):

@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import subprocess
-from pathlib import Path
 
 import filelock
 import pytest
@@ -94,20 +93,6 @@ def full_at(name, save):
         return save(content, path, *args, **kwargs)
 
     return saves
-
-
-def test_a_run_whose_disk_is_full_says_where_to_go_on(build, settings, monkeypatch):
-    folder = Path(settings["output_dir"])
-    trainer = build()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", full_at("checkpoint-2/optimizer.pt", torch.save))
-        with pytest.raises(DiskFullError, match="checkpoint-2/optimizer.pt could not be written") as raised:
-            trainer.train()
-    assert f"The run up to {folder / 'checkpoint-1'} is saved" in str(raised.value)
-    assert f"--resume_from_checkpoint {folder / 'checkpoint-1'} (in Python" in str(raised.value)
-    resumed = build()
-    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
-    assert resumed.state.global_step == 2
 
 
 def test_nothing_is_called_saved_that_is_not(build, tmp_path, monkeypatch):

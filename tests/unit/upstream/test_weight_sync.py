@@ -11,7 +11,6 @@ from tiny import tiny_model
 from transformers import BitsAndBytesConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.cli import job
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable
 
@@ -201,18 +200,3 @@ def test_virtual_tokens_are_refused(tokenizer, prompts):
     with pytest.raises(InputError, match=message):
         refuse_unsendable(arguments(), get_peft_model(tiny_model(tokenizer), config))
     refuse_unsendable(arguments(use_vllm=False), get_peft_model(tiny_model(tokenizer), config))
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_the_command_line_refuses_it_while_it_prepares(bits, saved_model, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1="}\n' * 8)
-    given = {
-        "model_name_or_path": saved_model,
-        "dataset_name": str(tmp_path / "train.jsonl"),
-        "reward_funcs": ["think_format_reward"],
-        "output_dir": str(tmp_path),
-        "use_vllm": True,
-        f"load_in_{bits}bit": True,
-    }
-    with pytest.raises(InputError, match=rf"load_in_{bits}bit"):
-        job.check(job.prepare(given))

@@ -52,6 +52,7 @@ def test_what_is_written_is_read(tmp_path):
     [
         ("{}\n", "line 1: '{}' .KeyError"),
         ("\n[1]\n", "line 1: .*TypeError"),
+        ("not json\n", "line 1: .not json."),
         ('{"key": "a", "pass_rate": NaN}', "out of range"),
         ('{"key": "a", "pass_rate": 1, "completions": 0}', "out of range"),
         ("\n", "which is empty"),
