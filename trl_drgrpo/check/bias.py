@@ -175,16 +175,15 @@ class Rollouts:
 
     def quantity_weights(self) -> np.ndarray:
         """The same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion has."""
-        rows = len(self.lengths)
         # The group's other members as baseline: the same expectation, less noise.
-        scale = self.num_generations / (self.num_generations - 1) / rows
-        passed = self.right.astype(float)
-        groups = passed.reshape(-1, self.num_generations)
-        centered = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
-        lengths = self.lengths.astype(float).reshape(-1, self.num_generations)
-        centered_lengths = (lengths - lengths.mean(axis=1, keepdims=True)).reshape(-1)
-        parts = [self._given(self.right), self._given(~self.right), scale * centered_lengths, scale * centered]
-        return np.stack(parts)
+        scale = self.num_generations / (self.num_generations - 1) / len(self.lengths)
+
+        def centered(values: np.ndarray) -> np.ndarray:
+            groups = values.astype(float).reshape(-1, self.num_generations)
+            return scale * (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
+
+        given = [self._given(self.right), self._given(~self.right)]
+        return np.stack([*given, centered(self.lengths), centered(self.right)])
 
     def _given(self, chosen: np.ndarray) -> np.ndarray:
         if not chosen.any():
@@ -368,8 +367,8 @@ def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, w
         for position, w in enumerate(known):
             factors = torch.as_tensor(weights[w, rows], dtype=per_row.dtype, device=per_row.device)
             last = position == len(known) - 1
-            grads = torch.autograd.grad(factors @ per_row, parameters, retain_graph=not last, allow_unused=True)
-            sums[w] += _flat(grads, parameters)
+            grads = torch.autograd.grad(factors @ per_row, parameters, retain_graph=not last, materialize_grads=True)
+            sums[w] += torch.cat([grad.float().flatten().cpu() for grad in grads]).numpy()
     return sums
 
 
@@ -380,7 +379,6 @@ def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, traine
         raise InputError("reward_funcs", got, "a reward for each", "Measure with a reward that scores everything.")
     lengths = mask.sum(dim=1).clamp(min=1).cpu().numpy()
     stopped = np.array([ids[-1] in trainer.stop_token_ids for ids in batch.scored.completion_ids])
-    right = np.asarray(right, dtype=bool)
     return Rollouts(rewards, right, lengths, batch.num_generations, trainer.loss_normalizer, stopped)
 
 
@@ -392,11 +390,6 @@ def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
         expected = "a reward of 0 or 1, or the value from which on a completion is correct"
         raise InputError("correct_threshold", "none", expected, "Set it, and correct_reward for another reward.")
     return np.array([right is True for right in judged])
-
-
-def _flat(grads: Any, parameters: list[torch.nn.Parameter]) -> np.ndarray:
-    parts = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
-    return torch.cat([part.detach().float().flatten().cpu() for part in parts]).numpy()
 
 
 def _check(trainer: DrGRPOTrainer, batches: int) -> None:

@@ -12,7 +12,7 @@ no learning rate makes up for the difference.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from random import Random
@@ -303,10 +303,6 @@ class CreditResult:
     control: bool
     difference: float
     passed: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 def run_credit_check() -> Iterator[CreditResult]:

@@ -493,15 +493,11 @@ def _scored_rows(rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -
     return list(zip(zip(prompts, rollouts.completions, strict=True), advantages, strict=True))
 
 
-def _load(policy: torch.nn.Module, weights: Weights) -> None:
+def _logps(policy, weights: Weights, rows: list[Row]) -> list[torch.Tensor]:
+    """Log-probabilities of each completion, row by row, without padding. List of (T_i,) tensors with gradient."""
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             parameter.copy_(weights[name])
-
-
-def _logps(policy, weights: Weights, rows: list[Row]) -> list[torch.Tensor]:
-    """Log-probabilities of each completion, row by row, without padding. List of (T_i,) tensors with gradient."""
-    _load(policy, weights)
     logps = []
     for prompt, completion in rows:
         logits = policy(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]

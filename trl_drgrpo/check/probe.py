@@ -19,8 +19,7 @@ Standard errors are those of a mean over prompts, times the square root of 2. Pr
 that learned from each other, so near chance their accidental agreement counts twice; elsewhere it is an upper bound.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,17 +80,11 @@ class StopStates:
     open_stops: np.ndarray
 
 
-def joined(parts: Sequence[StopStates]) -> StopStates:
-    """The states of several batches, whose prompts are numbered alike."""
-    return StopStates(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(StopStates)))
-
-
-def probe_correctness(found: StopStates, seed: int = 0) -> ProbeScores:
+def probe_correctness(found: StopStates) -> ProbeScores:
     """Cross-validated AUC of both probes.
 
     Args:
         found ([`StopStates`]): Of at least [`FOLDS`] prompts with correct and incorrect completions.
-        seed (`int`, *optional*, defaults to `0`): Of the folds.
 
     Returns:
         [`ProbeScores`].
@@ -102,7 +95,7 @@ def probe_correctness(found: StopStates, seed: int = 0) -> ProbeScores:
     chosen = _with_signal(found)
     right, prompts = found.right[chosen], found.prompts[chosen]
     names, numbers = np.unique(prompts, return_inverse=True)
-    fold_of_prompt = np.random.default_rng(seed).permutation(len(names)) % FOLDS
+    fold_of_prompt = np.random.default_rng(0).permutation(len(names)) % FOLDS
     folds = fold_of_prompt[numbers]
     counts = []
     for features in (found.states[chosen], position_features(found.positions[chosen])):
@@ -240,16 +233,15 @@ class StateCollector:
 
     Args:
         trainer ([`DrGRPOTrainer`]): Owns the policy.
-        seed (`int`, *optional*, defaults to `0`): Of the draws; the sampler's generator is not touched.
     """
 
-    def __init__(self, trainer: DrGRPOTrainer, seed: int = 0):
+    def __init__(self, trainer: DrGRPOTrainer):
         if trainer.model.get_output_embeddings() is None:
             got = f"{type(trainer.model).__name__} without an output embedding"
             raise InputError("--probe", got, "a causal language model", "Leave the probe out.")
         self.trainer = trainer
-        self.rng = np.random.default_rng(seed)
-        self.parts: list[StopStates] = []
+        self.rng = np.random.default_rng(0)  # the sampler's generator is not touched
+        self.found: list[tuple[Any, ...]] = []  # the fields of `StopStates`, by row
         self.prompts: dict[tuple[int, ...], int] = {}
 
     def add(self, tokens: TokenBatch, mask: torch.Tensor, right: np.ndarray) -> None:
@@ -270,19 +262,13 @@ class StateCollector:
                 (positions,) = own[row].nonzero(as_tuple=True)
                 hazard = log_stop[row, positions].double().exp()
                 drawn = _draw(log_stop[row, positions].double().numpy(), self.rng)
-                self.parts.append(
-                    StopStates(
-                        states[row, positions[drawn]].float().cpu().numpy()[None],
-                        np.array([drawn]),
-                        np.array([right[first + row]]),
-                        np.array([self._prompt(part, row)]),
-                        np.array([float((hazard * (1 - hazard)).sum())]),
-                    )
-                )
+                state = states[row, positions[drawn]].float().cpu().numpy()
+                open_stops = float((hazard * (1 - hazard)).sum())
+                self.found.append((state, drawn, right[first + row], self._prompt(part, row), open_stops))
 
     def probe(self) -> ProbeScores:
         """The probe on everything that was collected, see [`probe_correctness`]."""
-        return probe_correctness(joined(self.parts))
+        return probe_correctness(StopStates(*map(np.array, zip(*self.found, strict=True))))
 
     def _prompt(self, tokens: TokenBatch, row: int) -> int:
         """A number for the row's prompt, the same whenever it comes."""

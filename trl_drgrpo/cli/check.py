@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
             say("  for constructions that must differ: the residual at the best learning rate)")
             credit = said(run_credit_check(), _credit)
-            report["credit"] = [result.as_dict() for result in credit]
+            report["credit"] = [vars(result) for result in credit]
         results = [*results, *credit]
         failed = sum(not result.passed for result in results)
         passed = failed == 0

@@ -20,7 +20,6 @@ from trl_drgrpo.upstream.versions import remedy_for_name
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-DEBUG_VARIABLE = "TRL_DRGRPO_DEBUG"
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,11 +63,6 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     raise InputError(name, got, f"a flag of {parser.prog}", remedy)
 
 
-def debugging() -> bool:
-    """Whether input errors keep their traceback (`TRL_DRGRPO_DEBUG=1`)."""
-    return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
-
-
 def is_main_process() -> bool:
     """Whether this is the process that prints results: rank 0 of all."""
     return os.environ.get("RANK", "0") == "0"
@@ -86,14 +80,13 @@ def print_numbers(numbers: Mapping[str, Any], **files: Any) -> None:
         print(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """The lines of a table; the first `left` columns are aligned to the left, numbers behind them to the right."""
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; the first column is aligned to the left, numbers behind it to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
-        cells += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
+        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *numbers]).rstrip())
     return lines
 
 
@@ -112,7 +105,7 @@ def report_error(error: BaseException) -> None:
     # Every process finds the same invalid input, but a reward function may fail on one process only.
     if not _first_of_machine() and not isinstance(error, RewardError):
         return
-    if debugging():
+    if os.environ.get("TRL_DRGRPO_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     elif isinstance(error, RewardError) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)  # it is the user's own function: where it failed is what helps

@@ -169,9 +169,8 @@ def _without(argv: Sequence[str]) -> list[str]:
         name = token.partition("=")[0].replace("-", "_").replace("__", "--", 1)
         if name in _NOT_AGAIN:
             skips = "=" not in token
-        elif not (skips and not token.startswith("--")):
-            kept.append(token)
-            skips = False
         else:
+            if not skips or token.startswith("--"):
+                kept.append(token)
             skips = False
     return kept

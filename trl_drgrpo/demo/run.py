@@ -157,11 +157,6 @@ def run_demo(
     return result
 
 
-def make_training_data(seed: int, steps: int, process: bool = False) -> Any:
-    """As many prompts as the steps of a run need."""
-    return make_dataset(_PROMPTS_PER_STEP * steps, "train", seed, _terms(process))
-
-
 def _terms(process: bool) -> tuple[int, int]:
     return TERMS if process else (MIN_TERMS, MAX_TERMS)
 
@@ -237,7 +232,7 @@ def _train_stock(objective: str, result: DemoResult, console: Console) -> None:
 
 
 def _trainer(kind: Any, model: Any, args: Any, tokenizer: Any, result: DemoResult, **rewards: Any) -> Any:
-    data = make_training_data(result.seed, result.steps, result.process)
+    data = make_dataset(_PROMPTS_PER_STEP * result.steps, "train", result.seed, _terms(result.process))
     rewards = {"reward_funcs": list_sum_reward, **rewards}
     return kind(model=model, args=args, train_dataset=data, processing_class=tokenizer, **rewards)
 

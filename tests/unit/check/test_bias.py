@@ -30,7 +30,6 @@ from trl_drgrpo.check.probe import (
     StopStates,
     _draw,
     concordant_pairs,
-    joined,
     out_of_fold_scores,
     probe_correctness,
     stopping,
@@ -400,7 +399,9 @@ def test_prompts_without_a_signal_have_no_say():
     solved = StopStates(
         -mixed.states, mixed.positions, np.ones_like(mixed.right), mixed.prompts + PROMPTS, mixed.open_stops
     )
-    together = probe_correctness(joined([mixed, solved]))
+    together = probe_correctness(
+        StopStates(*map(np.concatenate, zip(vars(mixed).values(), vars(solved).values(), strict=True)))
+    )
     assert together.states == probe_correctness(mixed).states
     assert together.prompts <= PROMPTS
 
@@ -459,12 +460,12 @@ def test_each_completion_gives_one_state_of_its_own_tokens(trainer):
     right = np.arange(len(mask)) % 2 == 0
     collector.add(token_batch(inputs), mask, right)
     assert torch.equal(torch.rand(1), expected)  # the sampler's generator goes on as without a probe
-    assert [bool(part.right[0]) for part in collector.parts] == right[1:].tolist()  # the first has no token of its own
+    _, positions, verdicts, numbers, open_stops = zip(*collector.found, strict=True)
+    assert list(verdicts) == right[1:].tolist()  # the first has no token of its own
     written = mask[1:].sum(dim=1).tolist()
-    assert all(0 <= part.positions[0] < count for part, count in zip(collector.parts, written, strict=True))
-    assert all(0 < part.open_stops[0] < count / 4 for part, count in zip(collector.parts, written, strict=True))
+    assert all(0 <= position < count for position, count in zip(positions, written, strict=True))
+    assert all(0 < each < count / 4 for each, count in zip(open_stops, written, strict=True))
     same = [inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist() for i in range(1, len(mask))]
-    numbers = [int(part.prompts[0]) for part in collector.parts]
     assert [[a == b for b in same] for a in same] == [[a == b for b in numbers] for a in numbers]
 
 
