@@ -232,6 +232,21 @@ def test_no_forward_of_a_generation_records_gradients(model, is_quantized):
     assert recorded == {False}
 
 
+@pytest.mark.parametrize("rows", [1, 32])
+def test_random_numbers_of_live_rows_are_those_of_all(rows, monkeypatch):
+    monkeypatch.setattr(decoder, "BLOCK", 700)  # several blocks, the last one not full
+    live = torch.arange(rows)[:: 3 if rows > 3 else 1]
+    like = torch.empty(len(live), 101)
+    torch.manual_seed(0)
+    expected = torch.empty(rows, 101).exponential_(1)[live]
+    state = torch.random.get_rng_state()
+    for draws_uniform in (decoder._draws_uniform(), False):
+        monkeypatch.setattr(decoder, "_draws_uniform", lambda is_so=draws_uniform: is_so)
+        torch.manual_seed(0)
+        torch.testing.assert_close(decoder.exponential(live, rows, like), expected, rtol=1e-6, atol=0)
+        assert torch.equal(torch.random.get_rng_state(), state)
+
+
 # Keys and values of groups
 
 SHARING = (
