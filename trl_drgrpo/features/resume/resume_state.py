@@ -115,10 +115,11 @@ def load_rollouts(
         return None
     try:
         # Not onto the device at once: torch reads no storage onto "cpu:0", a process's name for its CPU.
-        return send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
+        micro_batches: Any = send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
     except (OSError, EOFError, RuntimeError, ValueError) as error:
         logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
         return None
+    return micro_batches
 
 
 def _rollouts_file(checkpoint: Path, rank: int) -> Path:
