@@ -88,6 +88,7 @@ bench: $(VENV)/.dev
 # On a machine with CUDA: what only a GPU can say, in under ten minutes, without a network.
 gpu: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py
+	$(OFFLINE) $(VENV)/bin/python -m pytest -m gpu tests/trainer/test_gpu.py
 
 bench-overhead: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/step_overhead.py

@@ -1,70 +1,159 @@
 """Everything that only a GPU can say, in one command: no network, under ten minutes.
 
 Each part runs in a process of its own with a time limit: one that fails, or takes too long, is recorded as such and
-the next one runs. Results go to `recipes/results/gpu.json`; `--table` prints them as
-the evidence page shows them.
+the next one runs. A line is written as soon as it is known, so that a part that is stopped keeps what it has measured.
+Results go to `recipes/results/gpu.json`, and are printed as the evidence page shows them.
 
 Run: `make gpu` on a machine with CUDA. `--small` runs every part with tiny shapes on a CPU: it shows that the script
-works and says nothing about a GPU. `--parts parity generation` runs some; earlier results of the others stay.
+works and says nothing about a GPU.
 """
 
 import argparse
+import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import torch
+from bench import command_line, quietly
+from fast_path import Case, build_model, build_trainer
+from generation import seconds as generate
+from model_runs import GROUP, Size, config_of, keys_of, limited_to, model_of, run
+from transformers import TrainerCallback
+
+from trl_drgrpo.single_gpu.memory import Planner
+from trl_drgrpo.single_gpu.memory.setup import from_keys
 from trl_drgrpo.upstream.versions import installed_versions, provenance
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "recipes" / "results" / "gpu.json"
-PARTS = {  # in the order of their weight, with seconds that each may take
-    "parity": 60,
-    "tests": 90,
-    "training": 210,
-    "generation": 90,
-    "limits": 90,
-    "costs": 45,
-    "compile": 60,
-    "nccl": 60,
-}
-PACKAGES = ("trl-drgrpo", "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "vllm")
+PACKAGES = ("trl-drgrpo", "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
+# Of the largest difference that is still rounding: autocast to bfloat16 keeps 8 bits of a number.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
+
+
+def hardware(device, line):
+    if device == "cpu":
+        return line({"device": "CPU, tiny shapes"})
+    found = torch.cuda.get_device_properties(0)
+    facts = {"cuda": torch.version.cuda, "bfloat16": torch.cuda.is_bf16_supported()}
+    return line({"device": found.name, "bytes": found.total_memory, **facts})
+
+
+class Gradients(TrainerCallback):
+    """The gradient of every optimizer step, on the CPU."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        self.steps.append(torch.cat([gradient.float().flatten().cpu() for gradient in gradients]))
+
+
+def _gradients(kind, dtype, device, **settings):
+    case = Case("heavy", 0.3, prompt=(64, 96), completion=96, prompts=4)
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(256, 4, 1024, device)
+        trainer = build_trainer(kind, case, model, folder, 1, 8, device, bf16=dtype == "bfloat16", **settings)
+        seen = Gradients()
+        trainer.add_callback(seen)
+        trainer.train()
+    return seen.steps[-1]
+
+
+def parity(device, line):
+    """The gradient of one step: ours against stock TRL's with both switches; TRL's default as the control."""
+    for dtype, tolerance in TOLERANCES.items():
+        ours, stock = (_gradients(kind, dtype, device) for kind in ("ours", "stock"))
+        control = _gradients("stock", dtype, device, loss_type="dapo", scale_rewards="group")
+        difference = ((ours - stock).norm() / stock.norm()).item()
+        apart = ((control - stock).norm() / stock.norm()).item()
+        passed = difference < tolerance < 0.1 < apart
+        line({"dtype": dtype, "difference": difference, "control": apart, "passed": passed})
+        if not passed:
+            raise SystemExit(f"parity in {dtype}: ours differs by {difference:.1e}, the control by {apart:.1e}")
+
+
+def _has_bitsandbytes():
+    return importlib.util.find_spec("bitsandbytes") is not None
+
+
+def training(device, line):
+    """Seconds of a step by phase, tokens per second, planned and measured memory: ours and stock TRL's."""
+    runs = [("1.5B", "lora"), ("1.5B", "full"), ("7B", "qlora"), ("1.5B", "qlora"), ("7B", "lora")]
+    size = Size()
+    if device == "cpu":
+        runs, size = [("tiny", method) for method in ("lora", "full", "qlora")], Size(24, 8, 8, 16)
+    for shape, method in runs:
+        if method == "qlora" and not _has_bitsandbytes():
+            line({"shape": shape, "method": method, "arm": "all", "stopped_by": "bitsandbytes is not installed"})
+            continue
+        for arm in ("ours", "TRL, dr_grpo, no std", "TRL, default"):
+            line(run(shape, method, arm, size, device))
+
+
+def generation(device, line):
+    """Tokens per second of sampling G completions per prompt: transformers' loop and ours."""
+    shapes, dtype, (tokens, prompts, width) = ["1.5B", "7B"], torch.bfloat16, (128, 4, 512)
+    if device == "cpu":
+        shapes, dtype, (tokens, prompts, width) = ["tiny"], torch.float32, (8, 2, 24)
+    for shape in shapes:
+        model = model_of(shape, dtype=dtype, device=device).eval()
+        for backend in ("transformers", "ours"):
+            arguments = (model, width, prompts, device, backend == "ours")
+            generate(*arguments, max_new_tokens=4)  # warms up
+            seconds, _ = generate(*arguments, max_new_tokens=tokens)
+            speed = prompts * GROUP * tokens / seconds
+            line({"shape": shape, "backend": backend, "prompt": width, "tokens_per_s": speed})
+        del model
+        if device != "cpu":
+            torch.cuda.empty_cache()
+
+
+def limits(device, line):
+    """Does a run fit where the plan says so? On a card that is limited to 24 and 16 GB."""
+    runs = [
+        (24, "7B", "qlora", Size(256, 256, 4, 16)),
+        (24, "1.5B", "full", Size(256, 256, 4, 16)),
+        (16, "1.5B", "lora", Size(256, 256, 8, 16)),
+        (16, "1.5B", "full", Size(256, 256, 4, 16)),
+    ]
+    if device == "cpu":
+        runs = [(1, "tiny", "lora", Size(24, 8, 8, 16))]
+    for gigabytes, shape, method, size in runs:
+        if method == "qlora" and not _has_bitsandbytes():
+            continue
+        setup = from_keys(keys := keys_of(method, size, device), size.prompt, device)
+        with limited_to(gigabytes, device):
+            total = Planner(config_of(shape), setup).estimate(setup).total
+        result = run(shape, method, "ours", size, device, steps=2, gigabytes=gigabytes)
+        fits = total <= gigabytes * 1e9
+        line({"gigabytes": gigabytes, "batch": keys["per_device_train_batch_size"], "plan_fits": fits, **result})
+
+
+# In the order of their weight, with seconds that each may take on a GPU.
+PARTS = {hardware: 30, parity: 60, training: 210, generation: 90, limits: 90}
 
 
 def run_part(name, seconds, small):
     """The result of a part, or why there is none."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "part.json"
-        script = Path(__file__).with_name("gpu_parts.py")
-        command = [sys.executable, str(script), name, "--output", str(output), *(["--small"] if small else [])]
-        paths = [str(ROOT), str(ROOT / "tests" / "support"), str(script.parent), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, __file__, "--part", name, "--output", str(output), *(["--small"] if small else [])]
         start = time.monotonic()
         try:
-            done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, timeout=None if small else seconds
+            )
             error = None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
         except subprocess.TimeoutExpired:
             error = f"stopped after {seconds:.0f} s"
         lines = json.loads(output.read_text()) if output.exists() else []
         result = {"seconds": round(time.monotonic() - start, 1), "lines": lines}
         return result if error is None else {**result, "error": error}
-
-
-def hardware(small):
-    if small:
-        return {"device": "CPU, tiny shapes"}
-    code = (
-        "import torch, json; p = torch.cuda.get_device_properties(0); "
-        "print(json.dumps({'device': p.name, 'bytes': p.total_memory, 'cuda': torch.version.cuda, "
-        "'bfloat16': torch.cuda.is_bf16_supported()}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit("gpu: got no CUDA device; expected one. --small runs everything with tiny shapes on the CPU.")
-    return json.loads(done.stdout)
 
 
 def table(results):
@@ -76,7 +165,7 @@ def table(results):
         "| model | method | trainer | step, s | generation, s | tokens/s | peak GiB | planned |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for line in results["parts"].get("training", {}).get("lines", []):
+    for line in results["parts"]["training"]["lines"]:
         if "stopped_by" in line:
             cells = [line["stopped_by"], "", "", "", ""]
         else:
@@ -89,47 +178,43 @@ def table(results):
                 f"{line['planned_bytes'] / gib:.1f}",
             ]
         lines.append("| " + " | ".join([line["shape"], line["method"], line["arm"], *cells]) + " |")
-    for line in results["parts"].get("generation", {}).get("lines", []):
+    for line in results["parts"]["generation"]["lines"]:
         lines.append(f"| {line['shape']} | generation | {line['backend']} | | | {line['tokens_per_s']:.0f} | | |")
     return "\n".join(lines)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--minutes", type=float, default=10.0, help="parts that would begin later are left out")
-    parser.add_argument("--small", action="store_true", help="tiny shapes on a CPU")
-    parser.add_argument("--output", type=Path, default=None)
-    parser.add_argument("--table", action="store_true", help="print the table of earlier results and stop")
-    arguments = parser.parse_args()
-    output = arguments.output or RESULTS
+    parser = command_line(__doc__, pairs=0)
+    parser.add_argument("--small", action="store_true", help="tiny shapes on the CPU")
+    parser.add_argument("--output", type=Path, help="JSON file to write (default: recipes/results/gpu.json)")
+    parser.add_argument("--part", choices=[part.__name__ for part in PARTS], help=argparse.SUPPRESS)
+    arguments = quietly(parser)
     if arguments.small and arguments.output is None:
         parser.error("--small: got no --output; expected a file. Its numbers do not belong among the results.")
-    if arguments.table:
-        print(table(json.loads(output.read_text())))
-        return
-    results = {
-        "hardware": hardware(arguments.small),
-        **provenance("make gpu"),
-        "versions": installed_versions(PACKAGES),
-        "parts": json.loads(output.read_text())["parts"] if output.exists() else {},
-    }
-    begun = time.monotonic()
-    for name in arguments.parts:
-        left = arguments.minutes * 60 - (time.monotonic() - begun)
-        if left < 10:
-            results["parts"][name] = {"seconds": 0, "lines": [], "error": "no time was left"}
-        else:
-            seconds = left if arguments.small else min(PARTS[name], left)
-            results["parts"][name] = run_part(name, seconds, arguments.small)
-        part = results["parts"][name]
-        print(f"{name:12}{part['seconds']:>7.1f} s  {len(part['lines'])} lines  {part.get('error', '')}", flush=True)
-        for line in part["lines"]:
-            print("   ", json.dumps(line), flush=True)
-        output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(table(results))
-    sys.exit(any("error" in results["parts"][name] for name in arguments.parts))
+    if arguments.part:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        lines = []
+
+        def line(values):
+            lines.append(values)
+            arguments.output.write_text(json.dumps(lines))
+
+        return globals()[arguments.part]("cpu" if arguments.small else "cuda", line)
+    parts = {}
+    for part, seconds in PARTS.items():
+        found = parts[part.__name__] = run_part(part.__name__, seconds, arguments.small)
+        print(f"{part.__name__:12}{found['seconds']:>7.1f} s  {found.get('error', '')}", flush=True)
+        for values in found["lines"]:
+            print("   ", json.dumps(values), flush=True)
+        if part is hardware and "error" in found:
+            sys.exit("gpu: got no CUDA device; expected one. --small runs everything with tiny shapes on the CPU.")
+    facts = parts.pop("hardware")["lines"][0]
+    about = {"hardware": facts, **provenance("make gpu"), "versions": installed_versions(PACKAGES)}
+    output = arguments.output or ROOT / "recipes" / "results" / "gpu.json"
+    output.write_text(json.dumps({**about, "parts": parts}, indent=1) + "\n", encoding="utf-8")
+    print(table({**about, "parts": parts}))
+    return any("error" in found for found in parts.values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

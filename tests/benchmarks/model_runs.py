@@ -108,13 +108,13 @@ def reward(prompts, completion_ids, **kwargs):
     return [1.0 if ord(prompt[0]) % 10 < 3 else float(i % 4) for i, prompt in enumerate(prompts)]
 
 
-def trainer_of(arm, model, method, size, folder, steps, device, **settings):
+def trainer_of(arm, model, method, size, folder, steps, device):
     """A trainer of one arm."""
     keys = keys_of(method, size, device)
     known = ("per_device", "gradient", "num_gen", "max_comp")
     geometry = {key: value for key, value in keys.items() if key.startswith(known)}
     checkpointing = {"gradient_checkpointing": True}  # TRL's default, and the planner's
-    common = settings_of(folder, steps, device, logging_steps=1, **checkpointing, **geometry, **settings)
+    common = settings_of(folder, steps, device, logging_steps=1, **checkpointing, **geometry)
     trainer_class = DrGRPOTrainer if ARMS[arm] is None else GRPOTrainer
     lora = LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.0) if method != "full" else None
     prompts = Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]})
@@ -167,7 +167,7 @@ def limited_to(gigabytes, device):
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def run(shape, method, arm, size, device, steps=3, gigabytes=None, **settings):
+def run(shape, method, arm, size, device, steps=3, gigabytes=None):
     """One run: seconds by phase, tokens per second, planned and measured peak in bytes; or what stopped it."""
     keys = keys_of(method, size, device)
     setup = from_keys(keys, size.prompt, device)
@@ -178,7 +178,7 @@ def run(shape, method, arm, size, device, steps=3, gigabytes=None, **settings):
     try:
         with tempfile.TemporaryDirectory() as folder, limited_to(gigabytes, device):
             model = model_of(shape, method, getattr(torch, keys["dtype"]), device)
-            trainer = trainer_of(arm, model, method, size, folder, steps, device, **settings)
+            trainer = trainer_of(arm, model, method, size, folder, steps, device)
             phases = Phases(trainer, device)
             if device != "cpu":
                 torch.cuda.reset_peak_memory_stats()
@@ -187,9 +187,6 @@ def run(shape, method, arm, size, device, steps=3, gigabytes=None, **settings):
             result["tokens_per_s"] = size.rows * size.completion / result["step_s"]
             if device != "cpu":
                 result["measured_bytes"] = torch.cuda.max_memory_allocated()
-                result["reserved_bytes"] = torch.cuda.max_memory_reserved()
-            logged = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
-            result["grad_norms"] = [float(entry["grad_norm"]) for entry in logged]
     except torch.OutOfMemoryError as error:
         result["stopped_by"] = f"out of memory: {str(error).splitlines()[0]}"
     gc.collect()
