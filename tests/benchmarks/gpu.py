@@ -21,11 +21,9 @@ import torch
 from bench import command_line, quietly
 from fast_path import Case, build_model, build_trainer
 from generation import seconds as generate
-from model_runs import GROUP, Size, config_of, keys_of, limited_to, model_of, run
+from model_runs import GROUP, Size, model_of, run
 from transformers import TrainerCallback
 
-from trl_drgrpo.single_gpu.memory import Planner
-from trl_drgrpo.single_gpu.memory.setup import from_keys
 from trl_drgrpo.upstream.versions import installed_versions, provenance
 
 ROOT = Path(__file__).parents[2]
@@ -77,10 +75,6 @@ def parity(device, line):
             raise SystemExit(f"parity in {dtype}: ours differs by {difference:.1e}, the control by {apart:.1e}")
 
 
-def _has_bitsandbytes():
-    return importlib.util.find_spec("bitsandbytes") is not None
-
-
 def training(device, line):
     """Seconds of a step by phase, tokens per second, planned and measured memory: ours and stock TRL's."""
     runs = [("1.5B", "lora"), ("1.5B", "full"), ("7B", "qlora"), ("1.5B", "qlora"), ("7B", "lora")]
@@ -88,7 +82,7 @@ def training(device, line):
     if device == "cpu":
         runs, size = [("tiny", method) for method in ("lora", "full", "qlora")], Size(24, 8, 8, 16)
     for shape, method in runs:
-        if method == "qlora" and not _has_bitsandbytes():
+        if method == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
             line({"shape": shape, "method": method, "arm": "all", "stopped_by": "bitsandbytes is not installed"})
             continue
         for arm in ("ours", "TRL, dr_grpo, no std", "TRL, default"):
@@ -113,29 +107,8 @@ def generation(device, line):
             torch.cuda.empty_cache()
 
 
-def limits(device, line):
-    """Does a run fit where the plan says so? On a card that is limited to 24 and 16 GB."""
-    runs = [
-        (24, "7B", "qlora", Size(256, 256, 4, 16)),
-        (24, "1.5B", "full", Size(256, 256, 4, 16)),
-        (16, "1.5B", "lora", Size(256, 256, 8, 16)),
-        (16, "1.5B", "full", Size(256, 256, 4, 16)),
-    ]
-    if device == "cpu":
-        runs = [(1, "tiny", "lora", Size(24, 8, 8, 16))]
-    for gigabytes, shape, method, size in runs:
-        if method == "qlora" and not _has_bitsandbytes():
-            continue
-        setup = from_keys(keys := keys_of(method, size, device), size.prompt, device)
-        with limited_to(gigabytes, device):
-            total = Planner(config_of(shape), setup).estimate(setup).total
-        result = run(shape, method, "ours", size, device, steps=2, gigabytes=gigabytes)
-        fits = total <= gigabytes * 1e9
-        line({"gigabytes": gigabytes, "batch": keys["per_device_train_batch_size"], "plan_fits": fits, **result})
-
-
 # In the order of their weight, with seconds that each may take on a GPU.
-PARTS = {hardware: 30, parity: 60, training: 210, generation: 90, limits: 90}
+PARTS = {hardware: 30, parity: 60, training: 270, generation: 120}
 
 
 def run_part(name, seconds, small):

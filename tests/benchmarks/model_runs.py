@@ -6,7 +6,6 @@ limit, and in three of ten groups all rewards are equal.
 
 import gc
 import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -153,21 +152,7 @@ class Phases(TrainerCallback):
         return {"step_s": step, "generation_s": generation, "rest_s": step - generation}
 
 
-@contextmanager
-def limited_to(gigabytes, device):
-    """At most so much of the card, as another card would have."""
-    if device == "cpu" or gigabytes is None:
-        yield
-        return
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total))
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def run(shape, method, arm, size, device, steps=3, gigabytes=None):
+def run(shape, method, arm, size, device, steps=3):
     """One run: seconds by phase, tokens per second, planned and measured peak in bytes; or what stopped it."""
     keys = keys_of(method, size, device)
     setup = from_keys(keys, size.prompt, device)
@@ -176,7 +161,7 @@ def run(shape, method, arm, size, device, steps=3, gigabytes=None):
     planned = Planner(config_of(shape), setup).estimate(setup)
     result = {"shape": shape, "method": method, "arm": arm, "planned_bytes": planned.tensors}
     try:
-        with tempfile.TemporaryDirectory() as folder, limited_to(gigabytes, device):
+        with tempfile.TemporaryDirectory() as folder:
             model = model_of(shape, method, getattr(torch, keys["dtype"]), device)
             trainer = trainer_of(arm, model, method, size, folder, steps, device)
             phases = Phases(trainer, device)

@@ -56,18 +56,6 @@ def test_every_own_field_of_the_configuration_is_described_and_has_a_help():
         assert field.metadata["help"].endswith("."), field.name
 
 
-def test_a_missing_parameter_would_be_found():
-    def documented(first, second):
-        """Does something.
-
-        Args:
-            first (`int`): The first one.
-        """
-
-    assert undescribed(documented) == ["second"]
-    assert undescribed(test_there_are_packages_with_public_names) == []
-
-
 @pytest.mark.parametrize("command", SUBCOMMANDS)
 def test_every_flag_has_a_help(command):
     actions = flags(command)

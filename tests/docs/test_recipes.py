@@ -1,5 +1,7 @@
-"""Every recipe parses strictly, says what it is for and what to expect, and holds no key that changes nothing."""
+"""Every recipe parses strictly, says what it is for and what to expect, holds no key that changes nothing, and trains:
+two steps of it on a tiny model and a few rows of its data's shape, through overrides alone."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,10 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from bubblewrap import needs_bwrap
+from tiny import save_tiny
+from tiny_bases import save_base
+from tiny_prms import built, config
+from transformers import Qwen2ForTokenClassification
 
 from trl_drgrpo import __version__
 from trl_drgrpo.cli import data, job
 from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -70,3 +79,85 @@ def test_the_quickstart_gives_the_number_it_promises(tmp_path):
     result = yaml.safe_load(done.stdout)
     assert result["eval_reward_first"] < 0.4
     assert result["eval_reward_last"] > 0.85  # 0.945, 0.949, 0.949 with three seeds
+
+
+# Two steps of each
+
+# One row in the shape of each dataset that a recipe names.
+ROWS = {
+    "openai/gsm8k": {"question": "What is 1+1?", "answer": "1+1=2\n#### 2"},
+    "DigitalLearningGmbH/MATH-lighteval": {"problem": "What is $1+1$?", "solution": r"It is $\boxed{2}$."},
+    "google-research-datasets/mbpp": {
+        "text": "Write a function that adds.",
+        "test_list": ["assert add(1, 1) == 2", "assert add(0, 2) == 2"],
+        "test_setup_code": "",
+    },
+}
+SMALL = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 1,
+    "num_generations": 4,
+    "max_completion_length": 8,
+    "report_to": "none",
+    "save_strategy": "no",
+    "use_cpu": "true",
+    "bf16": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tokenizer, tmp_path_factory):
+    """Folders of a policy, wide enough for 4 bits, and of a process reward model."""
+    long = {"max_position_embeddings": 1024}
+    policy = save_base(tmp_path_factory.mktemp("policy"), tokenizer, bias=True, **long)
+    prm = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2, **long))
+    return {"policy": policy, "prm": save_tiny(tmp_path_factory.mktemp("prm"), tokenizer, prm)}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=needs_bwrap if "code_reward" in path.read_text() else (), id=path.stem)
+        for path in RECIPES
+    ],
+)
+def test_two_steps_on_a_tiny_model(path, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    given = read_recipe(str(path), read_flags()).values
+    changes = {**SMALL, "model_name_or_path": tiny["policy"], "output_dir": str(tmp_path / "out")}
+    if given["dataset_name"] in ROWS:
+        data = tmp_path / "train.jsonl"
+        data.write_text((json.dumps(ROWS[given["dataset_name"]]) + "\n") * 8)
+        changes["dataset_name"] = str(data)
+    else:
+        assert given["dataset_name"].startswith("trl_drgrpo:")
+        changes["eval_strategy"], changes["eval_on_start"] = "no", "false"
+    if given.get("use_vllm"):
+        changes["use_vllm"] = "false"  # the engine is tested in test_vllm_*.py
+    if "step_reward_funcs" in given:
+        changes["step_reward_funcs"] = json.dumps({"token_classification_prm": {"model": tiny["prm"]}})
+    with monkeypatch.context() as environment:
+        environment.setattr(os, "environ", dict(os.environ))  # a recipe may set variables
+        flags = [part for key, value in changes.items() for part in (f"--{key}", str(value))]
+        assert main(["train", "--config", str(path), *flags]) == 0
+    log = [json.loads(line) for line in (tmp_path / "out" / "_drgrpo" / "metrics.jsonl").read_text().splitlines()]
+    assert max(entry["step"] for entry in log) == 2
+    saved = "adapter_config.json" if "preset" in given else "model.safetensors"
+    assert (tmp_path / "out" / saved).is_file()
+    if "preset" in given:
+        adapter = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert adapter["peft_type"] == "LORA"
+
+
+def test_the_rows_cover_every_dataset_that_a_recipe_names():
+    named = {read_recipe(str(path), read_flags()).values["dataset_name"] for path in RECIPES}
+    assert {name for name in named if not name.startswith("trl_drgrpo:")} == set(ROWS)
+
+
+@pytest.mark.parametrize("path", LAUNCHERS, ids=lambda path: path.stem)
+def test_a_launcher_configuration_is_one_that_accelerate_reads(path):
+    config = load_config_from_file(str(path))  # refuses unknown keys
+    assert config.num_processes > 1
+    assert yaml.safe_load(path.read_text()).keys() <= vars(config).keys()

@@ -76,6 +76,26 @@ def test_the_wheel_holds_the_package_and_its_licences(wheel):
     assert sum(info.compress_size for info in wheel.infolist()) < 3_000_000
 
 
+def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
+    """In an environment of its own that sees the installed libraries but not the checkout."""
+
+    def run(*command):
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+    environment = tmp_path / "env"
+    assert run(sys.executable, "-m", "venv", "--without-pip", str(environment)).returncode == 0
+    site = next(environment.glob("lib/python*/site-packages"))
+    (site / "libraries.pth").write_text(f"{next(p for p in sys.path if p.endswith('site-packages'))}\n")
+    wheel.extractall(site)
+    python = str(environment / "bin" / "python")
+    where = run(python, "-c", "import trl_drgrpo; print(trl_drgrpo.__file__)")
+    assert str(site) in where.stdout, where.stderr
+    demo = [python, "-m", "trl_drgrpo.cli.main", "demo", "--steps", "2", "--output_dir", str(tmp_path / "demo")]
+    done = run(*demo)
+    assert done.returncode == 1, done.stderr[-2000:]  # two steps cannot have learned it, and the demo says so
+    assert (tmp_path / "demo" / "results.json").exists()
+
+
 def test_the_metadata_say_what_the_package_is(metadata):
     assert (metadata["Name"], metadata["Version"]) == ("trl-drgrpo", __version__)
     assert metadata["License-Expression"] == "Apache-2.0"

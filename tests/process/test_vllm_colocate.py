@@ -52,13 +52,6 @@ def test_the_engine_generates_from_the_weights_that_are_trained(run, lora):
     assert max(gaps) < 1e-4
 
 
-def test_control_weights_that_are_dropped_show(run, monkeypatch):
-    monkeypatch.setattr(vllm_stub.LLM, "drops_weights", True)
-    _, gaps, _ = run()
-    assert gaps[0] < 1e-4  # it was loaded from the same folder
-    assert gaps[1] > 0.1
-
-
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_an_engine_that_sleeps_is_woken_and_given_its_weights_before_it_generates(run, prompts, lora):
     adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)

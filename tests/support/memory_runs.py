@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from runs import build, short_run
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.upstream.host import swapped
 
 
@@ -36,34 +37,18 @@ def no_signal_from(length: int):
     return reward
 
 
-def trainer_of(
-    model, tokenizer, folder, prompt: int, peft_config=None, steps: int = 2, short: int = 0, **settings
-) -> DrGRPOTrainer:
+def trainer_of(model, tokenizer, folder, prompt: int, peft_config=None, short: int = 0, **settings) -> DrGRPOTrainer:
     """A run on prompts of `prompt` tokens whose completions all reach their limit. With `short` only every so
     many-th prompt is that long, and has no signal; the others are a quarter as long."""
     lengths = [prompt // 4 if short and i % short else prompt for i in range(64)]
     dataset = Dataset.from_dict({"prompt": [chr(97 + i % 26) * length for i, length in enumerate(lengths)]})
     model.generation_config.eos_token_id = None
-    args = DrGRPOConfig(
-        output_dir=str(folder),
-        max_steps=steps,
-        learning_rate=1e-3,
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        use_cpu=True,
-        **({"shuffle_dataset": False} if short else {}),  # one long prompt in every generation
-        **settings,
-    )
-    return DrGRPOTrainer(
-        model=model,
-        reward_funcs=no_signal_from(prompt) if short else varied,
-        args=args,
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        peft_config=peft_config,
-    )
+    fields = {**short_run(folder), "max_steps": 2, "learning_rate": 1e-3, "gradient_checkpointing": True}
+    if short:
+        fields["shuffle_dataset"] = False  # one long prompt in every generation
+    reward = no_signal_from(prompt) if short else varied
+    settings = {**fields, "use_cpu": True, **settings}
+    return build(DrGRPOTrainer, settings, dataset, tokenizer, reward, model, peft_config=peft_config)
 
 
 def cut_at_random(trainer: DrGRPOTrainer, seed: int = 0) -> None:

@@ -13,6 +13,19 @@ def length_reward(completion_ids, **kwargs):
     return [float(sum(ids) % 3) for ids in completion_ids]
 
 
+def failing(call):
+    """`length_reward`, which raises once, at its n-th call."""
+    calls = []
+
+    def fails(completion_ids, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            raise RuntimeError("judge is down")
+        return length_reward(completion_ids)
+
+    return fails
+
+
 def step_reward(step_ends, completion_ids, **kwargs):
     """Of a step, by the token that ends it."""
     return [[float(ids[end] % 3) for end in ends] for ids, ends in zip(completion_ids, step_ends, strict=True)]

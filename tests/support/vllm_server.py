@@ -49,15 +49,13 @@ class Server(Loopback):
     Args:
         engine ([`~vllm_stub.Engine`]): The model behind the routes.
         logprobs_mode: As `vllm serve` was started with.
-        drops_weights: Take weights from the wire and throw them away: the control for tests of the sync.
     """
 
     handler = _Handler
 
-    def __init__(self, engine, logprobs_mode="processed_logprobs", drops_weights=False):
+    def __init__(self, engine, logprobs_mode="processed_logprobs"):
         self.engine = engine
         self.logprobs_mode = logprobs_mode
-        self.drops_weights = drops_weights
         self.routes = []  # what was asked for, in order
         self.completions = []  # bodies of /v1/completions
         self.link = None
@@ -107,10 +105,7 @@ class Server(Loopback):
     def post_update_weights(self, body):
         if not self.updating:
             raise Refused("start_weight_update comes first")
-        weights = vllm_stub.unpacked(self.link.buffers, body["update_info"])
-        for name, tensor in weights:
-            if not self.drops_weights:
-                self.engine.load_weights([(name, tensor)])
+        self.engine.load_weights(vllm_stub.unpacked(self.link.buffers, body["update_info"]))
         return {"message": "Weights updated"}
 
     def post_finish_weight_update(self, body):

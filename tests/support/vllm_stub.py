@@ -80,7 +80,6 @@ class LLM:
     """The engine in the trainer's process ("colocate"). `calls` notes what was asked of it, in order."""
 
     instances: list = []  # noqa: RUF012
-    drops_weights = False
 
     def __init__(self, model, **kwargs):
         self.engine = Engine(AutoModelForCausalLM.from_pretrained(model), seed=kwargs["seed"])
@@ -99,8 +98,7 @@ class LLM:
             raise RuntimeError("weights are loaded into memory that is not mapped")
         if self.calls[-1:] != ["load_weights"]:
             self.calls.append("load_weights")
-        if not self.drops_weights:
-            self.engine.load_weights(weights)
+        self.engine.load_weights(weights)
 
     def generate(self, prompts, sampling_params, use_tqdm=True):
         if self.asleep:

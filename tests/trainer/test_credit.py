@@ -125,11 +125,6 @@ def test_the_table_of_completions_shows_these_advantages(trained):
     assert table["advantage"].tolist() == trained.run.credited.advantages.tolist()
 
 
-def test_unscorable_rows_are_left_out_of_the_mean_and_get_nothing(credit):
-    rewards = column([1.0, 0.0, None, NAN, None, 1.0, None, None])
-    assert credit(rewards).tolist() == [0.5, -0.5, 0, 0, 0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
 def test_advantages_are_those_of_the_oracle(baseline, credit):
     rewards = [0.5, 2.0, None, -1.0, 0.7, 0.7, 0.7, 0.7]

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pandas
 import pytest
 import torch
-from runs import assert_same_weights, build, short_run, step_reward, train, weights
+from runs import assert_same_weights, build, failing, short_run, step_reward, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -215,16 +215,8 @@ def test_groups_of_a_step_that_generates_twice_have_different_numbers(settings, 
 
 
 def test_a_run_that_fails_says_how(settings, prompts, tokenizer):
-    calls = []
-
-    def breaks(completion_ids, **kwargs):
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("judge is down")
-        return parity_reward(completion_ids)
-
     with pytest.raises(RewardError):
-        run(settings, prompts, tokenizer, breaks)
+        run(settings, prompts, tokenizer, failing(2))
     assert read(settings, "run.json")["ended"]["how"] == "failed: RewardError"
     assert read(settings, "run.json")["ended"]["step"] == 1
 
@@ -322,10 +314,21 @@ def test_settings_from_the_command_line_and_from_recipes(monkeypatch):
     assert (config.run_warnings, config.correct_threshold) == (False, 0.5)
 
 
-@pytest.mark.parametrize("fields", [{"record_groups": -2}, {"record_groups": 1.5}, {"run_log": "no"}])
-def test_bad_settings_are_named(fields):
-    with pytest.raises(InputError, match=f"^{next(iter(fields))}: got"):
-        DrGRPOConfig(**fields)
+BAD = {
+    "record_groups": [-2, 1.5],
+    "run_log": ["no"],
+    "correct_reward": [3],
+    "correct_threshold": [math.inf, "0.5", True],
+    "micro_batching": ["fast"],
+    "share_prompts": ["yes"],
+    "fast_generation": [1],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values])
+def test_bad_settings_are_named(field, value):
+    with pytest.raises(InputError, match=f"^{field}: got"):
+        DrGRPOConfig(**{field: value})
 
 
 @pytest.mark.parametrize("log_completions", [False, True])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from runs import assert_same_weights, logged, short_run, weights
+from runs import assert_same_weights, failing, length_reward, logged, short_run, weights
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -93,19 +93,6 @@ def test_micro_batching_may_change_in_the_middle_of_a_generation_batch(switch, t
         torch.testing.assert_close(weight, whole.model.get_parameter(name), rtol=1e-3, atol=1e-4)
 
 
-def failing(call):
-    """The usual reward, raising once at its n-th call."""
-    calls = []
-
-    def reward(completion_ids, **kwargs):
-        calls.append(1)
-        if len(calls) == call:
-            raise RuntimeError("judge is down")
-        return [float(sum(ids) % 3) for ids in completion_ids]
-
-    return reward
-
-
 @pytest.mark.parametrize(
     "extra",
     [
@@ -162,7 +149,7 @@ def test_a_reward_that_fails_in_an_evaluation_does_not_shift_the_run(train, prom
     def fails_on_evaluation(prompts, completion_ids, **kwargs):
         if prompts[0].startswith("eval"):
             raise RuntimeError("judge is down")
-        return [float(sum(ids) % 3) for ids in completion_ids]
+        return length_reward(completion_ids)
 
     evaluation = prompts.map(lambda row: {"prompt": "eval " + row["prompt"]})
     fields = {"steps_per_generation": 4, "max_steps": 5, "eval_strategy": "steps", "eval_steps": 3}

@@ -28,7 +28,6 @@ def test_everything_for_a_gpu_runs_in_small_on_a_cpu(tmp_path):
         (method, arm) for method in ("lora", "full", "qlora") for arm in ("ours", "TRL,")
     }
     assert all(line["step_s"] > line["generation_s"] > 0 for line in lines["training"])
-    assert lines["limits"][0]["plan_fits"] is True
     assert "| tiny | generation | ours |" in done.stdout
 
 

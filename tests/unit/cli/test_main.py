@@ -53,26 +53,6 @@ def test_debug_shows_the_traceback(capsys, monkeypatch):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_ctrl_c_is_130(capsys, monkeypatch):
-    from trl_drgrpo.cli import train
-
-    def interrupt(args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "run", interrupt)
-    assert main(["train"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_version(capsys):
-    from trl_drgrpo import __version__
-
-    with pytest.raises(SystemExit) as exited:
-        main(["--version"])
-    assert exited.value.code == 0
-    assert capsys.readouterr().out == f"trl-drgrpo {__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("command", "names"),
     {

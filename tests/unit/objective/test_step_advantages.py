@@ -115,14 +115,6 @@ def test_pad_columns_and_masked_tokens_are_zero(batch, columns):
     assert wide[wide_mask == 0].abs().sum() == 0
 
 
-def test_one_step_per_completion_is_the_outcome_advantage():
-    from trl_drgrpo import group_advantages
-
-    rewards = [1.0, 0.0, 0.0, 1.0]
-    got = step_token_advantages([[r] for r in rewards], [[2]] * 4, torch.ones(4, 3), 4, "immediate", "deepseekmath")
-    assert torch.equal(got, group_advantages(rewards, 4).unsqueeze(1).expand(4, 3))
-
-
 def test_a_policy_that_stops_is_compared_with_what_the_others_earn_later():
     # step 2 of row 0 earns 1 where row 1 had ended: its decision to go on is worth 1, row 1's to stop -1
     rewards, _ = with_closings([[1.0, 1.0], [1.0]], [[0, 1, 2], [0, 1]], apart=True)

@@ -345,16 +345,6 @@ def sizes(shape):
     return tokens, tokens * shape.width * shape.masked, shape.scored
 
 
-def test_masks_of_forks_are_planned_for():
-    """Completions in families of two with most of their tokens in common: packs of them are wide, and few."""
-    setup = Setup(prompt=66, completion=287, batch=2, accumulation=2, steps_per_generation=2, group=4)
-    rows = [Row(0, 66, 287, completion=(-(i // 2) - 1,) * 260 + (i,) * 27) for i in range(4)]
-    costs = _costs(qwen(), setup)
-    plan = plan_window(rows, 2, Budget(2, setup.width), costs)
-    mask = max(sizes(_shape(rows, batch, costs, later=False))[1] for batch in plan)
-    assert 0 < mask <= max(sizes(shape)[1] for shape in trained_shapes(qwen(), setup))
-
-
 def test_rows_that_are_scored_before_any_is_left_out():
     setup = Setup(device="cpu", prompt=40, completion=40, batch=4, accumulation=4, steps_per_generation=4, group=4)
     most = max(shape.packs * shape.width for shape in scored_shapes(qwen(), setup))
