@@ -7,9 +7,6 @@ import pytest
 from figures import (
     ExampleGroup,
     counterfactual_weights,
-    draw_divisors,
-    draw_groups,
-    draw_token_credit,
     drift_table,
     length_drift,
 )
@@ -51,33 +48,6 @@ def test_what_holds_for_any_group(size, right, length_right, length_wrong, cut):
             assert group.pulls(name).sum() == pytest.approx(0, abs=1e-6)
         else:  # a divisor that all rows share makes the token weights sum to 0
             assert weights.sum() == pytest.approx(0, abs=1e-6)
-
-
-def test_the_drawings_show_the_numbers():
-    group = ExampleGroup(right=1, length_right=20, length_wrong=60)
-    heights, weights, pulls = draw_groups([group], ["grpo"]).axes
-    assert [bar.get_height() for bar in heights.patches] == group.lengths.tolist()
-    assert weights.collections[1].get_offsets()[:, 1].tolist() == pytest.approx(group.token_weights("grpo").tolist())
-    assert pulls.collections[1].get_offsets()[:, 1].tolist() == pytest.approx(group.pulls("grpo").tolist())
-
-    by_length, by_group = draw_divisors(num_generations=8).axes
-    lines = {line.get_label(): line.get_ydata() for line in by_length.get_lines()}
-    assert lines["grpo"][0] / lines["grpo"][-1] == pytest.approx(100)  # 10 and 1000 tokens
-    assert lines["dr_grpo, no std"].tolist() == pytest.approx([1] * len(lines["dr_grpo, no std"]))
-    # (127 * 100 + n) / (128 * 100), at n = 1000
-    assert lines["dapo (TRL's default), 16 groups"][-1] == pytest.approx(12800 / 13700)
-    advantages = {line.get_label(): line.get_ydata() for line in by_group.get_lines()}
-    assert advantages["correct answer, no std"].tolist() == pytest.approx([1 - k / 8 for k in range(1, 8)])
-
-    credit = np.array([[0.5, -1.0], [0.25, 0.0]])
-    [axes] = draw_token_credit([["a", "\n"], ["<|im_end|>"]], {"outcome": credit}).axes
-    assert [(text.get_position(), text.get_text()) for text in axes.texts] == [
-        ((0, 0), "a"),
-        ((1, 0), "↵"),
-        ((0, 1), "■"),
-    ]
-    assert axes.get_images()[0].get_array().tolist() == credit.tolist()
-    assert axes.get_images()[0].get_clim() == (-1, 1)  # white is 0
 
 
 def line(step, group, rewards=(1.0, 0.0, 0.0, 1.0), tokens=(2, 4, 3, 6), mode="train"):

@@ -9,7 +9,6 @@ from reference_page import flags, own_fields
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "recipes" / "guides"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]}
-ALL_PAGES = "\n".join(PAGES.values())
 MIGRATING = PAGES["migrating.md"]
 # Written by `make gpu`, on a machine with CUDA.
 NOT_YET = {"recipes/results/gpu.json"}

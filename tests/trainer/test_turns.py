@@ -200,6 +200,17 @@ def test_several_environments_stand_beside_outcomes_and_step_rewards(walked, tmp
     assert batch.state_keys is None
 
 
+def test_rows_of_an_environment_fill_a_batch(tmp_path):
+    """One prompt and sixteen tasks: an environment reads the other columns, so these are different ones."""
+    sampling = {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 4, "correct_threshold": 2.0}
+    trainer = build(tmp_path, data=[{"task": i} for i in range(16)], environment_factory=Later, **sampling)
+    trainer.train()
+    step = trainer.state.log_history[0]
+    assert step["sampling/groups_trained"] == 2
+    assert step["sampling/tokens_per_live_group"] > 0
+    assert list(trainer.sampling.pass_rates.counts.values()) == [(3.0, 4.0)] * int(step["sampling/groups_generated"])
+
+
 class Still:
     """Has no tools, so there is one turn."""
 
@@ -241,6 +252,7 @@ def test_with_tools_alone_a_turn_is_a_step(tmp_path):
     assert trainer.credited.step_rewards[:3] == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [2.0, 0.0]]
     assert trainer.credited.state_keys is None
     assert trainer.step_separator == ["turn"]
+    assert trainer.describing.failures == {}
 
 
 # What cannot be
