@@ -1,11 +1,11 @@
 r"""`math_reward` beside TRL's `accuracy_reward` on real gold answers: who is right, and what a call costs.
 
 Right: every gold answer of the two sets is written in equivalent ways (which have to score 1) and perturbed (which has
-to score 0). A table counts both rewards' mistakes by kind; ours are listed one by one, TRL's with `--list-trl`.
+to score 0). A table counts both rewards' mistakes by kind; ours are listed one by one.
 
 Cost: 1,000 samples per round, groups of 8, half of them right; the two rewards take turns on the same samples, each
-round has problems of its own so that no cache carries over. CPU time includes the worker processes.
-`--adversarial` replaces 1% of the samples by such as `9^{9^{9}}`.
+round has problems of its own so that no cache carries over, and the first one is not counted. CPU time includes the
+worker processes. `--adversarial` replaces 1% of the samples by such as `9^{9^{9}}`.
 
 Run: `python tests/benchmarks/math_rewards.py --data DIR`, a folder with `math500.jsonl` and `gsm8k_train.jsonl`
 (columns `problem`, `answer`). About ten minutes; `--limit 300` takes one.
@@ -15,18 +15,15 @@ import argparse
 import contextlib
 import json
 import logging
-import os
 import random
 import re
-import statistics
 import time
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import psutil
+from bench import interleaved, ratio
 from trl.rewards import accuracy_reward
 
 from trl_drgrpo.rewards.functions.mathematics import MathReward
@@ -174,7 +171,7 @@ def perturbations(gold):
 # Correctness --------------------------------------------------------------------------------------------------------
 
 
-def correctness(golds, ours, list_trl):
+def correctness(golds, ours):
     cases = []
     for gold in golds:
         cases += [(1.0, kind, gold, answer) for kind, answer in rewrites(gold)]
@@ -191,8 +188,6 @@ def correctness(golds, ours, list_trl):
         their_errors[key] += other != due
         if own != due:
             print(f"  math_reward {own}, due {due} ({kind}): gold {gold!r}, answer {answer!r}")
-        if other != due and list_trl:
-            print(f"  accuracy_reward {other}, due {due} ({kind}): gold {gold!r}, answer {answer!r}")
     print(f"{'due':>4} {'kind':<18} {'cases':>7} {'errors: math_reward':>19} {'accuracy_reward':>16}")
     for key in sorted(total, reverse=True):
         print(f"{key[0]:>4.0f} {key[1]:<18} {total[key]:>7} {own_errors[key]:>19} {their_errors[key]:>16}")
@@ -231,34 +226,30 @@ def cpu_seconds():
     return total
 
 
-def timed(reward, completions, solutions):
-    wall, cpu = time.perf_counter(), cpu_seconds()
-    rewards = reward(completions=completions, solution=solutions)
-    return time.perf_counter() - wall, cpu_seconds() - cpu, rewards
-
-
 def cost(math_rows, gsm_rows, ours, rounds, hostile_share):
     rng = random.Random(0)
     rng.shuffle(math_rows)
     rng.shuffle(gsm_rows)
-    for reward in (ours, accuracy_reward):  # imports and worker starts are not part of it
-        reward(completions=[message(rf"\boxed{{{n}+c}}") for n in range(8)], solution=[f"$c+{n}+0$" for n in range(8)])
-    results = []
-    for index in range(rounds):
-        rows = math_rows[index * 63 : (index + 1) * 63] + gsm_rows[index * 62 : (index + 1) * 62]
-        completions, solutions = samples(rows, rng, hostile_share)
-        order = [ours, accuracy_reward] if index % 2 else [accuracy_reward, ours]
-        figures = {reward: timed(reward, completions, solutions) for reward in order}
-        results.append((figures[ours], figures[accuracy_reward]))
-        (wall, cpu, own), (trl_wall, trl_cpu, _) = results[-1]
-        nones = sum(reward is None for reward in own)
-        print(
-            f"  round {index + 1}: {len(solutions)} samples; math_reward {wall:.2f} s (CPU {cpu:.2f}), "
-            f"accuracy_reward {trl_wall:.2f} s (CPU {trl_cpu:.2f}); None: {nones}"
-        )
-    for field, name in ((0, "wall-clock"), (1, "CPU")):
-        ratio = statistics.median(theirs[field] / mine[field] for mine, theirs in results)
-        print(f"{name}: accuracy_reward takes {ratio:.1f} times as long (median of {rounds} rounds)")
+    batches = [
+        samples(math_rows[index * 63 : (index + 1) * 63] + gsm_rows[index * 62 : (index + 1) * 62], rng, hostile_share)
+        for index in range(rounds + 1)
+    ]
+
+    def timed(reward):
+        remaining = iter(batches)
+
+        def run():
+            completions, solutions = next(remaining)
+            wall, cpu = time.perf_counter(), cpu_seconds()
+            rewards = reward(completions=completions, solution=solutions)
+            return time.perf_counter() - wall, cpu_seconds() - cpu, sum(each is None for each in rewards)
+
+        return run
+
+    mine, theirs = (list(zip(*rows, strict=True)) for rows in interleaved(rounds, timed(ours), timed(accuracy_reward)))
+    for name, own, other in zip(("wall-clock", "CPU"), mine, theirs, strict=False):
+        print(f"{name}: math_reward {own[0]:.2f} s, accuracy_reward takes {ratio(other, own)} as long")
+    print(f"None: {sum(mine[2])}")
 
 
 def main():
@@ -268,7 +259,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="rounds of 1,000 samples; 0: no timing")
     parser.add_argument("--adversarial", action="store_true", help="1%% hostile samples in the timing")
     parser.add_argument("--skip-correctness", action="store_true")
-    parser.add_argument("--list-trl", action="store_true", help="list accuracy_reward's mistakes too")
     arguments = parser.parse_args()
     for logger in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)  # accuracy_reward logs each completion that times out
@@ -284,7 +274,7 @@ def main():
         for name, rows in sets.items():
             print(f"{name}: {len(rows)} gold answers")
             distinct = list(dict.fromkeys(str(row["answer"]) for row in rows))
-            correctness(distinct[: arguments.limit], ours, arguments.list_trl)
+            correctness(distinct[: arguments.limit], ours)
 
 
 if __name__ == "__main__":

@@ -227,32 +227,6 @@ def test_a_row_shows_the_mean_over_its_trained_tokens(trained, credit):
     torch.testing.assert_close(trained.credited.row_advantages, advantages.sum(dim=1) / counts)
 
 
-def test_tool_tokens_get_no_advantage_and_turns_are_steps(settings, prompts, tokenizer):
-    """A rollout that says which tokens came from the environment, as TRL's tool loop does."""
-    model_tokens, tool_tokens = [65, 66, 67], [70, 71]
-    ids = model_tokens + tool_tokens + model_tokens
-
-    def rollout(texts, trainer):
-        return {
-            "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],
-            "completion_ids": [[t + i for t in ids] for i in range(len(texts))],
-            "logprobs": None,
-            "env_mask": [[1] * 3 + [0] * 2 + [1] * 3] * len(texts),
-        }
-
-    def by_row(steps, completion_ids, **kwargs):
-        assert [len(each) for each in steps] == [2] * len(steps)
-        return [[float(row[0] % 3), 1.0] for row in completion_ids]
-
-    settings = {**settings, "step_separator": ["turn"], "step_credit": "immediate", "max_steps": 1}
-    arguments = {"rollout_func": rollout, "step_reward_funcs": by_row}
-    advantages = train(Spy, settings, prompts, tokenizer, None, **arguments).seen["advantages"]
-    assert advantages[:, 3:5].abs().sum() == 0
-    assert (advantages[:, :3] == advantages[:, :1]).all()
-    assert advantages[:, :3].abs().sum() > 0
-    assert (advantages[:, 5:] == advantages[:, 5:6]).all()
-
-
 # Another role of step rewards, and advantages of one's own
 
 VALUES = [[0.9, 0.5, 0.1], [0.2, None, 0.1], [0.4, 0.4, 0.8], [0.3, 0.6, 0.2]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from gradient_runs import EXACT, GEOMETRY, STOCK, Watching, difference, gradients, half_dead
-from runs import assert_same_weights, build, logged, step_reward, train, weights
+from runs import assert_same_weights, logged, step_reward, train, weights
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -390,14 +390,3 @@ def test_a_policy_that_has_diverged_stops_the_run(settings, prompts, tokenizer, 
     model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="probability tensor contains either `inf`, `nan`"):
         train(DrGRPOTrainer, settings, prompts, tokenizer, reward, model)
-
-
-def test_evaluation_is_untouched(settings, prompts, tokenizer, reward):
-    results = []
-    for micro_batching in ("exact", "upstream"):
-        fields, evaluation = {**settings, "micro_batching": micro_batching}, prompts.select(range(2))
-        trainer = build(DrGRPOTrainer, fields, prompts, tokenizer, reward, eval_dataset=evaluation)
-        torch.manual_seed(0)
-        results.append(trainer.evaluate())
-    for key in ("eval_loss", "eval_reward", "eval_entropy"):
-        assert results[0][key] == results[1][key]

@@ -314,12 +314,6 @@ def test_images_are_refused_before_a_model_loads(settings, prompts, reward):
         DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**settings), pictures)
 
 
-def test_a_separator_without_step_rewards_has_an_effect_here(settings, prompts, reward, caplog):
-    with pytest.raises(InputError, match="such-model"):
-        DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**settings), prompts)
-    assert "no effect without step_reward_funcs" not in caplog.text
-
-
 def test_a_segmenter_that_looks_ahead_is_warned_of_once(settings, prompts, tokenizer, reward, caplog):
     ahead = step_segmenter(r"re:(?s).(?=.[\x20-\x7f])")
     run(settings, prompts, tokenizer, reward, step_segmenter=ahead)

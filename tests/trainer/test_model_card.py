@@ -192,6 +192,7 @@ def test_credit_sampling_and_forks_are_stated(fields, arguments, said, settings,
     assert any("A_i " in line for line in formula) == ("forks" not in fields)
     facts = objective_facts(trainer)  # a resumed run compares them
     assert facts["forks"] == fields.get("forks", 1)
+    assert facts["step_separator"] == (["\n\n"] if arguments else None)
     assert facts["dynamic_sampling"] == ("dapo" if fields.get("dynamic_sampling") == "dapo" else None)
 
 
@@ -361,6 +362,7 @@ def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, pr
     assert row(card, "weight decay") == ["0.25"]
     assert "| warm-up |" not in card.text
     assert "steps are cut by 'tokens:3'" in card.text
+    assert objective_facts(trainer)["step_separator"] == "'tokens:3'"
     assert "r_i  = 0.5 * length_reward + 2 * other\n" in card.text
     assert "s_ik =" not in card.text
     assert "2402.03300" in card.text

@@ -129,13 +129,6 @@ def test_a_stream_is_drawn_from_too(settings, data, tokenizer):
     assert all((batch["advantages"].view(2, 4) != 0).any(dim=1).all() for batch in trainer.batches)
 
 
-def test_daposs_mean_is_there_under_its_name(settings, data, tokenizer):
-    trainer = run({**settings, "dynamic_sampling": "dapo", "max_steps": 2}, data, tokenizer)
-    for step in trainer.state.log_history[:-1]:
-        assert step["sampling/weight_mean"] == 1.0
-        assert step["sampling/dapo_factor"] >= 1.0
-
-
 def test_the_factor_of_daposs_mean_where_the_cap_was_reached(settings, data, tokenizer):
     """Two of two groups weigh 1 under either mean; one of two weighs 2 under DAPO's and 1 under the unbiased one."""
     settings |= {"dynamic_sampling": "dapo", "max_sampling_rounds": 1, "max_steps": 6}

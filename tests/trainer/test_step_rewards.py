@@ -63,12 +63,6 @@ def test_works_together_with(extra, settings, prompts, tokenizer, reward, saved_
     assert all(p.isfinite().all() for p in weights(trainer).values())
 
 
-def test_evaluation_scores_steps_too(settings, prompts, tokenizer):
-    settings = {**settings, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
-    metrics = process(settings, prompts, tokenizer, eval_dataset=prompts).evaluate()
-    assert metrics["eval_process/steps_mean"] > 1
-
-
 @pytest.mark.parametrize("role", ["reward", "baseline"])
 def test_a_resumed_run_ends_like_an_uninterrupted_one(role, settings, prompts, tokenizer, reward):
     settings = {**settings, "max_steps": 3, "save_strategy": "steps", "save_steps": 1, "process_role": role}

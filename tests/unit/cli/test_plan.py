@@ -85,18 +85,6 @@ def test_the_table_adds_up_and_knows_4_bit_weights(seven, capsys):
     assert found["host"]["merge"]["base in float32"] == 4 * found["parameters"]
 
 
-def test_what_was_given_stays(seven, capsys):
-    given = ("--max_completion_length", "2048", "--per_device_train_batch_size", "2", "--num_generations", "4")
-    code, out, _ = plan(capsys, "--model", seven, "--memory", "80", "--preset", "lora", *given)
-    keys = yaml.safe_load(out)
-    assert code == 0
-    assert (keys["max_completion_length"], keys["per_device_train_batch_size"], keys["num_generations"]) == (
-        2048,
-        2,
-        4,
-    )
-
-
 def test_a_recipe_is_read_and_names_the_model(seven, tmp_path, capsys):
     recipe = {"model_name_or_path": seven, "use_peft": True, "lora_r": 8, "lora_target_modules": ["all-linear"]}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump({**recipe, "dtype": "bfloat16", "learning_rate": 1e-5}))

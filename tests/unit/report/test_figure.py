@@ -7,10 +7,6 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.figure import draw_histories, smoothed
 
 
-def test_png(runs, tmp_path, few_panels):
-    assert write_report(runs, tmp_path / "x.png", format="png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_without_matplotlib(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("trl_drgrpo.report.figure.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install \"trl-drgrpo\[report\]\""):

@@ -87,12 +87,6 @@ def test_a_model_that_is_loaded_already(model):
         check(model, peft_config=adapter(["q_prj"]))
 
 
-def test_vllm_that_is_not_installed(saved_model, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "vllm", None)
-    with pytest.raises(InputError, match="use_vllm: got True, but vllm is not installed"):
-        check(saved_model, use_vllm=True)
-
-
 @pytest.mark.parametrize(
     ("fields", "length"),
     [

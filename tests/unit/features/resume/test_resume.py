@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import runs
-from transformers import TrainerCallback
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError, Terminated
@@ -85,17 +84,6 @@ def test_overwriting_deletes_when_training_begins_and_no_sooner(build, folder, m
     assert starts(folder) == [trainer.run_id]
     trainer.train(resume_from_checkpoint=True)  # what is in the folder is its own now
     assert (folder / "checkpoint-1" / STATE_FILE).exists()
-
-
-def test_a_run_that_died_before_its_first_checkpoint_may_be_started_again(build, folder):
-    trainer = build()
-    trainer.add_callback(type("Stops", (TrainerCallback,), {"on_step_begin": stops})())
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    assert len(starts(folder)) == 1
-    again = build(max_steps=1)
-    again.train()
-    assert again.state.global_step == 1
 
 
 # Several processes, and signals
