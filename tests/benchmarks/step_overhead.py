@@ -1,8 +1,12 @@
-"""What our side of a training step costs: process CPU time of DrGRPOTrainer over stock GRPOTrainer, on the same work.
+"""A whole optimizer step: stock GRPOTrainer with the two switches against DrGRPOTrainer, process CPU time.
 
-Both trainers run the same geometry on the same tiny model and on fixed completions, so that generation and the model
-do the same in each, and ours keeps TRL's micro-batches (`fast_path.py` is about planned ones). The objective is the
-same bit for bit, so the ratio is the price of checks, advantages and hooks.
+On fixed completions, the default, both trainers run the same geometry on the same tiny model, so that generation and
+the model do the same in each, and ours keeps TRL's micro-batches (`fast_path.py` is about planned ones). The objective
+is the same bit for bit, so the ratio is the price of checks, advantages and hooks.
+
+With `--generate 64 256 512` transformers generates 4 prompts of so many tokens with 8 completions of up to 192 tokens
+each; the rewards of one group in four are equal. The model is the Qwen3 of `generation.py`, with random values and 259
+tokens, one of which ends a completion. Both trainers sample from the same seed.
 
 Run: `make bench-overhead` (about two minutes). Prints a table; the figures in the docs name their date and machine.
 """
@@ -11,10 +15,13 @@ import statistics
 import tempfile
 from functools import partial
 
-from bench import KINDS, command_line, cpu_seconds, interleaved, quietly, ratio, settings_of
+from bench import KINDS, StepClock, command_line, cpu_seconds, interleaved, quietly, ratio, settings_of, without_prints
 from datasets import Dataset
+from generation import GROUP, small_model
 from runs import build, length_reward
 from tiny import tiny_tokenizer
+
+PROMPTS, DEAD = 4, 1
 
 
 def fixed_rollouts(prompts, trainer):
@@ -24,32 +31,60 @@ def fixed_rollouts(prompts, trainer):
     return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
 
 
-def step_seconds(kind, steps, **fields):
-    """Process CPU seconds of an optimizer step."""
+def fixed(kind, steps):
+    """Seconds of an optimizer step on fixed completions, and these."""
     trainer_class, settings = KINDS[kind]
-    tokenizer = tiny_tokenizer()
     geometry = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8}
+    settings = {**settings, **({"micro_batching": "upstream"} if kind == "ours" else {})}
     with tempfile.TemporaryDirectory() as folder:
-        fields = {**settings, **geometry, "max_completion_length": 64, "logging_steps": steps, **fields}
+        fields = {**settings, **geometry, "max_completion_length": 64, "logging_steps": steps}
         prompts = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(64)]})
         run = settings_of(folder, steps, **fields)
-        trainer = build(trainer_class, run, prompts, tokenizer, length_reward, rollout_func=fixed_rollouts)
-        return cpu_seconds(trainer) / steps
+        trainer = build(trainer_class, run, prompts, tiny_tokenizer(), length_reward, rollout_func=fixed_rollouts)
+        return cpu_seconds(trainer) / steps, []
+
+
+def generated(kind, prompt, completion=192):
+    """Seconds of an optimizer step, and its completions."""
+    trainer_class, settings = KINDS[kind]
+    seen = []
+
+    def reward(prompts, completion_ids, **kwargs):
+        seen.extend(tuple(ids) for ids in completion_ids)
+        groups = {text: number for number, text in enumerate(dict.fromkeys(prompts))}
+        return [
+            float(groups[text] >= DEAD and sum(ids) % 2) for text, ids in zip(prompts, completion_ids, strict=True)
+        ]
+
+    texts = [(f"{number}: " + "abcdefgh " * prompt)[:prompt] for number in range(PROMPTS)]
+    geometry = {"per_device_train_batch_size": GROUP, "gradient_accumulation_steps": PROMPTS, "num_generations": GROUP}
+    with tempfile.TemporaryDirectory() as folder:
+        prompts, model = Dataset.from_dict({"prompt": texts}), small_model("cpu", vocabulary=259)
+        run = settings_of(folder, 1, **settings, **geometry, max_completion_length=completion)
+        trainer = build(trainer_class, run, prompts, tiny_tokenizer(), reward, model)
+        clock = StepClock()
+        trainer.add_callback(clock)
+        without_prints(trainer).train()
+    return clock.ends[0] - clock.begins[0], seen
 
 
 def main():
     parser = command_line(__doc__, pairs=9)
-    parser.add_argument("--steps", type=int, default=10, help="optimizer steps per run")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps per run on fixed completions")
+    parser.add_argument("--generate", nargs="*", type=int, default=[], help="tokens of prompts that are completed")
     arguments = quietly(parser)
-    stock, ours = interleaved(
-        arguments.pairs,
-        partial(step_seconds, "stock", arguments.steps),
-        partial(step_seconds, "ours", arguments.steps, micro_batching="upstream"),
-    )
-    print(f"{arguments.pairs} pairs of {arguments.steps} steps, process CPU time per step, one thread")
-    print(f"  stock GRPOTrainer, two switches  median {statistics.median(stock) * 1e3:7.1f} ms")
-    print(f"  DrGRPOTrainer                    median {statistics.median(ours) * 1e3:7.1f} ms")
-    print(f"  ours / stock                     {ratio(ours, stock, digits=3)}")
+    cases = {f"prompts of {prompt}": (generated, prompt) for prompt in arguments.generate}
+    print("| case | stock, s | ours, s | stock / ours (min to max) | |\n|---|---|---|---|---|", flush=True)
+    for label, (step, size) in (cases or {"fixed completions": (fixed, arguments.steps)}).items():
+        runs = [partial(step, kind, size) for kind in ("stock", "ours")]
+        stock, ours = interleaved(arguments.pairs, *runs)
+        same = [seen for _, seen in stock] == [seen for _, seen in ours]
+        theirs, own = ([seconds for seconds, _ in results] for results in (stock, ours))
+        print(
+            f"| {label} | {statistics.median(theirs):.3f} | {statistics.median(own):.3f} | "
+            f"{ratio(theirs, own, digits=3)} | {'same completions' if same else 'OTHER COMPLETIONS'} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Groups that fork, in real runs."""
 
 import json
-import logging
 import math
 from functools import partial
 from pathlib import Path
@@ -147,15 +146,6 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, prompts, tok
     assert_same_weights(weights(resumed), whole.weights_at_the_end)
     assert resumed.seen[-1].forks.cuts == next(b for b in reversed(whole.seen) if b.training).forks.cuts
     assert resumed.forks.batches == 3
-
-
-def test_other_forks_in_the_middle_of_a_run_are_said(whole, prompts, tokenizer, reward, caplog, tmp_path):
-    changed = {"forks": 1, "save_strategy": "no", "max_steps": 3, "output_dir": str(tmp_path)}
-    checkpoint = f"{whole.settings['output_dir']}/checkpoint-2"
-    with caplog.at_level(logging.WARNING):
-        resumed = run({**whole.settings, **changed}, prompts, tokenizer, reward, resume=checkpoint)
-    assert "forks 2 -> 1" in caplog.text
-    assert resumed.seen[-1].forks is None
 
 
 def test_an_evaluation_does_not_fork(whole):

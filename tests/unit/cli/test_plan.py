@@ -85,14 +85,6 @@ def test_the_table_adds_up_and_knows_4_bit_weights(seven, capsys):
     assert found["host"]["merge"]["base in float32"] == 4 * found["parameters"]
 
 
-def test_a_recipe_is_read_and_names_the_model(seven, tmp_path, capsys):
-    recipe = {"model_name_or_path": seven, "use_peft": True, "lora_r": 8, "lora_target_modules": ["all-linear"]}
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump({**recipe, "dtype": "bfloat16", "learning_rate": 1e-5}))
-    code, out, _ = plan(capsys, "--config", str(tmp_path / "r.yaml"), "--memory", "40GB", "--json")
-    assert code == 0
-    assert json.loads(out)["trained_parameters"] == 20185088  # half of rank 16's 40,370,176
-
-
 def test_a_card_has_fewer_bytes_than_its_name(seven, capsys):
     given = ("--model", seven, "--preset", "qlora", "--json", "--per_device_train_batch_size", "16")
     code, out, _ = plan(capsys, *given, "--device", "l4")

@@ -63,16 +63,12 @@ def names(tracker):
 
 def test_the_table_has_a_row_per_completion():
     columns, rows = group_table([GROUP])
+    assert len(columns) == len(set(columns))  # also where a reward is named length
     first, second = (dict(zip(columns, row, strict=True)) for row in rows)
     assert (first["completion"], first["rewards/accuracy"]) == ("2+2=4", 1.0)
     assert (first["length"], first["correct"], first["truncated"]) == (5, True, False)
     assert (first["baseline"], first["advantage"], first["step"], first["group"]) == (0.5, 0.5, 3, 1)
     assert (second["completion"], second["advantage"], second["correct"]) == ("", -0.5, False)
-
-
-def test_a_reward_named_length_keeps_the_columns_apart():
-    columns, _ = group_table([GROUP])
-    assert len(columns) == len(set(columns))
 
 
 def test_each_tracker_gets_the_table_once(run):
