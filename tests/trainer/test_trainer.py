@@ -162,6 +162,7 @@ def of_prompts(*values):
         ({"reward_funcs": None}, "reward_funcs: got none; .* No reward source provided. Pass `reward_f"),
         ({"reward_funcs": [len, 1.0]}, "reward_funcs: got float at position 1"),
         ({"args": {"reward_weights": [1.0, 2.0]}}, "reward_weights: got 2 weights; expected 1"),
+        ({"args": {"correct_reward": "acuracy"}}, "correct_reward: got 'acuracy'; expected one of length_reward"),
         (
             {"args": {"max_completion_length": None, "loss_normalizer": 64}, "tools": [len]},
             "max_completion_length: got None together with tools",

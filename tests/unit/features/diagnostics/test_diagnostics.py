@@ -1,14 +1,18 @@
-"""What goes wrong while a run is described; `tests/trainer/test_diagnostics.py` runs the rest."""
+"""What goes wrong while a run is described, its clock, and which rows are correct; `tests/trainer/test_diagnostics.py`
+runs the rest."""
 
 import contextlib
 import errno
 import json
+import logging
+import math
 
 import pytest
 from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import DiskFullError
+from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.diagnostics import PhaseClock
 
 
@@ -89,3 +93,28 @@ def test_a_phase_ends_with_its_block_and_counts_as_the_outer_one():
     read = clock.read()
     assert [read[f"time/{name}_s"] for name in ("generate", "score", "train")] == [2, 6, 0]
     assert read["time/tokens_per_s"] == 0
+
+
+# Which rows are correct
+
+
+def test_a_threshold_is_inclusive_and_an_unscorable_row_is_neither():
+    assert CorrectnessRule(["a"], threshold=0.5).judge([0.5, 0.49, math.nan, -1.0]) == [True, False, None, False]
+
+
+def test_the_named_reward_is_asked():
+    rule = CorrectnessRule(["format", "answer"], reward="answer")
+    assert (rule.name, rule.index) == ("answer", 1)
+    assert CorrectnessRule(["format", "answer"]).index == 0
+
+
+def test_a_reward_that_is_not_binary_is_never_guessed(caplog):
+    rule = CorrectnessRule(["score"])
+    with caplog.at_level(logging.INFO):
+        assert rule.judge([0.0, 1.0, math.nan]) == [False, True, None]
+        assert rule.judge([0.0, 0.5]) is None
+        assert rule.judge([0.0, 1.0]) is None  # for good: a curve must not change its meaning
+    [record] = caplog.records
+    assert record.levelno == logging.INFO  # nothing is wrong with such a reward
+    assert "0.5" in record.getMessage()
+    assert "correct_threshold" in record.getMessage()
