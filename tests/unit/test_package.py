@@ -1,4 +1,4 @@
-"""The package as others get it: light to import, typed, and a wheel that works outside the checkout."""
+"""The package as others get it: light to import and of the versions it names; `test_distribution.py` has the wheel."""
 
 import doctest
 import importlib
