@@ -292,7 +292,7 @@ MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
 _BYTES = 4
 
 
-OnBatch = Callable[[int, Rollouts, TokenBatch, torch.Tensor], None]  # number, rollouts, rows, mask of own tokens
+OnBatch = Callable[[Rollouts, TokenBatch, torch.Tensor], None]  # rollouts, rows, mask of own tokens
 
 
 def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lambda *batch: None) -> Changes:
@@ -303,7 +303,7 @@ def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lamb
             (`per_device_train_batch_size * steps_per_generation`), L, and what is correct (`correct_reward`,
             `correct_threshold`).
         batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
-        on_batch (`Callable`, *optional*): `f(number, rollouts, tokens, mask)`, called with each batch.
+        on_batch (`Callable`, *optional*): `f(rollouts, tokens, mask)`, called with each batch.
 
     Returns:
         [`Changes`]: Per update of unit length (Euclidean, over the trainable parameters).
@@ -314,31 +314,15 @@ def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lamb
             value from which a completion is correct.
     """
     _check(trainer, batches)
-    if (excess := too_large(trainer, batches)) is not None:
-        raise excess
     return measure(_sample(trainer, batches, on_batch))
-
-
-def look_at_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> None:
-    """The same batches without a gradient, for a model whose gradients do not fit.
-
-    Args:
-        trainer, batches, on_batch: As in [`measure_model`].
-
-    Raises:
-        [`InputError`]: As [`measure_model`], whatever the number of parameters.
-    """
-    _check(trainer, batches)
-    for _ in _sample(trainer, batches, on_batch):
-        pass
 
 
 def _sample(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> Iterator[tuple[Rollouts, ScoreSums]]:
     trainer.model.train()
-    for number, (batch, inputs) in enumerate(islice(sampled_batches(trainer), batches)):
+    for batch, inputs in islice(sampled_batches(trainer), batches):
         tokens, mask, right = token_batch(inputs), batch.trained_mask, _right(trainer, batch)
         rollouts = _reduced(batch, mask, right, trainer)
-        on_batch(number, rollouts, tokens, mask)
+        on_batch(rollouts, tokens, mask)
         yield rollouts, partial(score_sums, trainer, tokens, mask)
 
 
@@ -401,17 +385,12 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
         raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
     remedy = "Leave it at its default: the score function is that of the whole distribution."
     refuse_distorted_sampling(trainer.args, remedy)
-
-
-def too_large(trainer: DrGRPOTrainer, batches: int) -> InputError | None:
-    """The error to raise if the gradients of so many batches do not fit into memory, else `None`."""
     trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * _BYTES
     if needed > MEMORY_LIMIT:
         got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
         expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
-        return InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
-    return None
+        raise InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
 
 
 def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, dict[str, Any]]]:
@@ -498,7 +477,7 @@ def push_table(found: dict[str, dict[str, Push]]) -> str:
         "|---|---|---|",
     ]
     for name, of_objective in found.items():
-        cells = [interval(of_objective[kind]) for kind in ("correct", "incorrect")]
+        cells = [_interval(of_objective[kind]) for kind in ("correct", "incorrect")]
         lines.append(f"| {OBJECTIVES[name].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -512,11 +491,11 @@ def plain(value: Any) -> Any:
     return None if value != value else value
 
 
-def interval(estimate: Estimate | Push, sign: str = "+") -> str:
-    """An estimate with its 95% interval, as text."""
-    if math.isnan(estimate.standard_error):
+def _interval(push: Push) -> str:
+    """A push with its 95% interval, as text."""
+    if math.isnan(push.standard_error):
         return "unknown"
-    return f"{estimate.value:{sign}.3f} ± {1.96 * estimate.standard_error:.3f}"
+    return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
 
 
 def _rows(estimates: dict[str, dict[str, Estimate]], objectives: list[str]) -> list[str]:
