@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import command_line, cpu_seconds, interleaved, quietly, ratio
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.run import training_arguments
 from trl_drgrpo.demo.task import list_sum_reward, make_dataset
 

@@ -28,7 +28,7 @@ from bench import command_line, interleaved, quietly, without_prints
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_drgrpo import DrGRPOTrainer, step_advantages
-from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.run import training_arguments
 from trl_drgrpo.demo.task import PROCESS_SETTINGS, line_reward, list_sum_reward, make_dataset
 from trl_drgrpo.process_rewards.steps import StepSegmenter

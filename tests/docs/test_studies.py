@@ -13,6 +13,7 @@ import dynamic_sampling
 import forks
 import guessing
 import length_bias
+import long_sums
 import numpy as np
 import probe
 import pytest
@@ -29,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.common.drawing import save_figure
-from trl_drgrpo.demo.build import MODEL_DIR, make_long_problems
+from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.task import IM_END, build_tokenizer, line_reward, prompt_of
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import step_segmenter
@@ -448,7 +449,7 @@ def test_the_tokens_of_dropped_groups_count(tmp_path, monkeypatch):
 
 
 def test_the_sources_of_values_are_what_they_are_called():
-    problems = make_long_problems(40)
+    problems = long_sums.make_problems(40)
     steps = [[f"{a}+{b}={a + b}\n" for a, b in pairwise(p)][:1] for p in problems]  # all correct
     call = {"prompts": [prompt_of(p) for p in problems], "completions": [""] * 40, "steps": steps}
     assert search.process_rewards("verifier", 0, 0.2) is None
