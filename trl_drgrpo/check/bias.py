@@ -309,7 +309,7 @@ def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lamb
         [`Changes`]: Per update of unit length (Euclidean, over the trainable parameters).
 
     Raises:
-        [`InputError`]: Too few batches, several processes, a sampler that is not the policy
+        [`InputError`]: Several processes, a sampler that is not the policy
             (`top_p`, `top_k`, `min_p`), too many trainable parameters, missing rewards, or a reward without a known
             value from which a completion is correct.
     """
@@ -377,9 +377,6 @@ def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
 
 
 def _check(trainer: DrGRPOTrainer, batches: int) -> None:
-    if batches < 3:
-        remedy = "Raise it: the standard error is a jackknife over batches."
-        raise InputError("batches", str(batches), "at least 3", remedy)
     if trainer.accelerator.num_processes > 1:
         got = f"{trainer.accelerator.num_processes} processes"
         raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")

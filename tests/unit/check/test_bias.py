@@ -284,7 +284,6 @@ def one_missing(completion_ids, **kwargs):
         ({"top_p": 0.9}, 3, None, "top_p: got 0.9; expected 1.0, so that the policy is sampled as it is"),
         ({"top_k": 20}, 3, None, "top_k: got 20"),
         ({"min_p": 0.1}, 3, None, "min_p: got 0.1"),
-        ({}, 2, None, "batches: got 2"),
         ({}, 3, 1000, "trainable parameters: got .* Measure with LoRA"),
         ({"reward": one_missing}, 3, None, "1 of 8 completions without a reward"),
         ({"reward": length_reward}, 3, None, "correct_threshold: got none; expected a reward of 0 or 1"),
