@@ -226,16 +226,9 @@ class TestLineReward:
         assert line_is_right("3+8+5", (), "3+8=11\n11+5=16\n") == 1.0
         assert line_is_right("3+8+5", (), "3+8=11\n11+5=17\n") == 0.0
 
-    @given(problems, st.integers(0, 2**32))
-    def test_lines_of_the_demonstrator_get_the_verdicts_of_check_steps(self, numbers, seed):
-        text = task.demonstrate(numbers, random.Random(seed))
-        lines = zip(text.split("\n"), task.check_steps(numbers, text), strict=True)
-        assert rewards_of(text + IM_END, tuple(numbers)) == [
-            None if right and line.startswith("ok ") else float(right) for line, right in lines
-        ]
-
-    @given(problems, st.text(alphabet="0123456789+=ok \n\\boxed{}", max_size=60))
-    def test_any_text_gets_one_reward_per_step_and_all_verdicts(self, numbers, text):
+    @given(problems, seeds, st.none() | st.text(alphabet="0123456789+=ok \n\\boxed{}", max_size=60))
+    def test_any_text_gets_one_reward_per_step_and_all_verdicts(self, numbers, seed, text):
+        text = task.demonstrate(numbers, random.Random(seed)) if text is None else text
         scored = [reward for reward in rewards_of(text + IM_END, tuple(numbers)) if reward is not None]
         lines = filter(None, map(str.strip, text.split("\n")))
         assert scored == [
@@ -373,11 +366,7 @@ class TestRun:
 
     def test_the_objectives_to_compare_with(self):
         """Without a name all of stock TRL's, the last of which is the same objective as ours."""
-        assert parse().compare is None
         assert parse("--compare").compare == []
-        assert parse("--compare", "trl_grpo", "trl_default_dapo").compare == ["trl_grpo", "trl_default_dapo"]
-        with pytest.raises(SystemExit):
-            parse("--compare", "grpo")
         configs = [GRPOConfig(use_cpu=True, bf16=False, **fields) for fields in STOCK_OBJECTIVES.values()]
         assert [(c.loss_type, c.scale_rewards) for c in configs] == [
             ("dapo", "group"),

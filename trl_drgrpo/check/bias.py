@@ -154,7 +154,7 @@ class Rollouts:
         lengths (`np.ndarray` of shape `(B,)`): Tokens, at least 1.
         num_generations (`int`): G.
         loss_normalizer (`float`): L, in tokens.
-        stopped (`np.ndarray` of shape `(B,)`, bool, *optional*): Completions that ended by themselves.
+        stopped (`np.ndarray` of shape `(B,)`, bool): Completions that ended by themselves.
     """
 
     rewards: np.ndarray
@@ -162,7 +162,7 @@ class Rollouts:
     lengths: np.ndarray
     num_generations: int
     loss_normalizer: float
-    stopped: np.ndarray | None = None
+    stopped: np.ndarray
 
     def direction_weights(self) -> np.ndarray:
         """Per objective, the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
@@ -289,7 +289,6 @@ def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
 
 
 MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
-_BYTES = 4
 
 
 OnBatch = Callable[[Rollouts, TokenBatch, torch.Tensor], None]  # rollouts, rows, mask of own tokens
@@ -383,7 +382,7 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
     remedy = "Leave it at its default: the score function is that of the whole distribution."
     refuse_distorted_sampling(trainer.args, remedy)
     trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * _BYTES
+    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * 4  # float32
     if needed > MEMORY_LIMIT:
         got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
         expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
@@ -423,10 +422,9 @@ def changes_table(changes: Changes) -> str:
     Args:
         changes ([`Changes`]): Of the measurement.
     """
-    title = f"Change per update of unit length, {changes.batches} batches, ± standard error"
     return "\n".join(
         [
-            f"{title}:\n",
+            f"Change per update of unit length, {changes.batches} batches, ± standard error:\n",
             *_rows(changes.changes, list(OBJECTIVES)),
             f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n",
             *_rows(changes.differences_from_dr_grpo, [name for name in OBJECTIVES if name != REFERENCE]),
@@ -448,8 +446,8 @@ def pushes(
         `dict`: Per key of `OBJECTIVES` the push of the `correct` and of the `incorrect` completions.
     """
     size = batches[0].num_generations
-    lengths, right = (np.concatenate([getattr(b, name) for b in batches]) for name in ("lengths", "right"))
-    stopped = np.concatenate([np.zeros(len(b.lengths), bool) if b.stopped is None else b.stopped for b in batches])
+    names = ("lengths", "right", "stopped")
+    lengths, right, stopped = (np.concatenate([getattr(b, name) for b in batches]) for name in names)
     batch = np.repeat(np.arange(len(batches)), [len(b.lengths) for b in batches])
     group = np.arange(len(lengths)) // size
     decided = lengths if decisions is None else decisions(lengths, stopped)

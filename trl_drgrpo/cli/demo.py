@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
         results, progress = Console(), Console(stderr=True)
         progress.print("loading libraries and model ...")
-        settings = {"seed": args.seed, "steps": args.steps, "process": args.process, "compare": compare}
-        result = run_demo(args.output_dir, console=progress, **settings)
+        result = run_demo(args.output_dir, args.seed, args.steps, args.process, compare, console=progress)
     except KeyboardInterrupt:
         console.log(f"\nthe model and the numbers so far are in {args.output_dir}")
         raise

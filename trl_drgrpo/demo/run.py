@@ -80,10 +80,10 @@ def run_demo(
     output_dir: str | Path = "runs/demo",
     seed: int = 0,
     steps: int | None = None,
-    eval_size: int = 512,
-    console: Console | None = None,
     process: bool = False,
     compare: Sequence[str] = (),
+    eval_size: int = 512,
+    console: Console | None = None,
 ) -> DemoResult:
     """Measure, train, measure again, save.
 
@@ -92,11 +92,11 @@ def run_demo(
             `prepare_output_dir`.
         seed (`int`): Seed of training problems and sampling, not negative. The held-out problems are always the same.
         steps (`int`, *optional*): Training steps, at least 1; 200 by default, 60 with process rewards.
-        eval_size (`int`): Number of held-out problems.
-        console (`rich.console.Console`, *optional*): Console for progress; standard error by default.
         process (`bool`): Train on long list sums and reward every line with `line_reward`, in addition to the outcome.
         compare (`Sequence[str]`): Keys of `STOCK_OBJECTIVES`: then train the same model with stock TRL under each, and
             write a report over all runs.
+        eval_size (`int`): Number of held-out problems.
+        console (`rich.console.Console`, *optional*): Console for progress; standard error by default.
 
     Returns:
         `DemoResult`. Whether the model has learned is for the caller to judge (`result.numbers["learned"]`).
@@ -111,7 +111,7 @@ def run_demo(
         raise InputError("steps", str(steps), "at least 1", "The default is enough to learn the task.")
     if seed < 0:
         raise InputError("seed", str(seed), "0 or larger", "Any such number will do.")
-    console = console or Console(stderr=True)
+    console = Console(stderr=True) if console is None else console
     terms = TERMS if process else (MIN_TERMS, MAX_TERMS)
     fields = PROCESS_SETTINGS if process else {}
     settings = {"seed": seed, "steps": steps, "process": fields or None}

@@ -88,7 +88,7 @@ def drawn(rng, prompts=32):
     stopped = lengths <= LONGEST
     lengths = np.minimum(lengths, LONGEST)
     scores = np.eye(2)[states] * length_scores(lengths, stopped, stop)[:, None]
-    batch = Rollouts((states == 0).astype(float), states == 0, lengths, GROUP, LONGEST)
+    batch = Rollouts((states == 0).astype(float), states == 0, lengths, GROUP, LONGEST, stopped)
     return batch, scores
 
 
@@ -155,7 +155,7 @@ def test_in_one_and_the_same_batch_the_product_would_be_wrong():
 
     def batch(k):
         right = np.random.default_rng(k).random(256) < P_RIGHT
-        return Rollouts(right.astype(float), right, np.full(256, 5), GROUP, LONGEST)
+        return Rollouts(right.astype(float), right, np.full(256, 5), GROUP, LONGEST, right)
 
     batches = [batch(k) for k in range(12)]
     scores = [noise[k] for k in range(12)]

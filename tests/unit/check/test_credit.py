@@ -174,11 +174,6 @@ def test_the_command_runs_credit_alone(monkeypatch, capsys):
     assert "cases" not in report
 
 
-def test_full_and_credit_exclude_each_other(capsys):
-    assert cli.main(["check", "--credit", "--full"]) == 2
-    assert "not allowed with" in capsys.readouterr().err
-
-
 POLICIES = [stop_or_go(0.2), stop_or_go(0.8), stop_or_go(0.2, at_once=True), reasoning(), two_turns(), shared_states()]
 
 
