@@ -134,7 +134,7 @@ def run_demo(
         result.write()
         console.print(f"before training: {said}", highlight=False)
         args = training_arguments(output_dir, seed, steps, **fields)
-        steps_too = {"step_reward_funcs": line_reward} if process else {}
+        steps_too: dict[str, Any] = {"step_reward_funcs": line_reward} if process else {}
         trainer = DrGRPOTrainer(model, args=args, processing_class=tokenizer, **given, **steps_too)
         with result.timed("train"):
             _train(trainer, console)
