@@ -13,11 +13,11 @@ import logging
 from pathlib import Path
 
 import torch
-from transformers import Qwen2ForCausalLM, set_seed
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, set_seed
 from transformers.utils import logging as transformers_logging
 
 from trl_drgrpo.demo import MODEL_DIR
-from trl_drgrpo.demo.build import build_config, imitate, save, warm_start_batches
+from trl_drgrpo.demo.build import imitate, warm_start_batches
 from trl_drgrpo.demo.task import build_tokenizer
 
 
@@ -26,9 +26,27 @@ def build(output: Path = MODEL_DIR, seed: int = 0, steps: int = 2500, batch_size
     torch.set_num_threads(1)  # the order of additions, and with it the weights, depends on the number of threads
     set_seed(seed)
     tokenizer = build_tokenizer()
-    model = Qwen2ForCausalLM(build_config(tokenizer))
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=pad,
+    )
+    model = Qwen2ForCausalLM(config)
     imitate(model, warm_start_batches(tokenizer, steps, batch_size, seed), steps, lr)
-    save(model, tokenizer, output, f"recipes/list_sum_model.py, seed {seed}, {steps} steps of {batch_size} rows")
+    model.config.provenance = f"recipes/list_sum_model.py, seed {seed}, {steps} steps of {batch_size} rows"
+    model.generation_config = GenerationConfig(do_sample=True, eos_token_id=end, pad_token_id=pad)
+    model.save_pretrained(output)
+    (output / "model.safetensors").chmod(0o644)  # safetensors writes it readable by its owner only
+    tokenizer.save_pretrained(output)
     return output
 
 

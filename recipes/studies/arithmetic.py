@@ -27,10 +27,10 @@ from typing import Any
 from frame import main
 from datasets import Dataset
 from length_bias import Task, study
-from small_models import token_row
+from small_models import save, token_row
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
-from trl_drgrpo.demo.build import imitate, pad_rows, save
+from trl_drgrpo.demo.build import imitate, pad_rows
 from trl_drgrpo.demo.task import build_tokenizer
 from trl_drgrpo.rewards.functions.reasoning_gym import make_splits, reasoning_gym_reward
 
@@ -106,7 +106,8 @@ def batches(shown: Sequence[tuple[list[dict[str, str]], str]], tokenizer: Any, s
         rows.sort(key=lambda row: len(row[0]))
         blocks = [rows[start : start + size] for start in range(0, len(rows), size)]
         rng.shuffle(blocks)
-        yield from (pad_rows(block, tokenizer.pad_token_id) for block in blocks)
+        count = {"num_items_in_batch": _MEAN_LENGTH * size}
+        yield from (pad_rows(block, tokenizer.pad_token_id) | count for block in blocks)
 
 
 def start(folder: Path, steps: int) -> Path:
@@ -130,8 +131,8 @@ def start(folder: Path, steps: int) -> Path:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen2ForCausalLM(config)
-    imitate(model, batches(shown, tokenizer, _ROWS), steps, lr=2e-3, num_items=_MEAN_LENGTH * _ROWS)
-    save(model, tokenizer, folder, f"recipes/studies/arithmetic.py, {steps} steps of {_ROWS} rows")
+    imitate(model, batches(shown, tokenizer, _ROWS), steps, lr=2e-3)
+    save(model, tokenizer, folder)
     return folder
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import long_sums
 import two_turns
 from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, rows_of, table
 from small_models import Moments, gradient_of, groups_of, log_probs_of, small_trainer
@@ -29,7 +30,7 @@ from transformers import TrainerCallback
 
 from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.common.drawing import COLORS, new_figure
-from trl_drgrpo.demo import build as long_sums
+from trl_drgrpo.demo.build import demonstrate_with_gaps, warm_start
 from trl_drgrpo.demo.task import check_steps, line_reward, list_sum_reward, numbers_of, prompt_of
 from trl_drgrpo.process_rewards import TokenClassificationScorer, train_prm
 
@@ -85,8 +86,8 @@ class Task(NamedTuple):
 def _labeled_sums(size: int, seed: int) -> list[Row]:
     """Demonstrations of long sums, each line labeled by `check_steps`."""
     rng, rows = random.Random(f"long sums, labeled/{seed}"), []
-    for numbers in long_sums.make_long_problems(size, "train", 1_000 + seed):
-        text = long_sums.demonstrate_with_gaps(numbers, rng)
+    for numbers in long_sums.make_problems(size, "train", 1_000 + seed):
+        text = demonstrate_with_gaps(numbers, rng)
         labels = check_steps(numbers, text)
         rows.append({"prompt": _line(prompt_of(numbers)), "steps": text.split("\n"), "labels": labels})
     return rows
@@ -100,8 +101,8 @@ def _line(prompt: Any) -> str:
 TASKS = {
     "long_sums": Task(
         "Long list sums",
-        long_sums.warm_start,
-        lambda size, seed: long_sums.make_long_dataset(size, "train", seed),
+        warm_start,
+        lambda size, seed: long_sums.make_dataset(size, "train", seed),
         list_sum_reward,
         line_reward,
         lambda prompt: len(numbers_of(prompt)),  # an addition less, and the boxed line

@@ -21,7 +21,7 @@ from small_models import Evaluations, height, mean_height, pass_rate, small_trai
 from transformers import AutoModelForCausalLM
 
 from trl_drgrpo.common.drawing import COLORS, new_figure
-from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.task import list_sum_reward, make_dataset, make_problems
 
 SETTINGS: dict[str, Any] = {

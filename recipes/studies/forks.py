@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, rows_of, table
 from credit import OUTCOME, TASKS, trainer_of
+from long_sums import MAX_COMPLETION, make_problems
 from small_models import Evaluations, Moments, gradient_of, groups_of, height, log_probs_of, mean_height, pass_rate
 
 from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.common.drawing import COLORS, new_figure
-from trl_drgrpo.demo.build import GAP_PROBABILITY, MAX_COMPLETION, make_long_problems, warm_start
+from trl_drgrpo.demo.build import GAP_PROBABILITY, warm_start
 from trl_drgrpo.features.forks import step_means
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.upstream.private_state import swapped
@@ -90,7 +91,7 @@ def make_stage(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
 
 
 def _held_out(settings: dict[str, Any], model: Any) -> float:
-    return pass_rate(model, make_long_problems(settings["held_out"], "held_out"), MAX_COMPLETION)
+    return pass_rate(model, make_problems(settings["held_out"], "held_out"), MAX_COMPLETION)
 
 
 def gradients(stages: Stages, settings: dict[str, Any], folder: Path, stage: str, forks: str, seed: int) -> list[Row]:

@@ -146,12 +146,9 @@ def in_processes(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]],
 
 def prepare() -> None:
     """Quiet, offline, on one thread: models so small gain little from more."""
-    import torch
-
     from trl_drgrpo.cli.demo import stay_offline_and_quiet
 
     stay_offline_and_quiet()
-    torch.set_num_threads(1)
 
 
 def main(study: Study) -> None:

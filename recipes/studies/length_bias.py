@@ -118,7 +118,7 @@ def one_step(task: Task, settings: dict[str, Any], model: Path, folder: Path) ->
     output = folder / "one_step"
     trainer = task.trainer(sizes, model, output, rows * batches, 0, task.reward, trainer_seed=42)
     seen: list[bias.Rollouts] = []
-    changes = bias.measure_model(trainer, batches, lambda number, rollouts, *rest: seen.append(rollouts))
+    changes = bias.measure_model(trainer, batches, lambda rollouts, *batch: seen.append(rollouts))
     return bias.plain({**vars(changes), "pushes": bias.pushes(seen, task.decisions)})
 
 

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import arithmetic
 import guessing
 from frame import Row, Run, in_processes
+from long_sums import MAX_COMPLETION
 from small_models import small_trainer
 
-from trl_drgrpo.demo import build as long_sums
-from trl_drgrpo.demo.build import MODEL_DIR
+from trl_drgrpo.demo import MODEL_DIR
+from trl_drgrpo.demo.build import TERMS, warm_start
 from trl_drgrpo.demo.task import list_sum_reward, make_dataset
 
 COMMENTS = (4, 8, 16, 32)  # mean tokens; at most four times as many
@@ -49,8 +50,8 @@ STARTS: dict[str, Callable[[Path], Path]] = {
     "demo": lambda folder: MODEL_DIR,
     "guess": partial(guessing.start, steps=guessing.TASK.warm_start_steps),
     "guess_one_letter": partial(guessing.start, steps=guessing.TASK.warm_start_steps, letters={True: "x", False: "x"}),
-    "long_sums": long_sums.warm_start,
-    "long_sums_high": partial(long_sums.warm_start, gap_probability=0.08),
+    "long_sums": warm_start,
+    "long_sums_high": partial(warm_start, gap_probability=0.08),
     "chains": partial(arithmetic.start, steps=500),
     **{f"even_{n}": partial(guessing.start, steps=150, mean_length=n, longest=4 * n) for n in COMMENTS},
 }
@@ -74,7 +75,7 @@ def _sums(title: str, terms: tuple[int, int], longest: int, start: str = "demo")
     return Measured(title, start, make_prompts, list_sum_reward, longest)
 
 
-_LONG = (long_sums.TERMS, long_sums.MAX_COMPLETION)
+_LONG = (TERMS, MAX_COMPLETION)
 _CHAINS = arithmetic.TASK
 MODELS = {
     "guess_coin": _guess("guess, verdict shown by a coin", honesty=0.5),

@@ -20,9 +20,10 @@ from typing import Any
 
 from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, rows_of, table
 from credit import shuffled
+from long_sums import make_dataset
 
 from trl_drgrpo.common.drawing import new_figure
-from trl_drgrpo.demo.build import make_long_dataset, warm_start
+from trl_drgrpo.demo.build import warm_start
 from trl_drgrpo.demo.task import line_is_right, line_reward, list_sum_reward
 from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.search import collect
@@ -65,7 +66,7 @@ def search(settings: dict[str, Any], folder: Path, seed: int, budget: int, arm: 
     became part of the tree, share of problems whose `selected` or `any` completion is correct, CPU `seconds`."""
     begun, (strategy, values) = time.process_time(), arm.split("/")
     problems = collect(
-        make_long_dataset(settings["problems"], "held_out", seed).to_list(),
+        make_dataset(settings["problems"], "held_out", seed).to_list(),
         str(folder / "model"),
         verifier=list_sum_reward,
         prm=process_rewards(values, seed, settings["noise"]),

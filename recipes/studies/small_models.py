@@ -14,6 +14,7 @@ import frame  # noqa: F401 (first: it sets the environment)
 import numpy as np
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -24,7 +25,8 @@ from transformers import (
 )
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.demo.build import MODEL_DIR, build_config, imitate, pad_rows, save
+from trl_drgrpo.demo import MODEL_DIR
+from trl_drgrpo.demo.build import imitate, pad_rows
 from trl_drgrpo.demo.result import evaluate
 from trl_drgrpo.demo.task import build_tokenizer
 from trl_drgrpo.upstream.batches import token_batch
@@ -110,7 +112,7 @@ def warm_start(
     if demos_model:
         model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
     else:
-        model = Qwen2ForCausalLM(build_config(tokenizer))
+        model = Qwen2ForCausalLM(AutoConfig.from_pretrained(MODEL_DIR))
     rng = random.Random(seed)
     batches = (
         pad_rows([token_row(tokenizer, demonstrate(rng)) for _ in range(128)], tokenizer.pad_token_id)
@@ -118,8 +120,17 @@ def warm_start(
     )
     imitate(model, batches, steps, lr=2e-3 if demos_model else 3e-3)
     finish(model)
-    save(model, tokenizer, folder, f"recipes/studies, {steps} steps of 128 rows")
+    save(model, tokenizer, folder)
     return folder
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save model and tokenizer; it is sampled until the tokenizer's end token."""
+    model.generation_config = GenerationConfig(
+        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def token_row(tokenizer: Any, parts: Parts) -> tuple[list[int], list[int]]:
@@ -185,8 +196,8 @@ def play(trainer: Any, prompts: Sequence[str], *turns: int | Sequence[str], stop
 def pass_rate(model: Any, problems: Sequence[Any], longest: int) -> float:
     """Share of sums that the model solves, sampled at temperature 1."""
     tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-    found = evaluate(model, tokenizer, problems, sample=True, batch_size=len(problems), max_new_tokens=longest)
-    return round(found.accuracy, 4)
+    found, _ = evaluate(model, tokenizer, problems, sample=True, batch_size=len(problems), max_new_tokens=longest)
+    return round(found["accuracy"], 4)
 
 
 class Evaluations(TrainerCallback):

@@ -104,7 +104,7 @@ def logged_loss(trainer_class: Any, config_class: Any, **objective: Any) -> floa
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trl_drgrpo.demo.build import MODEL_DIR
+    from trl_drgrpo.demo import MODEL_DIR
 
     rewards, lengths = [1.0, 0.0, 0.0, 1.0], [2, 4, 3, 6]
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)

@@ -13,6 +13,7 @@ import dynamic_sampling
 import forks
 import guessing
 import length_bias
+import long_sums
 import numpy as np
 import probe
 import pytest
@@ -23,15 +24,17 @@ import two_turns
 import variance
 import verify
 from frame import Interval, compared, interval
-from measured_models import MODELS, STARTS, even_digit_reward
+from measured_models import MODELS, STARTS, even_digit_reward, trainer_of
 from small_models import Moments, token_row
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.common.drawing import save_figure
-from trl_drgrpo.demo.build import MODEL_DIR, make_long_problems
+from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.task import IM_END, build_tokenizer, line_reward, prompt_of
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.upstream.batches import token_batch
 
 FAST = ("tabular", "guessing", "verify", "search")
 SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "probe", "variance")
@@ -446,7 +449,7 @@ def test_the_tokens_of_dropped_groups_count(tmp_path, monkeypatch):
 
 
 def test_the_sources_of_values_are_what_they_are_called():
-    problems = make_long_problems(40)
+    problems = long_sums.make_problems(40)
     steps = [[f"{a}+{b}={a + b}\n" for a, b in pairwise(p)][:1] for p in problems]  # all correct
     call = {"prompts": [prompt_of(p) for p in problems], "completions": [""] * 40, "steps": steps}
     assert search.process_rewards("verifier", 0, 0.2) is None
@@ -468,6 +471,90 @@ def test_every_model_has_its_start():
     assert {model.start for model in MODELS.values()} == set(STARTS)
     assert {*probe.SETTINGS["models"], *variance.SETTINGS["models"]} == set(MODELS)
     assert even_digit_reward(["4\nok\nkk", "3\nok\n", ""]) == [1.0, 0.0, 0.0]
+
+
+PROMPTS, SIZE = 120, 8
+
+
+def stopping_states(seed=0, signal=0.0, rate=0.4, longer=0):
+    """States of which one dimension says with some distance whether the completion is correct."""
+    rng = np.random.default_rng(seed)
+    prompts = np.repeat(np.arange(PROMPTS), SIZE)
+    right = rng.random(len(prompts)) < np.broadcast_to(rate, PROMPTS)[prompts]
+    states = rng.normal(size=(len(prompts), 12))
+    states[:, 3] += signal * right
+    positions = rng.integers(1, 40, len(prompts)) + longer * ~right
+    return {
+        "states": states,
+        "positions": positions,
+        "right": right,
+        "prompts": prompts,
+        "open_stops": np.full(len(prompts), 0.5),
+    }
+
+
+@pytest.mark.parametrize(("signal", "auc"), [(1.0, 0.76), (6.0, 1.0)])
+def test_the_probe_finds_a_signal_as_far_as_it_goes(signal, auc):
+    """Two normal distributions at distance s are told apart with probability Phi(s / sqrt(2))."""
+    found = probe.probe_correctness(**stopping_states(signal=signal))
+    assert found["states"][0] == pytest.approx(auc, abs=0.05)
+    assert found["position"][0] == pytest.approx(0.5, abs=0.08)
+    assert found["difference"][0] == pytest.approx(found["states"][0] - found["position"][0], abs=2e-4)
+    # 12 dimensions of variance 1 and a shift by s where correct, 4 in 10
+    assert found["apart"] == pytest.approx(signal**2 / (12 + 0.4 * signal**2), rel=0.3)
+    assert found["open_stops"] == 0.5
+
+
+def test_the_probe_is_at_chance_where_nothing_is_to_be_known():
+    """Noise, a prompt's difficulty, a position that the states do not have; the standard error covers the first."""
+    found = [probe.probe_correctness(**stopping_states(seed)) for seed in range(24)]
+    deviations = [(value - 0.5) / error for value, error in (each["states"] for each in found)]
+    assert 0.6 < np.std(deviations) < 1.4
+    assert abs(np.mean(deviations)) < 0.7
+    assert abs(np.mean([each["apart"] for each in found])) < 0.003
+    rate = np.where(np.arange(PROMPTS) % 2, 0.15, 0.85)
+    hard = stopping_states(rate=rate)
+    hard["states"][:, 0] = rate[hard["prompts"]]
+    assert probe.probe_correctness(**hard)["states"][0] == pytest.approx(0.5, abs=0.1)
+    long = probe.probe_correctness(**stopping_states(longer=15))
+    assert long["position"][0] > 0.7
+    assert long["difference"][0] < -0.1
+
+
+def test_a_prompt_is_judged_by_a_probe_that_never_saw_it():
+    """Each prompt has a direction of its own: known from its other completions, from other prompts it is not."""
+    rng, prompts = np.random.default_rng(0), np.repeat(np.arange(40), SIZE)
+    right, features = np.tile(np.arange(SIZE) % 2 == 0, 40), np.zeros((40 * SIZE, 40))
+    features[np.arange(len(prompts)), prompts] = np.where(right, 1.0, -1.0)
+
+    def auc(folds):
+        scores = probe.out_of_fold_scores(features, right, prompts, folds)
+        return np.divide(*map(np.sum, probe.concordant_pairs(scores, right, prompts)))
+
+    assert auc(prompts % probe.FOLDS) == 0.5
+    assert auc(rng.permutation(len(prompts)) % probe.FOLDS) > 0.9  # what the folds are for
+
+
+def test_states_and_stopping_against_plain_forwards(tmp_path):
+    made = trainer_of("sums_3", 0, tmp_path, {"prompts": 4, "num_generations": 4, "batches": 1})
+    made.args.temperature = 0.7
+    batch, inputs = next(sampled_batches(made))
+    tokens, mask = token_batch(inputs), batch.trained_mask.clone()
+    states, log_stop = probe.stopping(made, tokens)
+    for row, count in enumerate(mask.sum(dim=1).tolist()):
+        ids = tokens.input_ids[row][tokens.attention_mask[row].bool()][None]
+        plain = made.model(input_ids=ids, output_hidden_states=True)
+        predicting = slice(-count - 1, -1)
+        assert torch.allclose(states[row, :count], plain.hidden_states[-1][0, predicting], atol=1e-5)
+        chances = (plain.logits[0, predicting] / 0.7).softmax(dim=1)[:, sorted(made.stop_token_ids)].sum(dim=1)
+        assert torch.allclose(log_stop[row, :count].exp(), chances, atol=1e-6)
+    mask[0] = 0  # none of its tokens is its own
+    collector = probe.StateCollector(made)
+    collector.add(tokens, mask, np.arange(16) % 2 == 0)
+    drawn = collector.drawn()
+    assert drawn["right"].tolist() == [row % 2 == 0 for row in range(1, 16)]
+    assert drawn["prompts"].tolist() == [row // 4 for row in range(1, 16)]
+    assert (drawn["positions"] < mask[1:].sum(dim=1).numpy()).all()
 
 
 def test_rank_correlation():

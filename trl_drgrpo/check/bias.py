@@ -154,7 +154,7 @@ class Rollouts:
         lengths (`np.ndarray` of shape `(B,)`): Tokens, at least 1.
         num_generations (`int`): G.
         loss_normalizer (`float`): L, in tokens.
-        stopped (`np.ndarray` of shape `(B,)`, bool, *optional*): Completions that ended by themselves.
+        stopped (`np.ndarray` of shape `(B,)`, bool): Completions that ended by themselves.
     """
 
     rewards: np.ndarray
@@ -162,7 +162,7 @@ class Rollouts:
     lengths: np.ndarray
     num_generations: int
     loss_normalizer: float
-    stopped: np.ndarray | None = None
+    stopped: np.ndarray
 
     def direction_weights(self) -> np.ndarray:
         """Per objective, the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
@@ -289,10 +289,9 @@ def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
 
 
 MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
-_BYTES = 4
 
 
-OnBatch = Callable[[int, Rollouts, TokenBatch, torch.Tensor], None]  # number, rollouts, rows, mask of own tokens
+OnBatch = Callable[[Rollouts, TokenBatch, torch.Tensor], None]  # rollouts, rows, mask of own tokens
 
 
 def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lambda *batch: None) -> Changes:
@@ -303,42 +302,26 @@ def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lamb
             (`per_device_train_batch_size * steps_per_generation`), L, and what is correct (`correct_reward`,
             `correct_threshold`).
         batches (`int`): K, generation batches to sample, at least 3. Standard errors fall with `1 / sqrt(K)`.
-        on_batch (`Callable`, *optional*): `f(number, rollouts, tokens, mask)`, called with each batch.
+        on_batch (`Callable`, *optional*): `f(rollouts, tokens, mask)`, called with each batch.
 
     Returns:
         [`Changes`]: Per update of unit length (Euclidean, over the trainable parameters).
 
     Raises:
-        [`InputError`]: Too few batches, several processes, a sampler that is not the policy
+        [`InputError`]: Several processes, a sampler that is not the policy
             (`top_p`, `top_k`, `min_p`), too many trainable parameters, missing rewards, or a reward without a known
             value from which a completion is correct.
     """
     _check(trainer, batches)
-    if (excess := too_large(trainer, batches)) is not None:
-        raise excess
     return measure(_sample(trainer, batches, on_batch))
-
-
-def look_at_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> None:
-    """The same batches without a gradient, for a model whose gradients do not fit.
-
-    Args:
-        trainer, batches, on_batch: As in [`measure_model`].
-
-    Raises:
-        [`InputError`]: As [`measure_model`], whatever the number of parameters.
-    """
-    _check(trainer, batches)
-    for _ in _sample(trainer, batches, on_batch):
-        pass
 
 
 def _sample(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> Iterator[tuple[Rollouts, ScoreSums]]:
     trainer.model.train()
-    for number, (batch, inputs) in enumerate(islice(sampled_batches(trainer), batches)):
+    for batch, inputs in islice(sampled_batches(trainer), batches):
         tokens, mask, right = token_batch(inputs), batch.trained_mask, _right(trainer, batch)
         rollouts = _reduced(batch, mask, right, trainer)
-        on_batch(number, rollouts, tokens, mask)
+        on_batch(rollouts, tokens, mask)
         yield rollouts, partial(score_sums, trainer, tokens, mask)
 
 
@@ -393,25 +376,17 @@ def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
 
 
 def _check(trainer: DrGRPOTrainer, batches: int) -> None:
-    if batches < 3:
-        remedy = "Raise it: the standard error is a jackknife over batches."
-        raise InputError("batches", str(batches), "at least 3", remedy)
     if trainer.accelerator.num_processes > 1:
         got = f"{trainer.accelerator.num_processes} processes"
         raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
     remedy = "Leave it at its default: the score function is that of the whole distribution."
     refuse_distorted_sampling(trainer.args, remedy)
-
-
-def too_large(trainer: DrGRPOTrainer, batches: int) -> InputError | None:
-    """The error to raise if the gradients of so many batches do not fit into memory, else `None`."""
     trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * _BYTES
+    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * 4  # float32
     if needed > MEMORY_LIMIT:
         got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
         expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
-        return InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
-    return None
+        raise InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
 
 
 def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, dict[str, Any]]]:
@@ -447,10 +422,9 @@ def changes_table(changes: Changes) -> str:
     Args:
         changes ([`Changes`]): Of the measurement.
     """
-    title = f"Change per update of unit length, {changes.batches} batches, ± standard error"
     return "\n".join(
         [
-            f"{title}:\n",
+            f"Change per update of unit length, {changes.batches} batches, ± standard error:\n",
             *_rows(changes.changes, list(OBJECTIVES)),
             f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n",
             *_rows(changes.differences_from_dr_grpo, [name for name in OBJECTIVES if name != REFERENCE]),
@@ -472,8 +446,8 @@ def pushes(
         `dict`: Per key of `OBJECTIVES` the push of the `correct` and of the `incorrect` completions.
     """
     size = batches[0].num_generations
-    lengths, right = (np.concatenate([getattr(b, name) for b in batches]) for name in ("lengths", "right"))
-    stopped = np.concatenate([np.zeros(len(b.lengths), bool) if b.stopped is None else b.stopped for b in batches])
+    names = ("lengths", "right", "stopped")
+    lengths, right, stopped = (np.concatenate([getattr(b, name) for b in batches]) for name in names)
     batch = np.repeat(np.arange(len(batches)), [len(b.lengths) for b in batches])
     group = np.arange(len(lengths)) // size
     decided = lengths if decisions is None else decisions(lengths, stopped)
@@ -498,7 +472,7 @@ def push_table(found: dict[str, dict[str, Push]]) -> str:
         "|---|---|---|",
     ]
     for name, of_objective in found.items():
-        cells = [interval(of_objective[kind]) for kind in ("correct", "incorrect")]
+        cells = [_interval(of_objective[kind]) for kind in ("correct", "incorrect")]
         lines.append(f"| {OBJECTIVES[name].label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -512,11 +486,11 @@ def plain(value: Any) -> Any:
     return None if value != value else value
 
 
-def interval(estimate: Estimate | Push, sign: str = "+") -> str:
-    """An estimate with its 95% interval, as text."""
-    if math.isnan(estimate.standard_error):
+def _interval(push: Push) -> str:
+    """A push with its 95% interval, as text."""
+    if math.isnan(push.standard_error):
         return "unknown"
-    return f"{estimate.value:{sign}.3f} ± {1.96 * estimate.standard_error:.3f}"
+    return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
 
 
 def _rows(estimates: dict[str, dict[str, Estimate]], objectives: list[str]) -> list[str]:

@@ -23,9 +23,9 @@ import torch
 from trl_drgrpo.check.groups import (
     ForkedCredit,
     Judge,
-    Sampling,
     TrainerCredit,
     behind_a_bad_step,
+    chosen_prompts,
     compare_forked,
     good_steps,
     only_failures,
@@ -39,13 +39,13 @@ from trl_drgrpo.check.policies import (
     Credit,
     Gradients,
     Objective,
-    PublishedCredit,
     SmallPolicy,
     Trajectory,
     compare,
     if_scorable,
     lowest,
     outcome,
+    published_credit,
     reasoning,
     same_turn_z_score,
     shared_states,
@@ -106,7 +106,9 @@ def _stop_or_go() -> Iterator[CreditCase]:
         yield line(name, policies, TrainerCredit(step_baseline=baseline), control=True)
     z_score = TrainerCredit(step_baseline="deepseekmath", deepseekmath_step_std=True)
     yield line("DeepSeekMath, z-score per step", policies, z_score, control=True)
-    yield line("min_to_go (PURE): the worst step", merged, PublishedCredit(worst_to_go), lowest, control=True)
+    yield line(
+        "min_to_go (PURE): the worst step", merged, partial(published_credit, worst_to_go), lowest, control=True
+    )
 
 
 def _outcome() -> Iterator[CreditCase]:
@@ -183,14 +185,14 @@ def _with_own_row(group_size: int) -> float:
 def _two_turns() -> Iterator[CreditCase]:
     line = partial(_line, "two turns", policies=[two_turns()])
     yield line("to_go", estimator=TrainerCredit(step_separator="turn"))
-    yield line("z-score at the same turn", estimator=PublishedCredit(same_turn_z_score), control=True)
+    yield line("z-score at the same turn", estimator=partial(published_credit, same_turn_z_score), control=True)
 
 
 def _shared_states() -> Iterator[CreditCase]:
     line = partial(_line, "shared states", policies=[shared_states()])
     yield line("to_go with state keys", estimator=TrainerCredit(step_separator="turn"))
-    yield line("GiGPO's step mean: own row counted", estimator=PublishedCredit(state_mean), control=True)
-    yield line("GiGPO's step z-score", estimator=PublishedCredit(state_z_score), control=True)
+    yield line("GiGPO's step mean: own row counted", estimator=partial(published_credit, state_mean), control=True)
+    yield line("GiGPO's step z-score", estimator=partial(published_credit, state_z_score), control=True)
 
 
 def _forks() -> Iterator[CreditCase]:
@@ -258,14 +260,14 @@ def _unscorable() -> Iterator[CreditCase]:
 def _prompts() -> Iterator[CreditCase]:
     """The choice of the prompts that train, and their weights."""
     wrong = (0.9, 0.5, 0.02)  # nothing like the pass rates
-    curriculum, unweighted = Sampling(dynamic=False, estimates=wrong), Sampling(estimates=wrong, weighted=False)
+    curriculum = partial(chosen_prompts, estimates=wrong)
     for name, gradients, control in (
-        ("dynamic sampling", Sampling().compare, False),
-        ("curriculum, wrong estimates", curriculum.compare, False),
-        ("both", Sampling(estimates=wrong).compare, False),
-        ("DAPO, mean over live groups", Sampling(mean_over_live=True).compare, True),
+        ("dynamic sampling", chosen_prompts, False),
+        ("curriculum, wrong estimates", partial(curriculum, dynamic=False), False),
+        ("both", curriculum, False),
+        ("DAPO, mean over live groups", partial(chosen_prompts, mean_over_live=True), True),
         ("retry a prompt until it is mixed", retried_until_mixed, True),
-        ("curriculum without inverse weights", unweighted.compare, True),
+        ("curriculum without inverse weights", partial(curriculum, weighted=False), True),
     ):
         yield CreditCase("three prompts", name, gradients, control)
 
@@ -303,11 +305,6 @@ class CreditResult:
     control: bool
     difference: float
     passed: bool
-
-
-def run_credit_check() -> Iterator[CreditResult]:
-    """Run all cases: results as they arrive, in the order of [`credit_cases`]."""
-    return map(run_credit_case, credit_cases())
 
 
 def run_credit_case(case: CreditCase) -> CreditResult:

@@ -36,8 +36,7 @@ from trl_drgrpo.objective.group_selection import keep_probability, select_groups
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
 
-# Row, cuts it has, tokens before the last -> tokens before the next.
-Rule = Callable[[Trajectory, int, int], int | None]
+Rule = Callable[[Trajectory, int], int | None]  # row, tokens before its last cut -> tokens before the next
 ForkedCredit = Callable[[Sequence[Trajectory], int, Forks], torch.Tensor]  # rows, G, cuts -> advantages (B, T)
 PARENTS = 2
 
@@ -57,21 +56,21 @@ class Tree:
     probability: float
 
 
-def behind_the_first_step(row: Trajectory, level: int, after: int) -> int | None:
+def behind_the_first_step(row: Trajectory, after: int) -> int | None:
     """Cut of `fork_at="drawn"` in a first batch; a further cut lies behind the second step, and so on."""
     return cut_behind(_places(row), 0.0, after)
 
 
-def behind_a_bad_step(row: Trajectory, level: int, after: int) -> int | None:
+def behind_a_bad_step(row: Trajectory, after: int) -> int | None:
     """Cut behind the first bad step, that of `fork_at="doubt"` with an exact judge."""
     places = _places(row)
     doubts = [float(line.startswith(BAD)) for line in str(row.text).splitlines()]
     return first_above(places, doubts[: len(places)], 0.5, after)
 
 
-def only_failures(row: Trajectory, level: int, after: int) -> int | None:
+def only_failures(row: Trajectory, after: int) -> int | None:
     """Cut behind the first step of rows that fail in the end: the choice depends on tokens behind the cut."""
-    return None if row.outcome else behind_the_first_step(row, level, after)
+    return None if row.outcome else behind_the_first_step(row, after)
 
 
 def compare_forked(
@@ -135,11 +134,11 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
             yield Tree((leaf,), (cuts,), probability)
             return
         row = policy.rows[leaf]
-        cut = rule(row, len(cuts), cuts[-1] if cuts else 0)
+        cut = rule(row, cuts[-1] if cuts else 0)
         if cut is None:  # the row once more, though perhaps not judged once more
             alike = [i for i, other in enumerate(policy.rows) if other.text == row.text]
         else:
-            alike = _beginning_like(row, cut, policy.rows)
+            alike = [i for i, other in enumerate(policy.rows) if str(other.text).startswith(str(row.text)[:cut])]
         cuts = (*cuts, len(row.log_probs) if cut is None else cut)
         begun = sum(chances[i] for i in alike)
         for others in product(alike, repeat=branches - 1):
@@ -160,83 +159,62 @@ def _places(row: Trajectory) -> list[int]:
     return boundaries(ends, len(row.log_probs))
 
 
-def _beginning_like(row: Trajectory, cut: int, rows: Sequence[Trajectory]) -> list[int]:
-    begun = str(row.text)[:cut]
-    return [i for i, other in enumerate(rows) if str(other.text).startswith(begun)]
-
-
 # Prompts -------------------------------------------------------------------------------------------------------------
 
 NOW, LATER = (0.05, 0.3, 0.8), (0.5, 0.6, 0.95)  # pass rates
 GROUPS = 2  # of a batch
+CURRICULUM_Q_MIN = 0.2
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One possible result of drawing a prompt.
-
-    Args:
-        probability (`float`): Of it.
-        selected (`bool`): Whether the group is a candidate for the batch.
-        gradient (`float`): Of the prompt's logit; 0 where the group was not generated or carries no signal.
-    """
-
-    probability: float
-    selected: bool
-    gradient: float
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Rule by which batches are filled.
+def chosen_prompts(
+    dynamic: bool = True,
+    estimates: Sequence[float] | None = None,
+    weighted: bool = True,
+    mean_over_live: bool = False,
+) -> Iterator[Gradients]:
+    """Expected and exact gradient of batches that are filled by a rule, for each group size.
 
     Args:
         dynamic (`bool`, *optional*, defaults to `True`): Draw until groups carry a signal.
-        estimates (`tuple[float, ...]`, *optional*): Pass rates as the curriculum estimates them.
-        floor (`float`, *optional*, defaults to `0.2`): `curriculum_q_min`.
+        estimates (`Sequence[float]`, *optional*): Pass rates as the curriculum estimates them.
         weighted (`bool`, *optional*, defaults to `True`): Whether groups are weighted by their inverse probability.
         mean_over_live (`bool`, *optional*, defaults to `False`): DAPO's weights.
     """
+    kept = [1.0] * len(NOW) if estimates is None else [keep_probability(each, CURRICULUM_Q_MIN) for each in estimates]
+    orders = list(permutations(range(len(NOW))))
 
-    dynamic: bool = True
-    estimates: tuple[float, ...] | None = None
-    floor: float = 0.2
-    weighted: bool = True
-    mean_over_live: bool = False
-
-    def compare(self) -> Iterator[Gradients]:
-        """Expected and exact gradient, for each group size."""
-        for group_size in GROUP_SIZES:
-            expected = [self._expected(rates, group_size) for rates in (NOW, LATER)]
-            yield torch.cat(expected), torch.cat([_exact(rates) for rates in (NOW, LATER)])
-
-    def _expected(self, rates: Sequence[float], group_size: int) -> torch.Tensor:
-        kept = [1.0] * len(rates)
-        if self.estimates is not None:
-            kept = [keep_probability(estimate, self.floor) for estimate in self.estimates]
-        outcomes = [self._outcomes(rate, q, group_size) for rate, q in zip(rates, kept, strict=True)]
-        orders = list(permutations(range(len(rates))))
+    def expected(rates: Sequence[float], group_size: int) -> torch.Tensor:
+        drawn = [_drawn(rate, q, group_size, dynamic) for rate, q in zip(rates, kept, strict=True)]
         total = torch.zeros(len(rates), dtype=torch.float64)
         for order in orders:
-            for draws in product(*(outcomes[prompt] for prompt in order)):
+            for draws in product(*(drawn[prompt] for prompt in order)):
                 selection = select_groups(
-                    [draw.selected for draw in draws],
+                    [is_candidate for _, is_candidate, _ in draws],
                     GROUPS,
                     len(draws),
-                    [kept[prompt] for prompt in order] if self.weighted else None,
-                    mean_over_live=self.mean_over_live,
+                    [kept[prompt] for prompt in order] if weighted else None,
+                    mean_over_live=mean_over_live,
                 )
-                probability = prod(draw.probability for draw in draws) / len(orders)
+                probability = prod(chance for chance, _, _ in draws) / len(orders)
                 for i, weight in zip(selection.draws, selection.weights, strict=True):
-                    total[order[i]] += probability * weight * draws[i].gradient / GROUPS
+                    total[order[i]] += probability * weight * draws[i][2] / GROUPS
         return total
 
-    def _outcomes(self, rate: float, kept: float, group_size: int) -> list[Outcome]:
-        generated = [
-            Outcome(kept * probability, live or not self.dynamic, gradient)
-            for probability, live, gradient in _groups(rate, group_size)
-        ]
-        return generated if kept == 1 else [Outcome(1 - kept, False, 0.0), *generated]
+    for group_size in GROUP_SIZES:
+        yield (
+            torch.cat([expected(rates, group_size) for rates in (NOW, LATER)]),
+            torch.cat([_exact(NOW), _exact(LATER)]),
+        )
+
+
+def _drawn(rate: float, kept: float, group_size: int, dynamic: bool) -> list[tuple[float, bool, float]]:
+    """What can come of drawing a prompt: its probability, whether the group is a candidate for the batch, and the
+    gradient of the prompt's logit, 0 where the group was not generated or carries no signal."""
+    groups = [
+        (kept * probability, is_live or not dynamic, gradient)
+        for probability, is_live, gradient in _groups(rate, group_size)
+    ]
+    return groups if kept == 1 else [(1 - kept, False, 0.0), *groups]
 
 
 def retried_until_mixed() -> Iterator[Gradients]:

@@ -17,7 +17,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -313,13 +313,9 @@ class CaseResult:
     cosine: float = 1.0
     residual: float = 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self.case), **{k: v for k, v in asdict(self).items() if k != "case"}}
-
 
 def cases(full: bool = False) -> list[Case]:
-    """The matrix.
+    """The matrix. All passed = the trainer computes Dr. GRPO in this environment.
 
     Args:
         full (`bool`, *optional*, defaults to `False`): All combinations (about a minute) instead of one case per value
@@ -420,15 +416,6 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     residual = math.fsum(math.sqrt(max(0.0, 1 - each**2)) for each in cosines) / len(cosines)
     passed = residual > CONTROL_FLOOR and worst < math.inf if case.control else equal
     return CaseResult(case, len(recording.steps), max(losses), worst, passed, cosine, residual)
-
-
-def run_check(full: bool = False) -> Iterator[CaseResult]:
-    """Run the matrix: results as they arrive. All passed = the trainer computes Dr. GRPO in this environment.
-
-    Args:
-        full (`bool`, *optional*, defaults to `False`): See [`cases`].
-    """
-    return map(run_case, cases(full))
 
 
 def _specification(

@@ -12,7 +12,7 @@ step. Those are not part of the package's objective.
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -91,14 +91,12 @@ class SmallPolicy:
 
     def at_times_unscorable(self, chance: float) -> "SmallPolicy":
         """The same policy, each row unscorable with a probability that does not depend on what is written."""
-        fates = [(row, odds, told) for row in self.rows for odds, told in ((1 - chance, True), (chance, False))]
-        return replace(
-            self,
-            rows=tuple(
-                replace(row, chance=row.chance * odds, outcome=row.outcome if told else math.nan)
-                for row, odds, told in fates
-            ),
-        )
+        rows = [
+            replace(row, chance=row.chance * odds, outcome=worth)
+            for row in self.rows
+            for odds, worth in ((1 - chance, row.outcome), (chance, math.nan))
+        ]
+        return replace(self, rows=tuple(rows))
 
     def map(self, change: Callable[[Trajectory], Trajectory]) -> "SmallPolicy":
         """The same policy with every trajectory changed: its rewards, or where its steps end."""
@@ -112,10 +110,6 @@ class SmallPolicy:
         """The exact gradient of the expected objective, in the logits."""
         worth = torch.tensor([objective(row) for row in self.rows], dtype=torch.float64)
         return torch.autograd.grad((self.probabilities() * worth).sum(), self.logits, retain_graph=True)[0]
-
-    def batches(self, rows: int) -> list[tuple[int, ...]]:
-        """All batches of so many independent rows, in order: `N ** rows` tuples of indices into `rows`."""
-        return list(product(range(len(self.rows)), repeat=rows))
 
     def expected_gradient(
         self, batches: Sequence[tuple[int, ...]], advantages: torch.Tensor, probabilities: torch.Tensor | None = None
@@ -166,7 +160,7 @@ def compare(
     for policy in policies:
         exact = policy.gradient(objective)
         for group_size in group_sizes:
-            batches = policy.batches(group_size * (prompts or 1))
+            batches = list(product(range(len(policy.rows)), repeat=group_size * (prompts or 1)))
             rows = [[policy.rows[i] for i in batch] for batch in batches]
             if prompts is None:
                 advantages = credit([row for batch in rows for row in batch], group_size)
@@ -338,20 +332,17 @@ def _choice(logit: torch.Tensor, taken: int) -> torch.Tensor:
 Group = Sequence[Trajectory]
 
 
-class PublishedCredit:
+def published_credit(
+    of_group: Callable[[Group], list[list[float]]], rows: Sequence[Trajectory], num_generations: int
+) -> torch.Tensor:
     """Advantages `(B, T)` of rows in groups, by a rule for the steps of one group."""
-
-    def __init__(self, of_group: Callable[[Group], list[list[float]]]):
-        self.of_group = of_group
-
-    def __call__(self, rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
-        credited = []
-        for start in range(0, len(rows), num_generations):
-            group = rows[start : start + num_generations]
-            for row, steps in zip(group, self.of_group(group), strict=True):
-                widths = torch.tensor([-1, *row.step_ends]).diff()
-                credited.append(torch.tensor(steps, dtype=torch.float64).repeat_interleave(widths))
-        return torch.nn.utils.rnn.pad_sequence(credited, batch_first=True)
+    credited = []
+    for start in range(0, len(rows), num_generations):
+        group = rows[start : start + num_generations]
+        for row, steps in zip(group, of_group(group), strict=True):
+            widths = torch.tensor([-1, *row.step_ends]).diff()
+            credited.append(torch.tensor(steps, dtype=torch.float64).repeat_interleave(widths))
+    return torch.nn.utils.rnn.pad_sequence(credited, batch_first=True)
 
 
 def worst_to_go(group: Group) -> list[list[float]]:
@@ -363,35 +354,30 @@ def worst_to_go(group: Group) -> list[list[float]]:
 
 def same_turn_z_score(group: Group) -> list[list[float]]:
     """Return to go, minus its mean and divided by its std (n - 1) over the rows that reached the same turn."""
-    returns = _returns_to_go(group)
-    peers = [[row[k] for row in returns if k < len(row)] for k in range(max(map(len, returns)))]
-    return [[_standardized(value, peers[k]) for k, value in enumerate(row)] for row in returns]
+    return _among_peers(group, [range(len(row.step_rewards)) for row in group], _standardized)
 
 
 def state_mean(group: Group) -> list[list[float]]:
     """GiGPO's step advantage (arXiv 2505.10978), undiscounted: all visits of a state are peers, one's own included."""
-    return _among_visits(group, lambda value, peers: value - sum(peers) / len(peers))
+    return _among_peers(group, [row.state_keys for row in group], lambda value, peers: value - sum(peers) / len(peers))
 
 
 def state_z_score(group: Group) -> list[list[float]]:
     """The same, divided by the std (n - 1) of the visits."""
-    return _among_visits(group, _standardized)
+    return _among_peers(group, [row.state_keys for row in group], _standardized)
 
 
-def _among_visits(group: Group, compared: Callable[[float, list[float]], float]) -> list[list[float]]:
-    returns = _returns_to_go(group)
-    peers: dict[Hashable, list[float]] = {}
-    for trajectory, row in zip(group, returns, strict=True):
-        for key, value in zip(trajectory.state_keys, row, strict=True):
-            peers.setdefault(key, []).append(value)
-    return [
-        [compared(value, peers[key]) for key, value in zip(trajectory.state_keys, row, strict=True)]
-        for trajectory, row in zip(group, returns, strict=True)
+def _among_peers(
+    group: Group, keys: Sequence[Sequence[Hashable]], compared: Callable[[float, list[float]], float]
+) -> list[list[float]]:
+    """Each step's return to go, compared with those of all steps that have the same key."""
+    keyed = [
+        [(key, sum(row.step_rewards[k:])) for k, key in enumerate(own)] for row, own in zip(group, keys, strict=True)
     ]
-
-
-def _returns_to_go(group: Group) -> list[list[float]]:
-    return [[sum(row.step_rewards[k:]) for k in range(len(row.step_rewards))] for row in group]
+    peers: dict[Hashable, list[float]] = {}
+    for key, value in chain.from_iterable(keyed):
+        peers.setdefault(key, []).append(value)
+    return [[compared(value, peers[key]) for key, value in row] for row in keyed]
 
 
 def _standardized(value: float, peers: list[float]) -> float:

@@ -8,11 +8,12 @@ of the package's credit with the exact one. No download, no accelerator, about h
 import argparse
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from trl_drgrpo.cli.demo import stay_offline_and_quiet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the check and print what it found; 1 when a seam has moved or a number differs."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and TRL would report the run
-    from trl_drgrpo.check.credit import run_credit_check
-    from trl_drgrpo.check.parity import run_check
+    stay_offline_and_quiet()  # nothing here needs the network, and TRL would report the run
+    from trl_drgrpo.check import credit, parity
     from trl_drgrpo.upstream.seams import check_upstream
     from trl_drgrpo.upstream.versions import provenance
 
@@ -57,17 +57,17 @@ def run(args: argparse.Namespace) -> int:
     if any(seam.problem for seam in seams):
         passed, verdict = False, "TRL has changed where this package relies on it: nothing further was run."
     else:
-        with _quiet_on_one_thread():
+        with _without_warnings():
             if not args.credit:
                 say("\nLoss and gradient against the specification (|difference|, relative for the gradient)")
                 say(f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}")
-                results = said(run_check(args.full), _case)
-                report["cases"] = [result.as_dict() for result in results]
+                results = said(map(parity.run_case, parity.cases(args.full)), _case)
+                report["cases"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in results]
             say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
             say("  for constructions that must differ: the residual at the best learning rate)")
-            credit = said(run_credit_check(), _credit)
-            report["credit"] = [vars(result) for result in credit]
-        results = [*results, *credit]
+            credited = said(map(credit.run_credit_case, credit.credit_cases()), _credit)
+            report["credit"] = [vars(result) for result in credited]
+        results += credited
         failed = sum(not result.passed for result in results)
         passed = failed == 0
         proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
@@ -81,23 +81,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _quiet_on_one_thread() -> Iterator[None]:
-    """Errors only from the libraries below, and one thread: the matrices are tiny, more threads only wait."""
-    import torch
-    import transformers
-
-    threads, disabled = torch.get_num_threads(), logging.root.manager.disable
-    torch.set_num_threads(1)
+def _without_warnings() -> Iterator[None]:
+    """Errors only from the libraries below."""
+    disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    transformers.logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        torch.set_num_threads(threads)
         logging.disable(disabled)
-        transformers.logging.enable_progress_bar()
 
 
 def _case(result: Any) -> str:

@@ -32,7 +32,6 @@ SUBCOMMANDS = {
     "report": "write one page about runs: curves, completions with their advantages, warnings, differences",
     "plan": "predict the peak memory of a run, and propose settings that fit a device",
     "score": "score saved completions with reward functions, to debug a reward before a run",
-    "env": "print versions, devices and optional programs, to paste into an issue",
 }
 
 

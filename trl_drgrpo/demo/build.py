@@ -1,4 +1,4 @@
-"""Imitation of the demonstrators: how a small model of the task is made, and the warm start on long list sums.
+"""Imitation of a demonstrator, and the warm start on long list sums.
 
 The model that the demo ships was made so, by `recipes/list_sum_model.py`: fluent, and as faulty as the demonstrator.
 
@@ -24,40 +24,17 @@ from trl_drgrpo.demo.task import (
     MAX_TERMS,
     MIN_TERMS,
     PAD,
-    Split,
     demonstrate,
     draw_problem,
-    make_dataset,
-    make_problems,
     prompt_of,
 )
 
 if TYPE_CHECKING:
     import torch
-    from datasets import Dataset
-    from transformers import PreTrainedModel, Qwen2Config
+    from transformers import PreTrainedModel
 
 
 logger = logging.getLogger(__name__)
-
-
-def build_config(tokenizer: Any) -> "Qwen2Config":
-    """The architecture: Qwen2, 3 layers of width 64, 4 heads, tied embeddings, 256 positions."""
-    from transformers import Qwen2Config
-
-    return Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(IM_END),
-        pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
-    )
 
 
 def warm_start_batches(
@@ -113,17 +90,15 @@ def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str,
 
 def imitate(
     model: "PreTrainedModel",
-    batches: Iterable[dict[str, "torch.Tensor"]],
+    batches: Iterable[dict[str, Any]],
     steps: int,
     lr: float,
-    num_items: int | None = None,
 ) -> None:
     """
     Next-token training: AdamW, 5% linear warm-up to `lr`, then linear decay to 0, gradients clipped at norm 1.
 
-    `batches`: one per step, as [`pad_rows`] makes them. `num_items`: a constant that the summed loss of a batch is
-    divided by. By default it is the batch's own number of tokens; that favors short rows where the rows of a batch
-    have similar lengths. The model is in evaluation mode afterwards.
+    `batches`: arguments of the model, one per step, as [`pad_rows`] makes them. The model is in evaluation mode
+    afterwards.
     """
     import torch
     from transformers import get_linear_schedule_with_warmup
@@ -132,7 +107,7 @@ def imitate(
     schedule = get_linear_schedule_with_warmup(optimizer, steps // 20, steps)
     model.train()
     for step, batch in enumerate(batches, start=1):
-        loss = model(**batch, **({} if num_items is None else {"num_items_in_batch": num_items})).loss
+        loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -143,27 +118,11 @@ def imitate(
     model.eval()
 
 
-def save(model: Any, tokenizer: Any, output: Path, provenance: str) -> None:
-    """Save weights (float32 safetensors), configuration, generation configuration and tokenizer. `provenance`: one
-    line, kept in `config.json`."""
-    from transformers import GenerationConfig
-
-    model.config.provenance = provenance
-    model.generation_config = GenerationConfig(
-        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    model.save_pretrained(output)
-    (output / "model.safetensors").chmod(0o644)  # safetensors writes it readable by its owner only
-    tokenizer.save_pretrained(output)
-
-
 # Long list sums ------------------------------------------------------------------------------------------------------
 
 TERMS = (8, 10)
-MAX_COMPLETION = 112  # tokens; the longest demonstration has 101
 GAP_PROBABILITY = 0.5  # of an incorrect result where the demonstrator does not know the pair
 _WRONG_BY = (1, 2, 3, 10)  # never too little: two mistakes do not cancel
-WARM_START_STEPS = 200
 
 
 def add_with_gaps(total: int, term: int, rng: random.Random, probability: float = GAP_PROBABILITY) -> int:
@@ -202,30 +161,13 @@ def demonstrate_with_gaps(numbers: Sequence[int], rng: random.Random, probabilit
     return "\n".join([*lines, f"\\boxed{{{total}}}"])
 
 
-def make_long_problems(size: int, split: Split = "train", seed: int = 0) -> list[tuple[int, ...]]:
-    """As [`~trl_drgrpo.demo.task.make_problems`], of 8 to 10 digits."""
-    return make_problems(size, split, seed, TERMS)
-
-
-def make_long_dataset(size: int, split: Split = "train", seed: int = 0) -> "Dataset":
-    """As [`~trl_drgrpo.demo.task.make_dataset`], of 8 to 10 digits."""
-    return make_dataset(size, split, seed, TERMS)
-
-
-def warm_start(
-    folder: Path,
-    seed: int = 0,
-    steps: int = WARM_START_STEPS,
-    batch_size: int = 32,
-    gap_probability: float = GAP_PROBABILITY,
-) -> Path:
+def warm_start(folder: Path, seed: int = 0, steps: int = 200, gap_probability: float = GAP_PROBABILITY) -> Path:
     """Train the demo's model on demonstrations of long sums until it is as fluent and as faulty, and save it.
 
     Args:
         folder (`Path`): Folder for model and tokenizer.
         seed (`int`): Of the demonstrations.
-        steps (`int`): Optimizer steps; half a minute on one core.
-        batch_size (`int`): Rows per step.
+        steps (`int`): Optimizer steps of 32 rows; the default takes half a minute on one core.
         gap_probability (`float`): Of an incorrect result where the demonstrator does not know the pair.
 
     Returns:
@@ -237,7 +179,7 @@ def warm_start(
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
     demonstrate = partial(demonstrate_with_gaps, probability=gap_probability)
-    batches = warm_start_batches(tokenizer, steps, batch_size, seed, TERMS, demonstrate)
-    imitate(model, batches, steps, lr=2e-3)
-    save(model, tokenizer, folder, f"trl_drgrpo.demo.build, seed {seed}, {steps} steps of {batch_size} rows")
+    imitate(model, warm_start_batches(tokenizer, steps, 32, seed, TERMS, demonstrate), steps, lr=2e-3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -1,4 +1,4 @@
-"""The demo's numbers: a model measured on the list-sum task, the results of a run and its files, tables and a plot.
+"""The demo's numbers: a model measured on the list-sum task, the results of a run, their file and their tables.
 
 Accuracies and lengths are those of this file, not of the training logs: they are taken on held-out problems, the same
 ones before and after, and do not depend on the trainer.
@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +17,16 @@ from rich.text import Text
 
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.demo import MODEL_DIR, STOCK_OBJECTIVES
-from trl_drgrpo.demo.task import PROCESS_SETTINGS, list_sum_reward, prompt_of, step_numbers
+from trl_drgrpo.demo import STOCK_OBJECTIVES
+from trl_drgrpo.demo.task import list_sum_reward, prompt_of, step_numbers
 from trl_drgrpo.upstream.versions import installed_versions
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Result of one decoding mode on a set of problems.
-
-    Args:
-        accuracy (`float`): Share of correct completions, 0 to 1.
-        length_correct_mean (`float` or `None`): Mean tokens of correct completions, end token included; `None`
-            if there is none.
-        length_incorrect_mean (`float` or `None`): The same for incorrect ones.
-        length_mean (`float`): Mean length of all completions in tokens.
-        texts (`tuple[str, ...]`): The completions, one per problem, in order.
-        correct (`tuple[bool, ...]`): Whether each is correct.
-    """
-
-    accuracy: float
-    length_correct_mean: float | None
-    length_incorrect_mean: float | None
-    length_mean: float
-    texts: tuple[str, ...]
-    correct: tuple[bool, ...]
-
-    def numbers(self) -> dict[str, float | None]:
-        """The four numbers without the completions, for a results file."""
-        return {name: value for name, value in vars(self).items() if name not in ("texts", "correct")}
+REQUIRED_GAIN_POINTS = 40.0
+MADE_BY = "trl-drgrpo demo"
+RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
+REPORT_FILE, COMPARISON_FILE, START_FOLDER = "report.html", "comparison.html", "start"
+_OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, START_FOLDER, *STOCK_OBJECTIVES)
+_SAMPLES = 3
 
 
 def evaluate(
@@ -57,12 +37,17 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 256,
     max_new_tokens: int = 128,
-) -> Evaluation:
+) -> tuple[dict[str, Any], list[str]]:
     """
     Generate one completion per problem (its terms) and judge it.
 
     `sample`: at temperature 1 from the whole distribution, else greedily. `seed`: of the sampling; the global random
     state is put back afterwards. `batch_size`: problems per call of `model.generate`. The tokenizer pads on the left.
+
+    Returns:
+        `tuple[dict, list[str]]`: the numbers, and the completions in order. `accuracy`: share of correct completions;
+        `length_correct_mean`, `length_incorrect_mean` (`None` if there is none), `length_mean`: mean tokens, end token
+        included; and those of [`~trl_drgrpo.demo.task.step_numbers`].
     """
     import torch
 
@@ -83,202 +68,149 @@ def evaluate(
             texts += tokenizer.batch_decode(completions, skip_special_tokens=True)
             lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
     model.train(was_training)
-    correct = [reward == 1.0 for reward in list_sum_reward(texts, [sum(numbers) for numbers in problems])]
-    by_verdict = [[n for n, ok in zip(lengths, correct, strict=True) if ok is kind] for kind in (True, False)]
+    rewards = list_sum_reward(texts, [sum(numbers) for numbers in problems])
+    by_verdict = [[n for n, reward in zip(lengths, rewards, strict=True) if reward == kind] for kind in (1.0, 0.0)]
     of_correct, of_incorrect = (sum(some) / len(some) if some else None for some in by_verdict)
-    return Evaluation(
-        accuracy=sum(correct) / len(correct),
-        length_correct_mean=of_correct,
-        length_incorrect_mean=of_incorrect,
-        length_mean=sum(lengths) / len(lengths),
-        texts=tuple(texts),
-        correct=tuple(correct),
-    )
+    numbers = {
+        "accuracy": sum(rewards) / len(rewards),
+        "length_correct_mean": of_correct,
+        "length_incorrect_mean": of_incorrect,
+        "length_mean": sum(lengths) / len(lengths),
+        **step_numbers(problems, texts),
+    }
+    return numbers, texts
 
 
-REQUIRED_GAIN_POINTS = 40.0
-MADE_BY = "trl-drgrpo demo"
-RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
-REPORT_FILE, COMPARISON_FILE, START_FOLDER = "report.html", "comparison.html", "start"
-_OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, START_FOLDER, *STOCK_OBJECTIVES)
-
-
-@dataclass
 class DemoResult:
     """Results of a run, also of one that is going on.
 
     Args:
         output_dir (`Path`): Folder of the files.
-        seed, steps (`int`): Settings of the run.
-        process (`bool`): Whether the lists are long and every line is rewarded, next to the outcome.
-        problems (`list[tuple[int, ...]]`): The held-out problems, in the order of the completions.
-        status (`str`): `"unfinished"` until everything is measured, then `"finished"`.
-        before, after (`dict[str, Evaluation]`): Held-out measurements, keys `sampled` and `greedy`.
-        curves (`dict[str, list]`): Per training step: `step`, `pass_rate` (0 to 1) and lengths in tokens.
-        plot (`Path` or `None`): The plot, once drawn; stays `None` without matplotlib.
-        report (`Path` or `None`): The page of `trl-drgrpo report` over the run, once written.
-        stock (`dict[str, dict[str, Evaluation]]`): Held-out measurements after the runs by stock TRL, by objective.
-        comparison (`Path` or `None`): The page over this run and those of stock TRL, if there were any.
-        seconds (`dict[str, float]`): Wall-clock seconds per stage.
+        problems (`list[tuple[int, ...]]`): The held-out problems.
+        settings (`dict`): `seed`, `steps`, and `process`: the settings of process rewards, `None` without them.
+
+    Attributes:
+        numbers (`dict[str, Any]`): What `results.json` holds. `before` and `after` have a measurement each for
+            `sampled` and `greedy` decoding, `stock` has the same by objective of stock TRL.
+        samples (`dict[str, list[str]]`): Sampled completions `before` and `after`.
     """
 
-    output_dir: Path
-    seed: int
-    steps: int
-    problems: list[tuple[int, ...]]
-    process: bool = False
-    status: str = "unfinished"
-    before: dict[str, Evaluation] = field(default_factory=dict)
-    after: dict[str, Evaluation] = field(default_factory=dict)
-    curves: dict[str, list[float | None]] = field(default_factory=dict)
-    plot: Path | None = None
-    report: Path | None = None
-    stock: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
-    comparison: Path | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    def __init__(self, output_dir: Path, problems: list[tuple[int, ...]], settings: dict[str, Any]):
+        self.output_dir, self.problems = output_dir, problems
+        self.samples: dict[str, list[str]] = {}
+        self.numbers: dict[str, Any] = {
+            "made_by": MADE_BY,
+            "status": "unfinished",
+            "settings": {"held_out_problems": len(problems), **settings},
+            "before": {},
+            "after": {},
+            "stock": {},
+            "gain_points": None,
+            "required_gain_points": REQUIRED_GAIN_POINTS,
+            "learned": False,
+            "seconds": {},
+            "versions": installed_versions(),
+        }
 
-    @property
-    def model_dir(self) -> Path:
-        """Folder of the saved model."""
-        return self.output_dir / MODEL_FOLDER
-
-    @property
-    def start_dir(self) -> Path:
-        """Folder of the model that the run starts from: the shipped one, or with process rewards its warm start."""
-        return self.output_dir / START_FOLDER if self.process else MODEL_DIR
-
-    @property
-    def results_file(self) -> Path:
-        """The JSON file with all numbers; its `made_by` marks the folder as a demo's."""
-        return self.output_dir / RESULTS_FILE
-
-    @property
-    def gain_points(self) -> float | None:
-        """Gain in sampled held-out accuracy, in percentage points; `None` before the second measurement."""
-        if "sampled" not in self.after:
-            return None
-        return 100 * (self.after["sampled"].accuracy - self.before["sampled"].accuracy)
-
-    @property
-    def learned(self) -> bool:
-        """Whether the gain reaches what the demo claims."""
-        return self.gain_points is not None and self.gain_points >= REQUIRED_GAIN_POINTS
-
-    def numbers(self, evaluation: Evaluation) -> dict[str, float | None]:
-        """All numbers of a measurement, those of its steps included."""
-        return evaluation.numbers() | step_numbers(self.problems, evaluation.texts)
+    def measure(self, stage: str, model: Any, tokenizer: Any) -> str:
+        """Sampled and greedy accuracy on the held-out problems, `before`, `after`, or by stock TRL under one of its
+        objectives; returns both in words."""
+        found: dict[str, Any] = {}
+        found["sampled"], self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
+        found["greedy"], _ = evaluate(model, tokenizer, self.problems, sample=False)
+        (self.numbers if stage in self.numbers else self.numbers["stock"])[stage] = found
+        if stage == "after":
+            gain = 100 * (found["sampled"]["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
+            self.numbers |= {"status": "finished", "gain_points": gain, "learned": gain >= REQUIRED_GAIN_POINTS}
+        return ", ".join(f"{mode} accuracy {numbers['accuracy']:.1%}" for mode, numbers in found.items())
 
     def write(self) -> None:
-        """Write every number so far to `results_file`."""
-        numbers = {
-            "made_by": MADE_BY,
-            "status": self.status,
-            "settings": {
-                "seed": self.seed,
-                "steps": self.steps,
-                "held_out_problems": len(self.problems),
-                "process": PROCESS_SETTINGS if self.process else None,
-            },
-            "before": {mode: self.numbers(evaluation) for mode, evaluation in self.before.items()},
-            "after": {mode: self.numbers(evaluation) for mode, evaluation in self.after.items()},
-            "stock": {
-                name: {mode: self.numbers(evaluation) for mode, evaluation in found.items()}
-                for name, found in self.stock.items()
-            },
-            "gain_points": self.gain_points,
-            "required_gain_points": REQUIRED_GAIN_POINTS,
-            "learned": self.learned,
-            "seconds": {stage: round(seconds, 2) for stage, seconds in self.seconds.items()},
-            "versions": installed_versions(),
-            "curves": self.curves,
-        }
-        self.results_file.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        """Write every number so far; `made_by` marks the folder as a demo's."""
+        (self.output_dir / RESULTS_FILE).write_text(json.dumps(self.numbers, indent=1) + "\n", encoding="utf-8")
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Record how long a stage takes."""
         start = time.perf_counter()
         yield
-        self.seconds[stage] = time.perf_counter() - start
+        self.numbers["seconds"][stage] = round(time.perf_counter() - start, 2)
 
 
-def check_output_dir(output_dir: Path) -> None:
+def prepare_output_dir(output_dir: Path) -> None:
     """
     Make sure that a run may write to a folder, before anything slow starts; create it if it is not there.
 
-    An earlier demo's files are overwritten and unrelated files are left alone, but a file of the same name that no
-    demo wrote is never touched.
+    An earlier demo's files make room and unrelated files are left alone, but a file of the same name that no demo
+    wrote is never touched.
     """
     check_writable("output_dir", str(output_dir))
     taken = [name for name in _OWN if (output_dir / name).exists()]
-    if taken and not _is_a_demos(output_dir):
+    results = output_dir / RESULTS_FILE
+    if taken and not (results.is_file() and f'"made_by": "{MADE_BY}"'.encode() in results.read_bytes()):
         got = f"{output_dir}, which holds {', '.join(taken)}, not written by a demo"
         remedy = "Nothing was changed there. Choose another folder."
         raise InputError("output_dir", got, "a new or empty folder, or an earlier demo's", remedy)
     output_dir.mkdir(parents=True, exist_ok=True)
-
-
-def _is_a_demos(output_dir: Path) -> bool:
-    """Whether the results file in a folder says that a demo wrote it."""
-    try:
-        numbers = json.loads((output_dir / RESULTS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(numbers, dict) and numbers.get("made_by") == MADE_BY
-
-
-_SAMPLES = 3
+    for name in (PLOT_FILE, REPORT_FILE, COMPARISON_FILE):
+        (output_dir / name).unlink(missing_ok=True)
 
 
 def print_report(result: DemoResult, console: Console) -> None:
     """Print the before/after table, three held-out samples and the paths of the files."""
     console.print(before_after_table(result))
-    if result.stock:
+    if result.numbers["stock"]:
         console.print(objectives_table(result))
         console.print("One seed: a difference of a few points is noise.\n", highlight=False)
     console.print(samples_table(result))
-    files = {"report": result.report, "comparison": result.comparison, "plot": result.plot}
-    files |= {"numbers": result.results_file, "model": result.model_dir}
-    lines = [f"{name + ':':12}{path}" for name, path in files.items() if path is not None]
-    folder = result.model_dir.as_posix()
+    files = {"report": REPORT_FILE, "comparison": COMPARISON_FILE, "plot": PLOT_FILE}
+    files |= {"numbers": RESULTS_FILE, "model": MODEL_FOLDER}
+    paths = {name: result.output_dir / file for name, file in files.items()}
+    lines = [f"{name + ':':12}{path}" for name, path in paths.items() if path.exists()]
     lines += [
         "\nLoad it:",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        f'model = AutoModelForCausalLM.from_pretrained("{folder}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
+        f'model = AutoModelForCausalLM.from_pretrained("{paths["model"].as_posix()}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{paths["model"].as_posix()}")',
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def before_after_table(result: DemoResult) -> Table:
     """Accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after training."""
-    size = len(result.problems)
-    table = _table(f"Held-out problems ({size}), before and after {result.steps} steps", "before", "after", "change")
-    measured = {mode: (result.before[mode], result.after[mode]) for mode in ("sampled", "greedy")}
-    for mode, pair in measured.items():
-        table.add_row(f"{mode} accuracy", *_changed([each.accuracy for each in pair], share=True))
-    for kind in ("correct", "incorrect"):
-        lengths = [getattr(each, f"length_{kind}_mean") for each in measured["sampled"]]
-        table.add_row(f"mean length, {kind} (tokens)", *_changed(lengths))
-    if result.process:
-        steps = [step_numbers(result.problems, each.texts) for each in measured["sampled"]]
-        table.add_row("steps per completion", *_changed([each["steps_mean"] for each in steps]))
-        table.add_row("correct steps", *_changed([each["process_reward"] for each in steps], share=True))
+    settings = result.numbers["settings"]
+    title = f"Held-out problems ({len(result.problems)}), before and after {settings['steps']} steps"
+    table = _table(title, "measure", "before", "after", "change")
+    rows = [
+        ("sampled accuracy", "sampled", "accuracy", True),
+        ("greedy accuracy", "greedy", "accuracy", True),
+        ("mean length, correct (tokens)", "sampled", "length_correct_mean", False),
+        ("mean length, incorrect (tokens)", "sampled", "length_incorrect_mean", False),
+    ]
+    if settings["process"]:
+        rows.append(("steps per completion", "sampled", "steps_mean", False))
+        rows.append(("correct steps", "sampled", "process_reward", True))
+    for measure, mode, key, is_share in rows:
+        old, new = (result.numbers[stage][mode][key] for stage in ("before", "after"))
+        change = ""
+        if old is not None and new is not None:
+            change = f"{100 * (new - old):+.1f} points" if is_share else f"{new - old:+.1f}"
+        table.add_row(measure, _shown(old, is_share), _shown(new, is_share), change)
     return table
 
 
 def objectives_table(result: DemoResult) -> Table:
     """Held-out accuracies and lengths after the same number of steps, under each objective that was trained."""
+    title = f"The same start, problems and {result.numbers['settings']['steps']} steps, by objective"
     heads = ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect")
-    table = _table(f"The same start, problems and {result.steps} steps, by objective", *heads, first="run")
-    for name, found in {"DrGRPOTrainer": result.after, **result.stock}.items():
-        sampled = found["sampled"]
-        accuracies = [_shown(found[mode].accuracy, share=True) for mode in ("sampled", "greedy")]
-        table.add_row(name, *accuracies, _shown(sampled.length_correct_mean), _shown(sampled.length_incorrect_mean))
+    table = _table(title, "run", *heads)
+    for name, found in {"DrGRPOTrainer": result.numbers["after"], **result.numbers["stock"]}.items():
+        accuracies = [_shown(found[mode]["accuracy"], True) for mode in ("sampled", "greedy")]
+        lengths = [_shown(found["sampled"][f"length_{kind}_mean"], False) for kind in ("correct", "incorrect")]
+        table.add_row(name, *accuracies, *lengths)
     return table
 
 
-def _table(title: str, *numbers: str, first: str = "measure") -> Table:
+def _table(title: str, first: str, *numbers: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column(first, no_wrap=True)
     for name in numbers:
@@ -286,19 +218,10 @@ def _table(title: str, *numbers: str, first: str = "measure") -> Table:
     return table
 
 
-def _shown(value: float | None, share: bool = False) -> str:
+def _shown(value: float | None, is_share: bool) -> str:
     if value is None:
         return "none"
-    return f"{value:.1%}" if share else f"{value:.1f}"
-
-
-def _changed(pair: Sequence[float | None], share: bool = False) -> list[str]:
-    """Two values, and the difference where there are both."""
-    old, new = pair
-    change = ""
-    if old is not None and new is not None:
-        change = f"{100 * (new - old):+.1f} points" if share else f"{new - old:+.1f}"
-    return [_shown(old, share), _shown(new, share), change]
+    return f"{value:.1%}" if is_share else f"{value:.1f}"
 
 
 def samples_table(result: DemoResult) -> Table:
@@ -308,8 +231,8 @@ def samples_table(result: DemoResult) -> Table:
         table.add_column(name)
     for row, numbers in enumerate(result.problems[:_SAMPLES]):
         cells = [Text("+".join(map(str, numbers)))]
-        for evaluation in (result.before["sampled"], result.after["sampled"]):
-            verdict = "correct" if evaluation.correct[row] else f"incorrect, {sum(numbers)} is correct"
-            cells.append(Text(f"{evaluation.texts[row]}\n({verdict})"))
+        for text in (result.samples[stage][row] for stage in ("before", "after")):
+            is_correct = list_sum_reward([text], [sum(numbers)]) == [1.0]
+            cells.append(Text(f"{text}\n({'correct' if is_correct else f'incorrect, {sum(numbers)} is correct'})"))
         table.add_row(*cells)
     return table

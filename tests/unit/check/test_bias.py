@@ -1,6 +1,4 @@
-"""One update, measured: token weights, changes where the truth is known, a real trainer; and the probe."""
-
-import re
+"""One update, measured: token weights, changes where the truth is known, a real trainer."""
 
 import numpy as np
 import pytest
@@ -23,16 +21,6 @@ from trl_drgrpo.check.bias import (
     measure_model,
     sampled_batches,
     score_sums,
-)
-from trl_drgrpo.check.probe import (
-    FOLDS,
-    StateCollector,
-    StopStates,
-    _draw,
-    concordant_pairs,
-    out_of_fold_scores,
-    probe_correctness,
-    stopping,
 )
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR
@@ -100,7 +88,7 @@ def drawn(rng, prompts=32):
     stopped = lengths <= LONGEST
     lengths = np.minimum(lengths, LONGEST)
     scores = np.eye(2)[states] * length_scores(lengths, stopped, stop)[:, None]
-    batch = Rollouts((states == 0).astype(float), states == 0, lengths, GROUP, LONGEST)
+    batch = Rollouts((states == 0).astype(float), states == 0, lengths, GROUP, LONGEST, stopped)
     return batch, scores
 
 
@@ -167,7 +155,7 @@ def test_in_one_and_the_same_batch_the_product_would_be_wrong():
 
     def batch(k):
         right = np.random.default_rng(k).random(256) < P_RIGHT
-        return Rollouts(right.astype(float), right, np.full(256, 5), GROUP, LONGEST)
+        return Rollouts(right.astype(float), right, np.full(256, 5), GROUP, LONGEST, right)
 
     batches = [batch(k) for k in range(12)]
     scores = [noise[k] for k in range(12)]
@@ -237,7 +225,7 @@ def test_the_direction_of_dr_grpo_is_the_gradient_of_its_loss(build):
 
 def test_a_model_is_measured(build):
     seen = []
-    found = measure_model(build(reward=even_sum), 4, lambda number, rollouts, *rest: seen.append(rollouts))
+    found = measure_model(build(reward=even_sum), 4, lambda rollouts, *rest: seen.append(rollouts))
     assert found.batches == len(seen) == 4
     assert all(len(rollouts.lengths) == 8 for rollouts in seen)
     pass_rate = found.changes["dr_grpo"]["pass_rate"]
@@ -264,7 +252,7 @@ def test_a_learnable_reward_rises_along_every_objective(build):
 
 def test_a_threshold_says_what_is_correct_of_a_continuous_reward(build):
     seen = []
-    measure_model(build(correct_threshold=2.0), 3, lambda number, rollouts, *rest: seen.append(rollouts))
+    measure_model(build(correct_threshold=2.0), 3, lambda rollouts, *rest: seen.append(rollouts))
     assert all(((rollouts.rewards >= 2) == rollouts.right).all() for rollouts in seen)
 
 
@@ -296,7 +284,6 @@ def one_missing(completion_ids, **kwargs):
         ({"top_p": 0.9}, 3, None, "top_p: got 0.9; expected 1.0, so that the policy is sampled as it is"),
         ({"top_k": 20}, 3, None, "top_k: got 20"),
         ({"min_p": 0.1}, 3, None, "min_p: got 0.1"),
-        ({}, 2, None, "batches: got 2"),
         ({}, 3, 1000, "trainable parameters: got .* Measure with LoRA"),
         ({"reward": one_missing}, 3, None, "1 of 8 completions without a reward"),
         ({"reward": length_reward}, 3, None, "correct_threshold: got none; expected a reward of 0 or 1"),
@@ -307,169 +294,3 @@ def test_what_cannot_be_measured_is_refused(build, monkeypatch, changes, batches
         monkeypatch.setattr("trl_drgrpo.check.bias.MEMORY_LIMIT", limit)
     with pytest.raises(InputError, match=message):
         measure_model(build(**changes), batches)
-
-
-PROMPTS, SIZE = 120, 8
-
-
-def states(seed=0, signal=0.0, width=12, rate=0.4, longer=0):
-    """States of which one dimension says with some distance whether the completion is correct."""
-    rng = np.random.default_rng(seed)
-    prompts = np.repeat(np.arange(PROMPTS), SIZE)
-    right = rng.random(len(prompts)) < np.broadcast_to(rate, PROMPTS)[prompts]
-    values = rng.normal(size=(len(prompts), width))
-    values[:, 3] += signal * right
-    positions = rng.integers(1, 40, len(prompts)) + longer * ~right
-    return StopStates(values.astype(np.float32), positions, right, prompts, np.full(len(prompts), 0.5))
-
-
-def test_states_that_say_nothing_are_at_chance_and_the_error_covers_it():
-    deviations = []
-    for seed in range(24):
-        found = probe_correctness(states(seed))
-        deviations.append((found.states.value - 0.5) / found.states.standard_error)
-    assert 0.6 < np.std(deviations) < 1.4
-    assert abs(np.mean(deviations)) < 0.7
-
-
-@pytest.mark.parametrize(("signal", "expected"), [(1.0, 0.76), (6.0, 1.0)])
-def test_a_signal_is_found_as_far_as_it_goes(signal, expected):
-    """Two normal distributions at distance s are told apart with probability Phi(s / sqrt(2))."""
-    found = probe_correctness(states(signal=signal))
-    assert found.states.value == pytest.approx(expected, abs=0.05)
-    assert found.position.value == pytest.approx(0.5, abs=0.08)
-    assert found.difference.value == pytest.approx(found.states.value - found.position.value)
-    assert found.open_stops == 0.5
-
-
-def test_the_distance_is_relative_and_without_noise():
-    """12 dimensions of variance 1 and a shift by 6 where correct (4 in 10): 36 over 12 + 0.4 * 36; without it 0."""
-    assert probe_correctness(states(signal=6.0)).apart == pytest.approx(36 / 26.4, rel=0.1)
-    assert abs(np.mean([probe_correctness(states(seed)).apart for seed in range(6)])) < 0.003
-
-
-def test_the_position_is_a_probe_of_its_own():
-    found = probe_correctness(states(longer=15))
-    assert found.position.value > 0.7
-    assert found.difference.value < -0.1  # the states do not have it
-
-
-def test_a_position_in_the_middle_is_found_too():
-    """Neither short nor long: no line would tell it."""
-    plain = states()
-    middle = np.where(plain.right, 20, np.where(np.arange(len(plain.right)) % 2, 5, 35))
-    found = probe_correctness(StopStates(plain.states, middle, plain.right, plain.prompts, plain.open_stops))
-    assert found.position.value > 0.95
-
-
-def test_that_a_prompt_is_hard_counts_nothing():
-    rate = np.where(np.arange(PROMPTS) % 2, 0.15, 0.85)
-    hard = states(rate=rate)
-    hard.states[:, 0] = rate[hard.prompts]
-    assert probe_correctness(hard).states.value == pytest.approx(0.5, abs=0.1)
-
-
-def test_a_prompt_is_judged_by_a_probe_that_never_saw_it():
-    """Each prompt has a direction of its own: known from its other completions, from other prompts it is not."""
-    rng = np.random.default_rng(0)
-    prompts = np.repeat(np.arange(40), SIZE)
-    right = np.tile(np.arange(SIZE) % 2 == 0, 40)
-    features = np.zeros((len(prompts), 40))
-    features[np.arange(len(prompts)), prompts] = np.where(right, 1.0, -1.0)
-    leaking, clean = rng.permutation(len(prompts)) % FOLDS, prompts % FOLDS
-
-    def auc(folds):
-        ordered, pairs = concordant_pairs(out_of_fold_scores(features, right, prompts, folds), right, prompts)
-        return ordered.sum() / pairs.sum()
-
-    assert auc(clean) == 0.5
-    assert auc(leaking) > 0.9  # what the folds are for
-
-
-def test_pairs_are_those_of_a_prompt_and_a_tie_is_half():
-    scores = np.array([3.0, 1.0, 2.0, 0.0, 0.0, 9.0])
-    right = np.array([True, False, False, True, False, False])
-    ordered, pairs = concordant_pairs(scores, right, np.array([0, 0, 0, 1, 1, 1]))
-    assert ordered.tolist() == [2.0, 0.5]
-    assert pairs.tolist() == [2.0, 2.0]
-
-
-def test_prompts_without_a_signal_have_no_say():
-    mixed = states(signal=2.0)
-    solved = StopStates(
-        -mixed.states, mixed.positions, np.ones_like(mixed.right), mixed.prompts + PROMPTS, mixed.open_stops
-    )
-    together = probe_correctness(
-        StopStates(*map(np.concatenate, zip(vars(mixed).values(), vars(solved).values(), strict=True)))
-    )
-    assert together.states == probe_correctness(mixed).states
-    assert together.prompts <= PROMPTS
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (slice(SIZE), "prompts: got 1; expected at least 5"),
-        (None, "correct completions: got 0 of 960; expected some of both kinds. Measure more batches"),
-        (slice(3 * SIZE), "prompts with correct and incorrect completions: got 3 of 3; expected at least 5"),
-    ],
-)
-def test_what_cannot_be_probed_is_refused(rows, message):
-    found = states()
-    right = np.zeros_like(found.right) if rows is None else found.right
-    rows = rows or slice(None)
-    some = StopStates(
-        found.states[rows], found.positions[rows], right[rows], found.prompts[rows], found.open_stops[rows]
-    )
-    with pytest.raises(InputError, match=re.escape(message)):
-        probe_correctness(some)
-
-
-@pytest.fixture
-def trainer(build):
-    return build(temperature=0.7)
-
-
-def test_states_and_probabilities_against_plain_forwards(trainer):
-    batch, inputs = next(sampled_batches(trainer))
-    tokens = token_batch(inputs)
-    states, log_stop = stopping(trainer, tokens)
-    width = tokens.completion_width
-    for row, mask in enumerate(batch.completion_mask.bool()):
-        ids = tokens.input_ids[row][tokens.attention_mask[row].bool()][None]
-        plain = trainer.model(input_ids=ids, output_hidden_states=True)
-        count = int(mask.sum())
-        predicting = slice(-count - 1, -1)
-        assert torch.allclose(states[row, :count], plain.hidden_states[-1][0, predicting], atol=1e-5)
-        probabilities = (
-            (plain.logits[0, predicting] / 0.7).softmax(dim=1)[:, sorted(trainer.stop_token_ids)].sum(dim=1)
-        )
-        assert torch.allclose(log_stop[row, :count].exp(), probabilities, atol=1e-6)
-    assert states.shape[:2] == log_stop.shape == (len(tokens.input_ids), width)
-
-
-def test_each_completion_gives_one_state_of_its_own_tokens(trainer):
-    batch, inputs = next(sampled_batches(trainer))
-    mask = batch.trained_mask.clone()
-    mask[:, 1] = 0  # written by a tool
-    mask[0] = 0
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    collector = StateCollector(trainer)
-    right = np.arange(len(mask)) % 2 == 0
-    collector.add(token_batch(inputs), mask, right)
-    assert torch.equal(torch.rand(1), expected)  # the sampler's generator goes on as without a probe
-    _, positions, verdicts, numbers, open_stops = zip(*collector.found, strict=True)
-    assert list(verdicts) == right[1:].tolist()  # the first has no token of its own
-    written = mask[1:].sum(dim=1).tolist()
-    assert all(0 <= position < count for position, count in zip(positions, written, strict=True))
-    assert all(0 < each < count / 4 for each, count in zip(open_stops, written, strict=True))
-    same = [inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist() for i in range(1, len(mask))]
-    assert [[a == b for b in same] for a in same] == [[a == b for b in numbers] for a in numbers]
-
-
-def test_positions_are_drawn_by_the_probability_of_stopping():
-    rng = np.random.default_rng(0)
-    drawn = np.bincount([_draw(np.log([0.1, 0.3, 0.0001, 0.4]), rng) for _ in range(4000)], minlength=4) / 4000
-    assert drawn == pytest.approx([0.125, 0.375, 0.0, 0.5], abs=0.03)

@@ -1,7 +1,6 @@
 """`trl-drgrpo bias`: a recipe measured instead of trained."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -50,37 +49,6 @@ def test_json_has_every_estimate(recipe, capsys):
     assert wrong["standard_error"] > 0
     assert set(found["stop_push"]["grpo"]["incorrect"]) == {"value", "standard_error", "groups"}
     assert found["differences_from_dr_grpo"]["dr_grpo"]["pass_rate"] == {"value": 0.0, "standard_error": 0.0}
-
-
-def test_the_probe_is_printed_beside_the_tables(recipe, capsys):
-    flags = ["--probe", "--batches", "4", "--temperature", "1.2"]
-    assert main(["bias", "--config", recipe, *flags]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("Change per update of unit length, 4 batches")
-    rows = dict(re.findall(r"^\| (the last hidden state|the position alone|difference) \| (\S+ ± \S+) \|$", out, re.M))
-    assert len(rows) == 3
-    assert "Where an answer may stop, the state" in out.splitlines()[-1]
-    assert not re.search("right|wrong", out)
-
-
-def test_gradients_that_do_not_fit_are_left_out_with_the_probe(recipe, capsys, monkeypatch):
-    monkeypatch.setattr("trl_drgrpo.check.bias.MEMORY_LIMIT", 1000)
-    sizes = ["--per_device_train_batch_size", "64", "--json"]
-    assert main(["bias", "--config", recipe, "--probe", "--batches", "3", *sizes]) == 0
-    captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert set(found) == {"stop_push", "probe"}
-    assert 0 < found["probe"]["states"]["value"] < 1
-    assert "no gradients are taken: trainable parameters: got" in captured.err
-    assert main(["bias", "--config", recipe, "--batches", "3"]) == 2
-
-
-def test_what_was_measured_is_printed_though_nothing_can_be_probed(recipe, capsys):
-    flags = ["--dataset_name", "trl_drgrpo:list_sum?size=2&test_size=0"]
-    assert main(["bias", "--config", recipe, "--probe", "--batches", "3", *flags]) == 2
-    captured = capsys.readouterr()
-    assert captured.out.startswith("Change per update of unit length")
-    assert "expected at least 5. " in captured.err
 
 
 @pytest.mark.parametrize(
