@@ -97,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
         rows, logged = _split_logged(rows, list(rewards))
         rows = _tokenized(args.tokenizer, rows)
         if step_rewards:
-            rows = _with_steps(rows, args.step_separator or recipe.get("step_separator") or "\n")
+            separator = recipe.get("step_separator") if args.step_separator is None else args.step_separator
+            rows = _with_steps(rows, "\n" if separator is None else separator)
         for name, reward in {**rewards, **step_rewards}.items():
             _check_reward(name, reward, rows)
         scores = [_scored(name, reward, rows, args.batch_size or 1) for name, reward in rewards.items()]
@@ -258,20 +259,15 @@ def _tokenized(tokenizer_name: str | None, rows: list[dict[str, Any]]) -> list[d
     return [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
 
 
-def _with_steps(rows: Rows, separator: str | Sequence[str]) -> Rows:
-    """Rows with the texts of their steps, those that they came with or those between separators. Labels become
-    booleans."""
+def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
+    """Rows with the texts of their steps: those that they came with, else those that a `step_separator` ends."""
     from trl_drgrpo.process_rewards.steps import step_segmenter
     from trl_drgrpo.process_rewards.steps.rules import Regex, Separators
-    from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 
-    segmenter = step_segmenter(separator) if isinstance(separator, str) else configured_segmenter(separator)
-    rule = segmenter.rule
+    rule = step_segmenter(given[0] if not isinstance(given, str) and len(given) == 1 else given).rule
     if not isinstance(rule, Separators | Regex) and any(row.get("steps") is None for row in rows):
-        expected = "separators or a regex: only texts are saved"
-        raise InputError(
-            "step_separator", repr(separator), expected, "Score rows with a column steps, or set another."
-        )
+        remedy = "Score rows with a column steps, or set another one."
+        raise InputError("step_separator", repr(given), "separators or a regex: only texts are saved", remedy)
 
     def cut(text: str) -> list[str]:
         steps: list[str] = []
@@ -282,11 +278,8 @@ def _with_steps(rows: Rows, separator: str | Sequence[str]) -> Rows:
                 steps.append(text[begin:end])
         return steps if steps[-1].strip() else steps[:-1]
 
-    found = [
-        {"steps": cut(completion_text(row["completion"])) if row.get("steps") is None else row["steps"]}
-        for row in rows
-    ]
-    return [{**row, **steps} for row, steps in zip(rows, found, strict=True)]
+    found = [cut(completion_text(row["completion"])) if row.get("steps") is None else row["steps"] for row in rows]
+    return [{**row, "steps": steps} for row, steps in zip(rows, found, strict=True)]
 
 
 def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:

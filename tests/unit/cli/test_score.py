@@ -212,22 +212,12 @@ def test_step_rewards_are_compared_with_labels_and_outcomes(here, report, capsys
     argv = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "labeled.jsonl")
     assert score(*argv, "--json", "--output", "scored.jsonl", "--plot", "plots/calibration.png") == 0
     found = json.loads(capsys.readouterr().out)["step_rewards"]["step_lengths"]
-    assert [row["scores"]["step_lengths"] for row in read_rows("scored.jsonl")] == [
-        [0.3, 0.7],
-        [0.7, 0.2, None],
-        [0.6, 0.3],
-    ]
+    scores = [row["scores"]["step_lengths"] for row in read_rows("scored.jsonl")]
+    assert scores == [[0.3, 0.7], [0.7, 0.2, None], [0.6, 0.3]]
     assert (found["rows"], found["none_frac"]) == (3, pytest.approx(1 / 7))
-    assert {name: each["count"] for name, each in found["against"].items()} == {
-        "labels": 5,
-        "min": 2,
-        "product": 2,
-        "last": 2,
-    }
-    assert (found["against"]["labels"]["auc"], found["against"]["last"]["auc"]) == (
-        1.0,
-        0.0,
-    )  # good 0.7, 0.7, 0.6; bad 0.3
+    against = found["against"]
+    assert {name: each["count"] for name, each in against.items()} == {"labels": 5, "min": 2, "product": 2, "last": 2}
+    assert (against["labels"]["auc"], against["last"]["auc"]) == (1.0, 0.0)  # good 0.7, 0.7, 0.6; bad 0.3
     assert found["first_error"] == {
         "threshold": 0.5,
         "incorrect": 2,
@@ -240,13 +230,12 @@ def test_step_rewards_are_compared_with_labels_and_outcomes(here, report, capsys
     assert score(*argv, "--show", "1") == 0
     out = capsys.readouterr().out
     assert "step_lengths     3  0.4667" in out
-    assert "labels                     5  60.0%  1.000 [1.000, 1.000]" in out
+    assert "labels 5 60.0% 1.000 [1.000, 1.000]" in " ".join(out.split())
     assert "first error (a score below 0.5): 1.000 of 2 incorrect, - of 0 correct completions; F1 -" in out
     assert out.endswith("row 3, step 1: 0.600, labeled good: abcdef\n")
     # An outcome reward in the place of the column, read from the steps joined.
-    (here / "long.py").write_text(
-        "def long(completions, **kwargs):\n    return [float(len(c) > 10) for c in completions]\n"
-    )
+    rule = "def long(completions, **kwargs):\n    return [float(len(c) > 10) for c in completions]\n"
+    (here / "long.py").write_text(rule)
     found = report("long.py:long", *argv[:2], data="labeled.jsonl")[1]
     assert found["step_rewards"]["step_lengths"]["against"]["min"]["true_frac"] == pytest.approx(1 / 3)
 
@@ -256,7 +245,7 @@ def test_step_rewards_of_plain_completions_and_of_a_recipe(here, capsys):
     write_json_lines("plain.jsonl", rows)
     argv = ("--step_reward_funcs", "mine.py:step_lengths", "mine.py:step_outcome", "--data", "plain.jsonl")
     assert score(*argv, "--output", "scored.jsonl") == 1  # numbers in the place of lists
-    out, err = capsys.readouterr()
+    out = capsys.readouterr().out
     assert "step_outcome failed on 2 rows\n  row 1: RewardError: step reward function 'step_outcome': got float" in out
     assert "step_lengths: no labels, and no reward or column `correct`, to compare it with" in out
     assert [row["steps"] for row in read_rows("scored.jsonl")] == [["ab\n", "\ncd\n"], []]
