@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             separator = recipe.get("step_separator") if args.step_separator is None else args.step_separator
             rows = _with_steps(rows, "\n" if separator is None else separator)
         for name, reward in {**rewards, **step_rewards}.items():
-            _check_reward(name, reward, rows)
+            _check_reward(name, reward, rows, name in step_rewards)
         scores = [_scored(name, reward, rows, args.batch_size or 1) for name, reward in rewards.items()]
         unscored = {each.name: unscored_rows(rewards[each.name], rows, each) for each in scores}
         step_scores = [_step_scored(name, each, rows, args.batch_size or 32) for name, each in step_rewards.items()]
@@ -282,11 +282,18 @@ def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
     return [{**row, "steps": steps} for row, steps in zip(rows, found, strict=True)]
 
 
-def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
-    """Checks that the reward's columns and programs are there."""
+def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None:
+    """Checks that the reward is of its kind, and that its columns and programs are there."""
+    needed = required(reward)
+    if not is_of_steps and (hasattr(reward, "is_causal") or "steps" in needed):
+        remedy = "Name it under --step_reward_funcs."
+        raise InputError(f"reward {name}", "a step reward", "one number per completion", remedy)
+    if is_of_steps and "step_ends" in needed:
+        got, expected = "a step reward that reads the policy's tokens", "one that reads texts: no tokens are saved"
+        raise InputError(f"reward {name}", got, expected, "Try it in a run of a few steps.")
     check_columns(reward, list(rows[0]), name, "Rename the column that holds it: `--columns <column>={}`")
     check_ready(reward)
-    if "completion_ids" in required(reward) and rows[0].get("completion_ids") is None:
+    if "completion_ids" in needed and rows[0].get("completion_ids") is None:
         got, expected = "completions without token ids", "a column completion_ids, which it reads"
         raise InputError(
             f"reward {name}", got, expected, "Pass the model's tokenizer: --tokenizer <folder or Hub id>."

@@ -375,7 +375,15 @@ STEPS = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "rows.jsonl")
         ([*CALL, "--output", "./rows.jsonl"], "which is also an input"),
         ([*CALL, "--output", "linked.jsonl"], "which is also an input or another output; expected a file of its own"),
         ([*CALL, "--pass_rates", "rows.jsonl"], "pass_rates: got rows.jsonl, which is also an input"),
+        (
+            ["--reward_funcs", "list_sum_line_reward", *STEPS[2:]],
+            "reward line_reward: got a step reward; expected one",
+        ),
         ([*CALL, "--plot", "x.png"], "plot: got x.png; expected none without step_reward_funcs"),
+        (
+            ["--step_reward_funcs", "{policy_log_ratio: {beta: 1}}", *STEPS[2:]],
+            "got a step reward that reads the policy's",
+        ),
         ([*STEPS, "--pass_rates", "x.jsonl"], "pass_rates: got x.jsonl; expected none without reward_funcs"),
         ([*STEPS, "--step_separator", "tokens:4"], "step_separator: got 'tokens:4'; expected separators or a regex"),
         ([*STEPS, "--step_separator", ""], "step_separator: got an empty separator"),
