@@ -15,6 +15,7 @@ score or no truth counts in none.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,15 +109,14 @@ def _first_error(scores: StepScores, labels: Sequence[Sequence[bool | None] | No
             first = next((k for k, score in enumerate(row) if score is not None and score < threshold), None)
             found[not decided].append(first == (list(of_steps).index(False) if decided else None))
     accuracy = {kind: sum(hits) / len(hits) if hits else None for kind, hits in found.items()}
-    ours, theirs = accuracy.values()
-    both = ours is not None and theirs is not None
+    known = [share for share in accuracy.values() if share is not None]
     return {
         "threshold": threshold,
         "incorrect": len(found[False]),
         "correct": len(found[True]),
         "incorrect_accuracy": accuracy[False],
         "correct_accuracy": accuracy[True],
-        "f1": 2 * ours * theirs / ((ours + theirs) or 1) if both else None,
+        "f1": statistics.harmonic_mean(known) if len(known) == 2 else None,
     }
 
 
