@@ -162,12 +162,12 @@ def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any])
     return groups
 
 
-def _read(line: bytes) -> Row | None:
-    """A line of the file; None for one that was torn off."""
+def _read(line: bytes) -> Row:
+    """A line of the file; empty for one that was torn off."""
     try:
-        return json.loads(line) if line.endswith(b"\n") else None
+        return json.loads(line) if line.endswith(b"\n") else {}
     except ValueError:
-        return None
+        return {}
 
 
 def to_lines(rows: Iterable[Mapping[str, Any]]) -> str:
