@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import random
 import statistics
 
 import pytest
@@ -23,7 +24,8 @@ from trl_drgrpo.evaluation.running import (
     score_completions,
     server_sampler,
 )
-from trl_drgrpo.evaluation.table import is_whole, markdown, notes, public_name, put_into_card, table, title
+from trl_drgrpo.evaluation.steps import compared
+from trl_drgrpo.evaluation.table import is_whole, notes, public_name, put_into_card, table, title
 from trl_drgrpo.features.fast_path.decoding import decoder
 from trl_drgrpo.search.sampling import Continuation, Request
 
@@ -97,7 +99,6 @@ def test_the_table_says_all_of_it():
     part = {**content, "dataset": {**content["dataset"], "of": 9}}
     assert (is_whole(content), is_whole(part)) == (True, False)
     assert title(part).startswith("gsm8k, split test: 2 prompts (the first of 9), 4 completions")
-    assert "| model: /home/me/model | 75.0% [" in markdown(content)
     how = {"prompt_template": "r1", "system_prompt": None}
     greedy = {**content, "prompt": how, "sampling": {**content["sampling"], "temperature": 0, "top_k": 5}}
     assert "(greedy, top_k 5, at most" in title(greedy)
@@ -147,6 +148,65 @@ def test_results_are_read_back_and_what_is_none_is_left_out(tmp_path):
     found = read_results(tmp_path)
     assert sorted(each["models"][0]["pass_at"]["1"]["value"] for each in found) == [0.0, 1.0]
     assert read_results(tmp_path / "nowhere") == []
+
+
+# Step scores ---------------------------------------------------------------------------------------------------------
+
+
+def test_auc_is_the_share_of_pairs_in_order_and_its_interval_is_over_prompts():
+    rng = random.Random(0)
+    scores = [[round(rng.random(), 1) for _ in range(rng.randint(1, 4))] for _ in range(60)]
+    labels = [[rng.random() < 0.3 + score / 2 for score in row] for row in scores]
+    prompts = [str(i % 20) for i in range(60)]
+    found = compared(scores, labels, [None] * 60, prompts)["against"]
+    assert list(found) == ["labels"]
+    pairs = [pair for row, of_steps in zip(scores, labels, strict=True) for pair in zip(row, of_steps, strict=True)]
+    order = [(g > b) + (g == b) / 2 for g, good in pairs for b, bad in pairs if good and not bad]
+    numbers = found["labels"]
+    assert numbers["auc"] == pytest.approx(sum(order) / len(order))
+    assert numbers["brier"] == pytest.approx(sum((score - label) ** 2 for score, label in pairs) / len(pairs))
+    assert numbers["auc_low"] < numbers["auc"] < numbers["auc_high"]
+    again = compared(scores * 4, labels * 4, [None] * 240, [*prompts] * 4)["against"]["labels"]
+    assert again["auc_high"] - again["auc_low"] == pytest.approx(numbers["auc_high"] - numbers["auc_low"])
+    apart = compared(scores * 4, labels * 4, [None] * 240, list(map(str, range(240))))["against"]["labels"]
+    assert apart["auc_high"] - apart["auc_low"] < 0.7 * (numbers["auc_high"] - numbers["auc_low"])
+    assert sum(each["count"] for each in numbers["bins"]) == len(pairs)
+
+
+def test_calibration_and_path_values_by_hand():
+    scores = [[0.5, 0.8], [0.9], [None, 0.1], [None], [1.0, 0.25]]
+    found = compared(scores, [None] * 5, [True, True, False, True, None], list("abcde"))["against"]
+    assert [each["count"] for each in found.values()] == [3, 3, 3]
+    assert found["min"]["brier"] == pytest.approx((0.5**2 + 0.1**2 + 0.1**2) / 3)
+    assert found["product"]["brier"] == pytest.approx((0.6**2 + 0.1**2 + 0.1**2) / 3)
+    assert found["last"]["ece"] == pytest.approx((0.2 + 0.1 + 0.1) / 3)
+    # One bin: (0.82 + 0.88) / 2 against one half.
+    assert compared([[0.82, 0.88]], [[True, False]], [None], ["a"])["against"]["labels"]["ece"] == pytest.approx(0.35)
+    # No probabilities, one kind of label, one prompt.
+    logits = compared([[-1.0, 3.0]], [[False, True]], [None], ["a"])["against"]["labels"]
+    assert [logits[key] for key in ("auc", "auc_low", "brier", "ece", "bins")] == [1.0, None, None, None, []]
+    assert compared([[0.5]], [[True]], [None], ["a"])["against"]["labels"]["auc"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "labels", "expected"),
+    [
+        ([0.9, 0.4, 0.1], [True, False, False], (1, 1.0, 0, None)),
+        ([0.4, 0.4, 0.1], [True, False, False], (1, 0.0, 0, None)),
+        ([0.9, 0.5, 0.6], [True, False, False], (1, 0.0, 0, None)),
+        ([None, 0.4, 0.1], [True, False, None], (1, 1.0, 0, None)),
+        ([0.5, 0.9], [True, True], (0, None, 1, 1.0)),
+        ([0.5, 0.4], [True, True], (0, None, 1, 0.0)),
+        ([0.5, 0.4], [None, False], (0, None, 0, None)),
+        ([0.5, 0.4], None, (0, None, 0, None)),
+    ],
+)
+def test_the_first_error(row, labels, expected):
+    found = compared([row], [labels], [None], ["a"])["first_error"]
+    assert (found["incorrect"], found["incorrect_accuracy"], found["correct"], found["correct_accuracy"]) == expected
+    both = compared([row, [0.1], [0.9]], [labels, [False], [True]], [None] * 3, list("abc"))["first_error"]
+    accuracy = [both["incorrect_accuracy"], both["correct_accuracy"]]
+    assert both["f1"] == pytest.approx(statistics.harmonic_mean(accuracy))
 
 
 # Sampling and scoring ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
@@ -123,22 +123,21 @@ def _first_of_machine() -> bool:
 
 
 @contextmanager
-def progress_over(total: int, done: int, doing: str, noun: str) -> Iterator[Any]:
+def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
     """Inside the block a call `show(status)` says that one more is done, `show(status, done)` how many are.
 
     Args:
         total (`int`): Problems.
         done (`int`): Those that were done before.
-        doing (`str`): For the bar: `"searching"`.
-        noun (`str`): For the lines: `"problems"`.
+        noun (`str`): What is counted: `"problems"`.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     stderr = Console(file=sys.stderr)
-    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
+    columns = (TextColumn(noun), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
     bar = Progress(*columns, TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
-    task = bar.add_task(doing, total=total, completed=done, status="")
+    task = bar.add_task(noun, total=total, completed=done, status="")
     printed = time.monotonic()
 
     def show(status: str, now_done: int | None = None) -> None:
@@ -151,26 +150,3 @@ def progress_over(total: int, done: int, doing: str, noun: str) -> Iterator[Any]
 
     with bar:
         yield show
-
-
-def complete(
-    file: Any, total: int, doing: str, noun: str, more: Callable[[int], Iterable[Any]], status: Callable[[Any], str]
-) -> None:
-    """Writes the rows of the problems that a file does not hold yet, each as soon as it is there, and shows progress.
-
-    Args:
-        file (`SearchFile`): Not opened yet.
-        total (`int`): Problems.
-        doing, noun (`str`): As in [`progress_over`].
-        more (`Callable`): From the number of problems that are done to the rows of each further one; not called where
-            all are done.
-        status (`Callable`): From the rows of a problem to what is said of all so far.
-    """
-    file.open(total)
-    if file.done:
-        log(f"{file.done} of {total} {noun} are in {file.path} already")
-    if file.done < total:
-        with progress_over(total, file.done, doing, noun) as show:
-            for rows in more(file.done):
-                file.append(rows)
-                show(status(rows))

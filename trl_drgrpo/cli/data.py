@@ -11,12 +11,10 @@ text of them, and `system_prompt` puts one message in front (a template of one's
 """
 
 import glob
-import hashlib
 import importlib
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,9 +23,8 @@ from urllib.parse import unquote
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
-from trl_drgrpo.common.rows import check_prompt_values, column_values
+from trl_drgrpo.common.rows import check_prompt_values
 from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
-from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -122,23 +119,33 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
     return columns
 
 
-def rename_columns(dataset: Any, renamings: list[str]) -> Any:
-    """Renames columns, each `old=new`. Refuses a malformed renaming, a missing column and a name that is taken."""
-    for renaming in renamings:
-        old, equals, new = renaming.partition("=")
-        columns = list(dataset.column_names or first_row(dataset) or {})
-        if not (old and equals and new):
-            raise InputError("rename_columns", repr(renaming), "old=new", "For example question=prompt.")
-        if old not in columns:
-            expected = f"one of the columns: {', '.join(columns)}"
-            raise InputError("rename_columns", repr(renaming), expected, "Put an existing column on the left.")
-        if new in columns and new != old:
-            remedy = f"Rename that one first: `{new}=<other>`."
-            raise InputError(
-                "rename_columns", f"{renaming!r}, but there is a column {new} already", "a new name", remedy
-            )
+def rename_columns(dataset: Any, renamings: Iterable[str]) -> Any:
+    """Renames columns of a split, each `old=new`."""
+    columns = dataset.column_names or first_row(dataset) or {}
+    for old, new in checked_renamings(renamings, columns):
         dataset = dataset.rename_column(old, new)
     return dataset
+
+
+def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Old and new names, each written `old=new`. Refuses a malformed renaming, a missing column and a name that is
+    taken."""
+    names = list(columns)
+    for renaming in renamings:
+        old, equals, new = renaming.partition("=")
+        if not (old and equals and new):
+            raise InputError("rename_columns", repr(renaming), "old=new", "For example question=prompt.")
+        if old not in names:
+            expected = f"one of the columns: {', '.join(names)}"
+            raise InputError("rename_columns", repr(renaming), expected, "Put an existing column on the left.")
+        if new in names and new != old:
+            got, remedy = (
+                f"{renaming!r}, but there is a column {new} already",
+                f"Rename that one first: `{new}=<other>`.",
+            )
+            raise InputError("rename_columns", got, "a new name", remedy)
+        names[names.index(old)] = new
+        yield old, new
 
 
 def first_row(dataset: "Dataset | IterableDataset") -> dict[str, Any] | None:
@@ -387,45 +394,6 @@ def _value(row: Mapping[str, Any], slot: re.Match) -> str:
     value = row.get(doubled or name, slot[0])
     text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return f"{{{text}}}" if doubled else text
-
-
-def prompt_rows(
-    dataset: Any,
-    source: str,
-    rewards: Sequence[tuple[str, Any, Sequence[str]]],
-    *,
-    renamings: Sequence[str] = (),
-    prompt_template: str | None = None,
-    system_prompt: str | None = None,
-    limit: int | None = None,
-) -> list[dict[str, Any]]:
-    """Rows with `prompt` and the columns that the rewards need.
-
-    Args:
-        dataset ([`~datasets.Dataset`]): A split.
-        source (`str`): Its name, for messages.
-        rewards (`Sequence[tuple]`): Name, reward function, and columns that it gets beside the dataset's.
-        renamings, prompt_template, system_prompt: As in `train`.
-        limit (`int`, *optional*): Only so many of the first rows.
-
-    Raises:
-        [`InputError`]: A missing column, values that no reward can read, a program that is not there.
-    """
-    dataset = rename_columns(dataset, list(renamings))
-    columns = check_prompts(dataset, source)
-    for name, reward, more in rewards:
-        check_columns(reward, [*columns, *more], name)
-        check_values(reward, column_values(dataset, [column for column in columns if column != "prompt"]))
-        check_ready(reward)
-    if limit is not None:
-        dataset = dataset.select(range(min(limit, len(dataset))))
-    return [dict(row) for row in prompted(dataset, prompt_template, system_prompt)]
-
-
-def digest(value: Any) -> str:
-    """A short name for a value that JSON knows, equal for equal values."""
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.data import digest, prompt_rows, write_rates
+from trl_drgrpo.cli.batch import completed_rows, digest, prompt_rows
+from trl_drgrpo.cli.data import write_rates
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.run_keys import (
     DECODING_KEYS,
@@ -31,7 +32,7 @@ from trl_drgrpo.cli.run_keys import (
     read_given,
     run_folder,
 )
-from trl_drgrpo.common.disk import check_file, check_writable, sole_writer
+from trl_drgrpo.common.disk import check_file, check_writable
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
@@ -73,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="sampling seed (default: 0)")
     add("--batch_size", type=int, default=64, help="completions per forward pass, or requests at a time (default: 64)")
     add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {FOLDER})")
-    add("--markdown", action="store_true", help="write the table as Markdown, too")
     add("--pass_rates", metavar="FILE", help="write the pass rate of each prompt, for prior_pass_rates in a recipe")
     add("--no_card", action="store_true", help="leave the model's card as it is")
     add("--json", action="store_true", help="print the results as JSON instead of a table")
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
     given = _checked(args)
-    from trl_drgrpo.evaluation import results, table
+    from trl_drgrpo.evaluation import results
 
     names = {"model": given.values["model_name_or_path"]}
     if baseline := _baseline(args, given):
@@ -94,22 +94,20 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             console.log("The samples so far are kept: run the same command to continue.")
             raise
-    content = task.results({role: (name, files[role].rows) for role, name in names.items()})
+    content = task.results({role: (name, files[role][1]) for role, name in names.items()})
+    file, samples = files["model"]
     path = task.path(names)
     results.write_results(path, content)
-    if args.markdown:
-        path.with_suffix(".md").write_text(table.markdown(content), encoding="utf-8")
     print(results.as_json(content) if args.json else _plain_text(content), end="")
-    console.log(f"Written: {path}; samples: {files['model'].path}")
+    console.log(f"Written: {path}; samples: {file}")
     if args.pass_rates:
-        samples = files["model"].rows
         write_rates(args.pass_rates, samples, task.judged(samples))
     if not args.no_card:
         _put_into_card(given, task.output, content)
     failed = sum(model["failed"] for model in content["models"])
     if failed:
-        where = files["model"].path.parent
-        console.log(f"A reward failed on {failed} completions, which count as unscorable: see `failures` in {where}.")
+        said = f"A reward failed on {failed} completions, which count as unscorable"
+        console.log(f"{said}: see `failures` in {file.parent}.")
     return int(failed > 0)
 
 
@@ -229,10 +227,9 @@ class _Task:
 
         return judged(rows, list(self.rewards), *self.rule.values())
 
-    def sampled(self, name: str) -> Any:
-        """The file of a model's samples, complete."""
+    def sampled(self, name: str) -> tuple[Path, list[dict[str, Any]]]:
+        """A model's samples, all of them, and their file."""
         from trl_drgrpo.evaluation.running import KIND
-        from trl_drgrpo.search.collecting import SearchFile
 
         group = max(1, self.args.batch_size // self.args.num_samples)
         depends = self._depends(name, group)
@@ -243,14 +240,12 @@ class _Task:
             passed.extend(each for each in self.judged(of_prompt) if each is not None)
             return f"correct {sum(passed) / len(passed):.0%}" if passed else ""
 
-        with sole_writer("output_dir", path, is_file=True):
-            file = SearchFile(path, depends, group, KIND)
-            more = partial(self._more, name, group)
-            console.complete(file, len(self.rows), f"sampling {_slug(name)}", f"prompts of {name}", more, status)
+        more, noun = partial(self._more, name, group), f"prompts of {name}"
+        rows = completed_rows(path, KIND, depends, len(self.rows), group, noun, more, status, "output_dir")
         gc.collect()  # the next model needs the room
-        return file
+        return path, rows
 
-    def _more(self, name: str, group: int, first: int) -> Iterator[list[dict[str, Any]]]:
+    def _more(self, name: str, group: int, first: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The samples of the prompts from one on."""
         from trl_drgrpo.evaluation.running import sample_and_score
 
@@ -258,7 +253,8 @@ class _Task:
         sampler = self._sampler(name, tokenizer)
         sizes = {"samples": self.args.num_samples, "length": self.given.decoding().max_completion_length}
         options = {**sizes, "seed": self.args.seed, "template": self.given.template()}
-        yield from sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
+        rows = sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
+        yield from enumerate(rows, first + 1)
 
     def _depends(self, name: str, group: int) -> dict[str, Any]:
         """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""

@@ -1,14 +1,12 @@
 """`trl-drgrpo generate`: answers of a trained model to a prompt, to the lines of stdin, or in a dialog.
 
-The answers go to standard output, everything else to standard error. Exit codes: 0 done, 1 a reward failed, 2 bad
-input.
+The answers go to standard output, everything else to standard error. Exit codes: 0 done, 2 bad input.
 """
 
 import argparse
-import json
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from trl_drgrpo.cli import console
@@ -27,9 +25,6 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.process_rewards.texts import prompt_ids
-from trl_drgrpo.rewards.columns import check_columns, check_ready
-from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.sample import completion_text
 
 _EPILOG = """Every prompt is one by itself: the model sees no earlier ones. Example:
@@ -47,37 +42,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt per argument")
-    add_keys(parser, (*MODEL_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, "reward_funcs"))
+    add_keys(parser, (*MODEL_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS))
     add = parser.add_argument
     add("--num_samples", type=int, default=1, help="answers per prompt (default: 1)")
-    add(
-        "--columns",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="columns for the rewards and the template, for example answer=5; with them the rewards' scores are shown",
-    )
     add("--seed", type=int, help="sampling seed (default: random)")
     add("--chat", action=argparse.BooleanOptionalAction, help="prompt as a user's message (default: as in the run)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Load and answer."""
-    given, columns = _checked(args)
+    given = _checked(args)
     from trl_drgrpo.evaluation.running import ModelSampler
     from trl_drgrpo.search.sampling import Request
     from trl_drgrpo.single_gpu.memory.skeleton import context_length
 
     prompts = _prompts(args.prompt)
     with console.stdout_to_stderr():
-        rewards = _rewards(args, given, columns)
         loading = given.loading(args.base)
         tokenizer = models.load_tokenizer(given.model, loading)
         chat = _is_chat(args, given, tokenizer)
         context = context_length(models.load_config(given.model, loading))
 
         def asked(text: str) -> tuple[dict[str, Any], tuple[int, ...]]:
-            row = _row(given, columns, text, chat)
+            row = _row(given, text, chat)
             return row, _prefix(row, tokenizer, given, context)
 
         for text in args.prompt or ["a prompt"]:  # whatever does not fit, before the weights load
@@ -85,47 +72,29 @@ def run(args: argparse.Namespace) -> int:
         console.log(f"Loading {given.values['model_name_or_path']}")
         model = models.load_model(given.model, loading)
         sampler = ModelSampler(model, tokenizer, given.decoding(), args.num_samples)
-    failed = began = False
+    began = False
     for number, text in enumerate(prompts):
         with console.stdout_to_stderr():
             row, prefix = asked(text)
             seed = secrets.randbits(31) if args.seed is None else args.seed + number
             request = Request(prefix, args.num_samples, given.decoding().max_completion_length, True, seed)
-            answers = _answers(row, request, sampler, tokenizer, rewards)
+            answers = _answers(row, request, sampler, tokenizer)
         for answer, said in answers:
             print("\n" * began + answer)  # an empty line in between
             began = True
             if said:
                 print(said)
-            failed = failed or "failed" in said
         sys.stdout.flush()
-    return int(failed)
+    return 0
 
 
-def _checked(args: argparse.Namespace) -> tuple[Given, dict[str, Any]]:
+def _checked(args: argparse.Namespace) -> Given:
     refuse_outside("num_samples", args.num_samples, whole(1, remedy="Give a positive number."))
     if args.seed is not None:
         refuse_outside("seed", args.seed, RANGES["seed"])
-    columns = dict(_column(each) for each in args.columns)
     given = read_given(args)
-    if columns and not given.values.get("reward_funcs") and given.values.get("prompt_template") is None:
-        remedy = "Name the rewards that read them: --reward_funcs math_reward."
-        raise InputError("columns", " ".join(args.columns), "none without reward_funcs", remedy)
     given.check(args)
-    return given, columns
-
-
-def _column(text: str) -> tuple[str, Any]:
-    """`answer=5` -> `("answer", "5")`; a list, a mapping or a text in quotes as JSON."""
-    name, equals, value = text.partition("=")
-    if not (name and equals) or name == "prompt":
-        raise InputError("columns", repr(text), "name=value", "For example answer=5.")
-    if value[:1] in ("[", "{", '"'):
-        try:
-            return name, json.loads(value)
-        except ValueError as error:
-            raise InputError("columns", repr(text), "JSON after the =", f"It is not valid JSON: {error}.") from None
-    return name, value
+    return given
 
 
 def _prompts(given: list[str]) -> Iterator[str]:
@@ -145,17 +114,6 @@ def _prompts(given: list[str]) -> Iterator[str]:
         yield line
 
 
-def _rewards(args: argparse.Namespace, given: Given, columns: dict[str, Any]) -> dict[str, Callable]:
-    """The rewards that can score an answer: those that were named, or with columns those of the recipe."""
-    if not (columns or hasattr(args, "reward_funcs")):
-        return {}
-    found = {reward_name(reward): reward for reward in map(resolve_reward, given.values.get("reward_funcs") or [])}
-    for name, reward in found.items():
-        check_columns(reward, ["prompt", *columns], name, "Give its value: `--columns {}=<value>`")
-        check_ready(reward)
-    return found
-
-
 def _is_chat(args: argparse.Namespace, given: Given, tokenizer: Any) -> bool:
     """Whether the model gets the prompt as a message: as said, as in its run, else if it has a chat template."""
     if args.chat is not None:
@@ -166,9 +124,9 @@ def _is_chat(args: argparse.Namespace, given: Given, tokenizer: Any) -> bool:
     return getattr(tokenizer, "chat_template", None) is not None if known is None else known
 
 
-def _row(given: Given, columns: dict[str, Any], text: str, chat: bool) -> dict[str, Any]:
+def _row(given: Given, text: str, chat: bool) -> dict[str, Any]:
     """A prompt as a row of the dataset that the run would have made of it."""
-    row = {"prompt": text, **columns}
+    row: dict[str, Any] = {"prompt": text}
     options = {key: given.values.get(key) for key in PROMPT_KEYS}
     check_slots(row, options["prompt_template"])
     row |= as_prompted(row, **options)
@@ -186,27 +144,14 @@ def _prefix(row: dict[str, Any], tokenizer: Any, given: Given, context: int | No
     return prefix
 
 
-def _answers(
-    row: dict[str, Any], request: Any, sampler: Any, tokenizer: Any, rewards: dict[str, Callable]
-) -> list[tuple[str, str]]:
-    """Each answer, and a remark on it: its scores, its length, or that it was cut off."""
-    from trl_drgrpo.evaluation.running import completed, score_completions
+def _answers(row: dict[str, Any], request: Any, sampler: Any, tokenizer: Any) -> list[tuple[str, str]]:
+    """Each answer, and a remark on it: its length where there are several, or that it was cut off."""
+    from trl_drgrpo.evaluation.running import completed
 
-    (found,) = sampler([request])
-    sampled = [completed(row, each, tokenizer) for each in found]
-    scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
     said = []
-    for i, each in enumerate(found):
-        parts = [f"{of.name} {_score(of, i)}" for of in scores]
+    for each in sampler([request])[0]:
+        remark = f"[{len(each.token_ids)} tokens]" if request.count > 1 else ""
         if each.end == "length":
-            parts.append(f"cut off at {request.limit} tokens")
-        elif request.count > 1 or scores:
-            parts.append(f"{len(each.token_ids)} tokens")
-        said.append((completion_text(sampled[i]["completion"]), f"[{', '.join(parts)}]" if parts else ""))
+            remark = f"[cut off at {request.limit} tokens]"
+        said.append((completion_text(completed(row, each, tokenizer)["completion"]), remark))
     return said
-
-
-def _score(scores: Any, row: int) -> str:
-    if row in scores.failures:
-        return f"failed ({scores.failures[row]})"
-    return "none" if scores.rewards[row] is None else f"{scores.rewards[row]:g}"

@@ -7,11 +7,9 @@ cheapest first.
 
 import copy
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -24,84 +22,8 @@ from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.config.field_kinds import refused
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start
-from trl_drgrpo.features.sampling.pass_rates import read_pass_rates, unknown_prompts
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.single_gpu.lora_presets import check_preset, preset_values
-
-# `difficulty_range`: plain filtering, for those who want it. What is left out is no part of the objective any more,
-# and what the model learns of it meanwhile is not seen; `curriculum` spares the same generations and weights the rest
-# so that it stays.
-FIELD = "difficulty_range"
-
-
-def check_difficulty(given: Mapping[str, Any]) -> None:
-    """Checks the two keys before anything is imported.
-
-    Args:
-        given (`Mapping[str, Any]`): The values from recipe and flags, typed.
-
-    Raises:
-        [`InputError`]: Not two rising pass rates, or no file of pass rates.
-    """
-    path, limits = given.get("prior_pass_rates"), given.get(FIELD)
-    if path is not None and not os.path.isfile(Path(path).expanduser()):
-        remedy = "Write it with `trl-drgrpo score --pass_rates`."
-        raise InputError("prior_pass_rates", f"{path}, which is not a file", "a file of pass rates", remedy)
-    if limits is None:
-        return
-    if not (len(limits) == 2 and 0 <= limits[0] <= limits[1] <= 1):
-        expected = "two pass rates from 0 to 1, the lower one first"
-        raise InputError(FIELD, " ".join(map(str, limits)) or "none", expected, "For example 0.1 0.9.")
-    if path is None:
-        remedy = "Name a file that `trl-drgrpo score --pass_rates` wrote, or leave difficulty_range out."
-        raise InputError(FIELD, f"{limits} without prior_pass_rates", "a file of pass rates as well", remedy)
-
-
-def within_range(dataset: Any, limits: list[float], path: str) -> tuple[Any, str]:
-    """The rows whose prompts have a pass rate within limits, or none that is known.
-
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): With the prompts as the model sees them.
-        limits (`list[float]`): Lowest and highest pass rate that stay.
-        path (`str`): File of pass rates.
-
-    Returns:
-        `tuple`: The dataset with those rows, and what was done, in words.
-
-    Raises:
-        [`InputError`]: The file cannot be read or knows none of the prompts, or no row stays.
-    """
-    low, high = limits
-    rates = {key: rate for key, (rate, _) in read_pass_rates(Path(path).expanduser()).items()}
-
-    def stays(key: str) -> bool:
-        return key not in rates or low <= rates[key] <= high
-
-    if not hasattr(dataset, "__len__"):
-        kept = dataset.filter(lambda row: stays(prompt_key(row["prompt"])))
-        if next(iter(kept), None) is None:
-            raise _nothing_left(limits, path, "of the stream's")
-        return kept, f"a stream, whose prompts outside the range are skipped; {_CHANGES}"
-    batches = dataset.select_columns(["prompt"]).iter(1000)  # several times as fast as row by row
-    keys = [prompt_key(prompt) for batch in batches for prompt in batch["prompt"]]
-    if not any(key in rates for key in keys):
-        raise unknown_prompts(Path(path))
-    staying = list(compress(range(len(keys)), map(stays, keys)))
-    if not staying:
-        raise _nothing_left(limits, path, f"of {len(keys)}")
-    unknown = sum(key not in rates for key in keys)
-    said = f"{len(staying)} of {len(keys)} prompts are kept, {unknown} of them not in {path}; {_CHANGES}"
-    return dataset.select(staying), said
-
-
-_CHANGES = "this changes the objective, a mean over the kept prompts"
-
-
-def _nothing_left(limits: list[float], path: str, of_how_many: str) -> InputError:
-    got = f"{limits}, which contains none {of_how_many} prompts according to {path}"
-    return InputError(FIELD, got, "a range with prompts in it", "Widen it.")
-
 
 DEMO_MODEL = "trl_drgrpo:demo"
 
@@ -119,7 +41,6 @@ class Job:
         train_dataset, eval_dataset: The splits; the latter `None` without evaluation.
         quantization_config, peft_config: For the trainer; `None` for none.
         preset (`dict[str, Any]`): Keys that `preset` adds to `given`.
-        filtered (`str`, *optional*): Effect of `difficulty_range`, in words.
     """
 
     given: dict[str, Any]
@@ -134,7 +55,6 @@ class Job:
     quantization_config: Any = None
     peft_config: Any = None
     preset: dict[str, Any] = field(default_factory=dict)
-    filtered: str | None = None
 
 
 # Before anything is imported -----------------------------------------------------------------------------------------
@@ -151,7 +71,6 @@ def check_given(given: dict[str, Any]) -> None:
             raise InputError("dataset_name", "none", "a dataset, or a mixture under `datasets`", remedy)
         data.check_source(given["dataset_name"])
     check_prompting(given.get("prompt_template"), given.get("system_prompt"))
-    check_difficulty(given)
     rewards = [*filter(None, [given.get("reward_model_name_or_path")]), *(given.get("reward_funcs") or [])]
     if not rewards and not given.get("step_reward_funcs"):
         remedy = (
@@ -210,8 +129,6 @@ def prepare(given: dict[str, Any]) -> Job:
     given = dict(given)
     preset = preset_values(given["preset"], given) if given.get("preset") is not None else {}
     fields = {**preset, **given}
-    if fields.get("difficulty_range") is not None and not fields.get("curriculum"):
-        fields.pop("prior_pass_rates")  # the filter's alone: the trainer has no use for it
     job = Job(given, *(_build(name, fields) for name in flags.DATACLASSES), preset=preset)
     job.model.model_name_or_path = model_path(job.model.model_name_or_path)
     refuse_out_of_range(vars(job.model))
@@ -290,9 +207,6 @@ def _load_datasets(job: Job) -> None:
         )
         splits = splits if wanted is None else {train_split: splits}
     job.train_dataset = _prompts(job, splits, train_split, source)
-    if (limits := job.script.difficulty_range) is not None:
-        job.train_dataset, job.filtered = within_range(job.train_dataset, limits, job.given["prior_pass_rates"])
-        console.log(f"difficulty_range {limits}: {job.filtered}.")
     if evaluate:
         job.eval_dataset = _prompts(job, splits, test_split, source)
 

@@ -1,17 +1,19 @@
 """`trl-drgrpo label-steps`: label the steps of a model's completions by rollouts and a verifier.
 
 The file that is written is what `trl-drgrpo train-prm --data` reads. A summary goes to standard output, progress to
-standard error. Exit codes: 0 done, 2 bad input.
+standard error. Run it again to continue. Exit codes: 0 done, 2 bad input.
 """
 
 import argparse
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from trl_drgrpo.cli import console, data
+from trl_drgrpo.cli.batch import completed_rows, facts_of, prompt_rows
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.values import named_reward
-from trl_drgrpo.common.disk import check_file, sole_writer
+from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 
@@ -21,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "For each prompt sample completions, split them into steps and roll out from the end of every step: a step is "
         "labeled good if at least one rollout is accepted by the outcome reward. Writes prompt, steps, labels and "
-        "values as JSON Lines, for `trl-drgrpo train-prm`."
+        "values as JSON Lines, for `trl-drgrpo train-prm`. Run it again to continue."
     )
     console.add_model(parser, "folder or Hub id of the causal language model for rollouts", required=True)
     add = parser.add_argument
@@ -48,11 +50,12 @@ def run(args: argparse.Namespace) -> int:
     check_file("output", args.output, [args.data])
     check_local("model_name_or_path", model_path(args.model))
     data.check_source(args.data)
-    with sole_writer("output", Path(args.output), is_file=True), console.stdout_to_stderr():
+    with console.stdout_to_stderr():
         reward = named_reward(args.reward, "reward_funcs")
         split = data.load_data(args.data, split=args.dataset_train_split)
-        rows = data.prompt_rows(split, args.data, [(args.reward, reward, ())])
-        labeled = _label(args, rows, reward)
+        rows = prompt_rows(split, args.data, [(args.reward, reward, ())])
+        more, facts = partial(_labeled, args, rows, reward), facts_of(args, rows)
+        labeled = completed_rows(args.output, "labeling", facts, len(rows), _GROUP, "prompts", more, _good)
     steps = [label for row in labeled for label in row["labels"] if label is not None]
     correct = sum(row["values"][-1] == 1.0 for row in labeled)
     fractions = {"good_frac": sum(steps) / max(len(steps), 1), "correct_frac": correct / max(len(labeled), 1)}
@@ -60,11 +63,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) -> list[dict[str, Any]]:
-    """Rows as they are written, each as soon as it is there."""
+_GROUP = 32  # prompts whose completions are rolled out together, with seeds of their own
+
+
+def _labeled(
+    args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any, first: int
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The labeled rows of the prompts from one on, group by group."""
     from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
     from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
-    from trl_drgrpo.search.collecting import to_lines
 
     model = model_path(args.model)
     tokenizer = load_tokenizer(model, None)
@@ -73,13 +80,12 @@ def _label(args: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) ->
     options = {"rollouts": args.rollouts, "completions": args.completions}
     options["separator"] = args.step_separator.replace("\\n", "\n")
     given = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
-    labeled: list[dict[str, Any]] = []
-    output = Path(args.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("w", encoding="utf-8") as file:
-        for row in label_steps(given, generate, reward, tokenizer, **options):
-            file.write(to_lines([row]))
-            labeled.append(row)
-            if len(labeled) % 100 == 0:
-                console.log(f"{len(labeled)} completions labeled")
-    return labeled
+    for start in range(first, len(rows), _GROUP):
+        generate.calls = 2 * start // _GROUP  # a group samples completions, then rollouts
+        group = given[start : start + _GROUP]
+        yield start + len(group), list(label_steps(group, generate, reward, tokenizer, **options))
+
+
+def _good(labeled: list[dict[str, Any]]) -> str:
+    labels = [label for row in labeled for label in row["labels"] if label is not None]
+    return f"{sum(labels)} of the last {len(labels)} steps are good"

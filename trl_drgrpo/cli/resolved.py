@@ -61,8 +61,6 @@ def derived(job: Job) -> dict[str, Any]:
         if dataset is not None:
             size = len(dataset) if hasattr(dataset, "__len__") else "a stream of"
             facts[f"{name} data"] = f"{size} rows, columns {', '.join(dataset.column_names or ['unknown'])}"
-    if job.filtered is not None:
-        facts[f"difficulty_range {job.script.difficulty_range}"] = job.filtered
     for kind, rewards in (("reward", job.reward_funcs), ("step reward", job.step_reward_funcs)):
         for reward in rewards:
             name = reward if isinstance(reward, str) else reward_name(reward)

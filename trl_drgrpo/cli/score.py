@@ -1,34 +1,36 @@
-"""`trl-drgrpo score`: run reward functions over saved completions, before a run or on those that a run has logged.
+"""`trl-drgrpo score`: rewards and step rewards over saved completions, before a run or on those that one has logged.
 
-The table goes to standard output; progress, tracebacks and what rewards print go to standard error. Exit codes: 0
+The tables go to standard output; progress, tracebacks and what rewards print go to standard error. Exit codes: 0
 done, 1 a reward failed on some row, 2 bad input.
 """
 
 import argparse
 import json
-import os
-import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.data import write_rates
-from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER
+from trl_drgrpo.cli.batch import prompt_rows, step_spec, write_rows
+from trl_drgrpo.cli.data import check_source, checked_renamings, load_data, write_rates
+from trl_drgrpo.cli.recipe import recipe_values
+from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, kept_recipe
 from trl_drgrpo.cli.values import reward_spec
 from trl_drgrpo.common.disk import check_file
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import Range, refuse_outside, whole
+from trl_drgrpo.common.errors import InputError, require_package
+from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.rewards.columns import check_columns, check_ready
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.sample import completion_text
+from trl_drgrpo.rewards.sample import completion_text, prompt_key
 from trl_drgrpo.rewards.scoring import (
     TABLE_COLUMNS,
     check_completions,
     disagreements,
+    one_line,
     read_rows,
-    renamed,
     score_rows,
     unscored_rows,
     with_columns_of,
@@ -36,35 +38,42 @@ from trl_drgrpo.rewards.scoring import (
 from trl_drgrpo.rewards.signatures import required
 
 LOGGED = "logged "  # in front of the name of a reward whose value is in the file
+Rows = list[dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     parser.description = (
-        "Score saved completions and show, for each reward, mean, spread, failures, share of None and time, the "
-        "slowest rows, and the rows on which two rewards (or a reward and its logged value) differ."
+        "Score saved completions and show, for each reward, mean, spread, failures, share of None and time, "
+        "and the rows on which two rewards (or a reward and its logged value) differ; for each step "
+        "reward also how well it tells good steps from bad ones (by labels, where rows have them) and correct "
+        "completions from incorrect ones (by the first reward, else a column `correct`)."
     )
     add = parser.add_argument
     rewards = "names, file.py:f or {name: {option: value}}"
-    add("--reward_funcs", "--rewards", dest="rewards", required=True, nargs="+", metavar="REWARD", help=rewards)
+    add("--reward_funcs", "--rewards", dest="reward_funcs", nargs="+", default=[], metavar="REWARD", help=rewards)
+    steps = "process reward models (a folder, or as in a recipe) and step verifiers"
+    add("--step_reward_funcs", nargs="+", default=[], metavar="REWARD", help=steps)
+    add("--config", metavar="YAML", help="recipe whose rewards are meant (default: that of the run in --data)")
     add(
         "--data",
         required=True,
         help="completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a run",
     )
-    add(
-        "--dataset_name",
-        "--dataset",
-        dest="dataset",
-        help="file with prompt and the columns that --data lacks, joined by the prompt",
-    )
-    add("--columns", nargs="+", default=[], metavar="OLD=NEW", help="rename columns, for example answer=solution")
+    columns = "data with prompt and the columns that --data lacks, joined by the prompt (default: the recipe's)"
+    add("--dataset_name", "--dataset", dest="dataset", help=columns)
+    names = "for example answer=solution"
+    add("--rename_columns", "--columns", dest="columns", nargs="+", default=[], metavar="OLD=NEW", help=names)
     add("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
+    cut = "as in train, for completions without a column steps (default: the recipe's, else a line break)"
+    add("--step_separator", help=cut)
+    add("--step_threshold", type=float, default=0.5, help="a step scored below it is an error (default: 0.5)")
     add("--limit", type=int, help="score only the first rows")
-    add("--batch_size", type=int, default=1, help="rows per call; 1 reports time and failure per row (default: 1)")
+    size = "rows per call; 1 reports time and failure per row (default: 1, of step rewards 32)"
+    add("--batch_size", type=int, help=size)
     add("--show", type=int, default=5, help="rows per list (default: 5)")
-    add("--tolerance", type=float, default=1e-6, help="two rewards differ beyond this (default: 1e-6)")
-    add("--output", help="JSON Lines file to write: each row with its scores")
+    add("--output", help="JSON Lines file to write: each row with its scores, of step rewards one per step")
+    add("--plot", metavar="FILE", help="PNG file to write: the calibration of the step rewards")
     add(
         "--pass_rates",
         metavar="FILE",
@@ -81,62 +90,124 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score and print; 1 where a reward failed on some row."""
     _check(args)
-    specs = [reward_spec(spec, "reward_funcs") for spec in args.rewards]
-    rows = _read(args)  # before anything heavy is imported
+    recipe, specs = _specs(args)
+    rows = _read(args, recipe)  # before anything heavy is imported
     with console.stdout_to_stderr():
-        rewards = _resolved(args.rewards, specs)
+        rewards, step_rewards = (_resolved(named, field) for field, named in specs.items())
         rows, logged = _split_logged(rows, list(rewards))
         rows = _tokenized(args.tokenizer, rows)
-        for name, reward in rewards.items():
-            _check_reward(name, reward, rows)
-        scores = [_scored(name, reward, rows, args.batch_size) for name, reward in rewards.items()]
+        if step_rewards:
+            separator = recipe.get("step_separator") if args.step_separator is None else args.step_separator
+            rows = _with_steps(rows, "\n" if separator is None else separator)
+        for name, reward in {**rewards, **step_rewards}.items():
+            _check_reward(name, reward, rows, name in step_rewards)
+        scores = [_scored(name, reward, rows, args.batch_size or 1) for name, reward in rewards.items()]
         unscored = {each.name: unscored_rows(rewards[each.name], rows, each) for each in scores}
-    for each in scores:
+        step_scores = [_step_scored(name, each, rows, args.batch_size or 32) for name, each in step_rewards.items()]
+    for each in scores + step_scores:
         if each.traceback:
             console.log(f"{each.name}, its first failure:\n{each.traceback.rstrip()}")
     values = {each.name: each.rewards for each in scores}
-    pairs = disagreements(values, args.tolerance)
+    pairs = disagreements(values, 1e-6)
     for name, before in logged.items():  # a log holds float32
-        pairs += disagreements({name: values[name], LOGGED + name: before}, max(args.tolerance, 1e-4))
+        pairs += disagreements({name: values[name], LOGGED + name: before}, 1e-4)
     values |= {LOGGED + name: before for name, before in logged.items()}
+    numbers = _step_numbers(args, rows, scores, step_scores)
+    found = {each.name: _content(each, {"unscored": unscored[each.name]}) for each in scores}
+    of_steps = {each.name: _content(each, numbers[each.name]) for each in step_scores}
     if args.output is not None:
-        _write(args.output, rows, scores)
+        write_rows(args.output, _with_scores(rows, scores + step_scores))
+    if args.plot is not None:
+        from trl_drgrpo.evaluation.steps import draw
+
+        draw(numbers, Path(args.plot))
     if args.json:
-        json.dump(_as_json(scores, unscored, pairs, args.show), sys.stdout, indent=2)
-        print()
+        print(json.dumps({"rewards": found, "disagreements": pairs, "step_rewards": of_steps}, indent=2))
     else:
-        _print_tables(scores, unscored, pairs, rows, values, args.show)
+        _print_tables(found | of_steps, pairs, rows, values, args.show)
+        for each in step_scores:
+            _print_steps(each, numbers[each.name], rows, args.show)
     if args.pass_rates is not None:
         _write_pass_rates(args.pass_rates, args.correct_threshold, rows, scores[0])
-    return int(any(each.num_failed for each in scores))
+    return int(any(each.num_failed for each in scores + step_scores))
 
 
 # Input ---------------------------------------------------------------------------------------------------------------
+
+FIELDS = ("reward_funcs", "step_reward_funcs")
 
 
 def _check(args: argparse.Namespace) -> None:
     for field, least in (("batch_size", 1), ("show", 0), ("limit", 1)):
         refuse_outside(field, getattr(args, field), whole(least, optional=True, remedy="Give a larger number."))
-    refuse_outside("tolerance", args.tolerance, Range(0, remedy="0 shows every difference."))
-    if args.correct_threshold is not None and args.pass_rates is None:
-        remedy = "It is for pass rates only: add --pass_rates, or remove it."
-        raise InputError("correct_threshold", str(args.correct_threshold), "none without --pass_rates", remedy)
-    if len(set(args.rewards)) < len(args.rewards):
-        raise InputError("reward_funcs", " ".join(args.rewards), "different rewards", "Name each once.")
-    inputs = [args.data, *map(str, Path(args.data).glob("*.jsonl")), *filter(None, [args.dataset])]
-    for field in ("output", "pass_rates"):
-        if (path := getattr(args, field)) is not None:
-            check_file(field, path, inputs)
-
-
-def _read(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = read_rows(_in_run(args.data))[: args.limit]
+    for field in FIELDS:
+        if len(set(named := getattr(args, field))) < len(named):
+            raise InputError(field, " ".join(named), "different rewards", "Name each once.")
     if args.dataset:
-        rows = with_columns_of(rows, read_rows(args.dataset, "dataset"))
-    rows = renamed(rows, args.columns)
+        check_source(args.dataset)
+    if args.plot is not None:
+        require_package("matplotlib", "plot", args.plot, "report")
+    outputs = [args.data, *map(str, Path(args.data).glob("*.jsonl")), *filter(None, [args.dataset])]
+    for field in ("output", "plot", "pass_rates"):
+        if (path := getattr(args, field)) is not None:
+            check_file(field, path, outputs)
+            outputs.append(path)
+
+
+def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The values of the recipe, and of both kinds of rewards what was written and what it says: those of the call,
+    else those of the recipe."""
+    specs: dict[str, dict[str, Any]] = {
+        field: {text: read(text, field) for text in getattr(args, field)}
+        for field, read in zip(FIELDS, (reward_spec, step_spec), strict=True)
+    }
+    kept = kept_recipe(args.data)
+    recipe = recipe_values(args.config or (kept and str(kept)))
+    if not any(specs.values()):
+        specs = {field: {str(spec): spec for spec in recipe.get(field) or []} for field in FIELDS}
+    if not any(specs.values()):
+        remedy = "Name some: --reward_funcs math_reward, or --step_reward_funcs runs/prm."
+        raise InputError("reward_funcs", "none", "a reward or a step reward", remedy)
+    for field, kind, value in (("plot", FIELDS[1], args.plot), ("pass_rates", FIELDS[0], args.pass_rates)):
+        if value is not None and not specs[kind]:
+            raise InputError(field, value, f"none without {kind}", f"Add --{kind}, or remove it.")
+    return recipe, specs
+
+
+def _read(args: argparse.Namespace, recipe: dict[str, Any]) -> Rows:
+    rows = read_rows(_in_run(args.data))[: args.limit]
+    is_table = all(column in rows[0] for column in TABLE_COLUMNS)
+    if source := args.dataset or (is_table and recipe.get("dataset_name")):
+        split = recipe.get("dataset_train_split") or "train"
+        dataset = load_data(source, name=recipe.get("dataset_config"), split=split)
+        prompting = {key: recipe.get(key) for key in PROMPT_KEYS}
+        renamings = recipe.get("rename_columns") or ()
+        rows = with_columns_of(rows, prompt_rows(dataset, source, [], renamings=renamings, **prompting))
+    for old, new in checked_renamings(args.columns, dict.fromkeys(name for row in rows for name in row)):
+        rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
+    for number, row in enumerate(rows, start=1):
+        if row.get("steps") is not None:
+            _check_steps(row, f"data, row {number}")
+            if row.get("completion") is None:  # as `label-steps` writes them
+                row["completion"] = "\n".join(step.rstrip("\n") for step in row["steps"])
     check_completions(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _check_steps(row: dict[str, Any], field: str) -> None:
+    steps, labels = row["steps"], row.get("labels")
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise InputError(field, "steps of another form", "a list of texts", "Rename the column, or fix the row.")
+    if labels is None:
+        return
+    if (
+        not isinstance(labels, list)
+        or len(labels) != len(steps)
+        or any(label not in (True, False, None) for label in labels)
+    ):
+        expected = f"{len(steps)} labels, one per step: true, false or null"
+        raise InputError(field, f"the labels {labels!r:.80}", expected, "Fix the row, or rename the column.")
 
 
 def _in_run(path: str) -> str:
@@ -154,11 +225,11 @@ def _in_run(path: str) -> str:
     raise InputError("data", f"{path}, a run that kept no whole completions", "completions", remedy)
 
 
-def _resolved(texts: list[str], specs: list[Any]) -> dict[str, Any]:
+def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:
     """Rewards by name; by what was written where two have one name."""
     rewards: dict[str, Any] = {}
-    for text, spec in zip(texts, specs, strict=True):
-        reward = resolve_reward(spec, "reward_funcs")
+    for text, spec in specs.items():
+        reward = resolve_reward(spec, field)
         name = reward_name(reward)
         rewards[text if name in rewards else name] = reward
     return rewards
@@ -188,93 +259,131 @@ def _tokenized(tokenizer_name: str | None, rows: list[dict[str, Any]]) -> list[d
     return [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
 
 
-def _check_reward(name: str, reward: Any, rows: list[dict[str, Any]]) -> None:
-    """Checks that the reward's columns and programs are there."""
+def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
+    """Rows with the texts of their steps: those that they came with, else those that a `step_separator` ends."""
+    from trl_drgrpo.process_rewards.steps import step_segmenter
+    from trl_drgrpo.process_rewards.steps.rules import Regex, Separators
+
+    rule = step_segmenter(given[0] if not isinstance(given, str) and len(given) == 1 else given).rule
+    if not isinstance(rule, Separators | Regex) and any(row.get("steps") is None for row in rows):
+        remedy = "Score rows with a column steps, or set another one."
+        raise InputError("step_separator", repr(given), "separators or a regex: only texts are saved", remedy)
+
+    def cut(text: str) -> list[str]:
+        steps: list[str] = []
+        for begin, end in pairwise([0, *(end for _, end in rule.spans(text)), len(text)]):
+            if steps and not steps[-1].strip():  # nothing to read: no step
+                steps[-1] += text[begin:end]
+            else:
+                steps.append(text[begin:end])
+        return steps if steps[-1].strip() else steps[:-1]
+
+    found = [cut(completion_text(row["completion"])) if row.get("steps") is None else row["steps"] for row in rows]
+    return [{**row, "steps": steps} for row, steps in zip(rows, found, strict=True)]
+
+
+def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None:
+    """Checks that the reward is of its kind, and that its columns and programs are there."""
+    needed = required(reward)
+    if not is_of_steps and (hasattr(reward, "is_causal") or "steps" in needed):
+        remedy = "Name it under --step_reward_funcs."
+        raise InputError(f"reward {name}", "a step reward", "one number per completion", remedy)
+    if is_of_steps and "step_ends" in needed:
+        got, expected = "a step reward that reads the policy's tokens", "one that reads texts: no tokens are saved"
+        raise InputError(f"reward {name}", got, expected, "Try it in a run of a few steps.")
     check_columns(reward, list(rows[0]), name, "Rename the column that holds it: `--columns <column>={}`")
     check_ready(reward)
-    if "completion_ids" in required(reward) and rows[0].get("completion_ids") is None:
+    if "completion_ids" in needed and rows[0].get("completion_ids") is None:
         got, expected = "completions without token ids", "a column completion_ids, which it reads"
         raise InputError(
             f"reward {name}", got, expected, "Pass the model's tokenizer: --tokenizer <folder or Hub id>."
         )
 
 
-def _scored(name: str, reward: Any, rows: list[dict[str, Any]], batch_size: int) -> Any:
-    with console.progress_over(len(rows), 0, "scoring", "rows") as show:
-        return score_rows(reward, rows, name, batch_size, lambda done: show(name, done))
+def _scored(name: str, reward: Any, rows: Rows, batch_size: int, validate: Any = None) -> Any:
+    with console.progress_over(len(rows), 0, "rows") as show:
+        return score_rows(reward, rows, name, batch_size, lambda done: show(name, done), validate)
+
+
+def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> Any:
+    """As [`_scored`], with a list of scores per row; all `None` where the call failed."""
+    from trl_drgrpo.process_rewards.scoring import validate_step_rewards
+    from trl_drgrpo.process_rewards.steps import Steps
+
+    def validate(output: Any, batch: Sequence[dict[str, Any]]) -> list[Any]:
+        steps = [Steps(tuple(row["steps"]), tuple(range(len(row["steps"])))) for row in batch]
+        return validate_step_rewards(output, steps, name, "the rows")
+
+    scores = _scored(name, reward, rows, batch_size, validate)
+    pairs = zip(scores.rewards, rows, strict=True)
+    scores.rewards = [[None] * len(row["steps"]) if given is None else given for given, row in pairs]
+    return scores
+
+
+def _step_numbers(args: argparse.Namespace, rows: Rows, scores: list[Any], step_scores: list[Any]) -> dict[str, Any]:
+    """What the step scores are worth, by name."""
+    if not step_scores:
+        return {}
+    from trl_drgrpo.evaluation.steps import compared
+
+    verdicts = [row.get("correct") for row in rows]
+    correct = [verdict if isinstance(verdict, bool) else None for verdict in verdicts]
+    if scores:
+        correct = _judged(scores[0], args.correct_threshold)
+    if correct is None:
+        console.log(f"{scores[0].name} gave other rewards than 0 and 1: set --correct_threshold to compare with it.")
+        correct = [None] * len(rows)
+    labels = [row.get("labels") for row in rows]
+    labels = [row and [label if label is None else bool(label) for label in row] for row in labels]
+    prompts = [prompt_key(row["prompt"]) for row in rows]
+    return {each.name: compared(each.rewards, labels, correct, prompts, args.step_threshold) for each in step_scores}
+
+
+def _judged(scores: Any, threshold: float | None) -> list[bool | None] | None:
+    rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
+    return CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
 
 
 # Output --------------------------------------------------------------------------------------------------------------
 
 
-def _as_json(scores: list[Any], unscored: dict[str, list], pairs: list[Any], show: int) -> dict[str, Any]:
-    rewards = {}
-    for each in scores:
-        rewards[each.name] = {
-            **each.summary(),
-            "slowest": [{"row": row + 1, "seconds": each.seconds[row]} for row in each.slowest(show)],
-            "failures": [{"row": row + 1, "reason": reason} for row, reason in sorted(each.failures.items())],
-            "unscored": [
-                {"row": one.row + 1, "reason": one.reason, "columns": {k: _gold(v) for k, v in one.columns.items()}}
-                for one in unscored[each.name]
-            ],
-        }
-    disagreements = [
-        {"first": pair.first, "second": pair.second, "count": len(pair.rows), "rows": [row + 1 for row in pair.rows]}
-        for pair in pairs
-    ]
-    return {"rewards": rewards, "disagreements": disagreements}
+def _content(each: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a reward, ready for JSON."""
+    failures = [{"row": row + 1, "reason": reason} for row, reason in sorted(each.failures.items())]
+    return {**each.summary(), "failures": failures, **more}
 
 
-def _print_tables(
-    scores: list[Any], unscored: dict[str, list], pairs: list[Any], rows: list, values: dict[str, list], show: int
-) -> None:
+def _print_tables(found: dict[str, Any], pairs: Rows, rows: Rows, values: dict[str, list], show: int) -> None:
     """Prints the results, each list to `show` rows. `values`: by reward, those that the file had already included."""
     lines: list[tuple[str, ...]] = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
     metrics = []
-    for each in scores:
-        found = each.summary()
-        numbers = ["-" if found[name] is None else f"{found[name]:.4f}" for name in ("mean", "std")]
-        times = [f"{1e3 * found[name]:.2f}" for name in ("seconds_mean", "seconds_max")]
-        lines.append(
-            (each.name, str(found["rows"]), *numbers, f"{found['none_frac']:.1%}", str(found["failed"]), *times)
-        )
+    for name, each in found.items():
+        numbers = ["-" if each[key] is None else f"{each[key]:.4f}" for key in ("mean", "std")]
+        times = [f"{1e3 * each[key]:.2f}" for key in ("seconds_mean", "seconds_max")]
+        lines.append((name, str(each["rows"]), *numbers, f"{each['none_frac']:.1%}", str(each["failed"]), *times))
         # Failures have a column of their own.
-        metrics += [f"  {name} {value:g}" for name, value in found["metrics"].items() if "/failed_frac" not in name]
+        metrics += [f"  {key} {value:g}" for key, value in each["metrics"].items() if "/failed_frac" not in key]
     print("\n".join([*console.aligned(lines), *metrics]))
-    for each in scores:
-        if each.failures:
-            print(f"\n{each.name} failed on {len(each.failures)} rows")
-        for row, reason in sorted(each.failures.items())[:show]:
-            print(f"  row {row + 1}: {_line(reason, 200)}")
-        if missing := unscored[each.name]:
-            print(f"\n{each.name} gave None to {len(missing)} of {len(rows)} rows, with these gold values:")
-        for one in missing[:show]:
-            golds = ", ".join(f"{column} {_gold(value)}" for column, value in one.columns.items())
-            reason = f" ({_line(one.reason, 200)})" if one.reason else ""
-            print(f"  row {one.row + 1}: {golds or 'no column'}{reason}")
-        if show:
-            slowest = ", ".join(f"{row + 1} ({1e3 * each.seconds[row]:.1f} ms)" for row in each.slowest(show))
-            print(f"\n{each.name}, slowest rows: {slowest}")
+    for name, each in found.items():
+        if each["failures"]:
+            print(f"\n{name} failed on {len(each['failures'])} rows")
+        for one in each["failures"][:show]:
+            print(f"  row {one['row']}: {one_line(one['reason'], 200)}")
+        if missing := each.get("unscored"):
+            print(f"\n{name} gave None to {len(missing)} of {len(rows)} rows, with these gold values:")
+            for one in missing[:show]:
+                golds = ", ".join(f"{column} {value}" for column, value in one["columns"].items())
+                reason = f" ({one_line(one['reason'], 200)})" if one["reason"] else ""
+                print(f"  row {one['row']}: {golds or 'no column'}{reason}")
     for pair in pairs:
-        print(f"\n{pair.first} and {pair.second} differ on {len(pair.rows)} of {len(rows)} rows")
-        for row in pair.rows[:show]:
-            one, two = (values[name][row] for name in (pair.first, pair.second))
-            print(f"  row {row + 1}: {_value(one)} and {_value(two)}: {_ending(rows[row])}")
+        print(f"\n{pair['first']} and {pair['second']} differ on {pair['count']} of {len(rows)} rows")
+        for row in pair["rows"][:show]:
+            one, two = (_value(values[pair[key]][row - 1]) for key in ("first", "second"))
+            print(f"  row {row}: {one} and {two}: {_ending(rows[row - 1])}")
 
 
 def _value(value: float | None) -> str:
     return "None" if value is None else f"{value:g}"
-
-
-def _line(text: str, longest: int) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def _gold(value: Any) -> str:
-    """A gold answer, tests or the like, as one short line."""
-    return _line(value if isinstance(value, str) and value.strip() else repr(value), 80)
 
 
 def _ending(row: dict[str, Any]) -> str:
@@ -283,23 +392,48 @@ def _ending(row: dict[str, Any]) -> str:
     return text if len(text) <= 100 else "..." + text[-97:]
 
 
-def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
-    partial = Path(f"{path}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    with partial.open("w", encoding="utf-8") as file:
-        for index, row in enumerate(rows):
-            given = {each.name: each.rewards[index] for each in scores}
-            failed = {each.name: each.failures[index] for each in scores if index in each.failures}
-            seconds = {each.name: round(each.seconds[index], 6) for each in scores}
-            line = {**row, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
-            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
-    os.replace(partial, path)
+def _with_scores(rows: Rows, scores: list[Any]) -> Iterator[dict[str, Any]]:
+    for index, row in enumerate(rows):
+        given = {each.name: each.rewards[index] for each in scores}
+        failed = {each.name: each.failures[index] for each in scores if index in each.failures}
+        seconds = {each.name: round(each.seconds[index], 6) for each in scores}
+        yield {**row, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
 
 
-def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, Any]], scores: Any) -> None:
+def _print_steps(scores: Any, numbers: dict[str, Any], rows: Rows, show: int) -> None:
+    """What the scores of a step reward are worth, and the steps on which they are most wrong."""
+    lines = [(f"{scores.name} against", "count", "true", "AUC [95%]", "Brier", "ECE")]
+    for kind, found in numbers["against"].items():
+        auc, low, high, brier, ece = (_digits(found[key]) for key in ("auc", "auc_low", "auc_high", "brier", "ece"))
+        interval = f"{auc} [{low}, {high}]" if found["auc_low"] is not None else auc
+        lines.append((kind, str(found["count"]), f"{found['true_frac']:.1%}", interval, brier, ece))
+    if len(lines) == 1:
+        print(f"\n{scores.name}: no labels, and no reward or column `correct`, to compare it with")
+        return
+    print("\n" + "\n".join(console.aligned(lines)))
+    first = numbers["first_error"]
+    if first["incorrect"] + first["correct"]:
+        found = [f"{_digits(first[f'{kind}_accuracy'])} of {first[kind]} {kind}" for kind in ("incorrect", "correct")]
+        said = f"{', '.join(found)} completions; F1 {_digits(first['f1'])}"
+        print(f"first error (a score below {first['threshold']:g}): {said}")
+    wrong = [
+        (abs(score - label), row, k, score, label)
+        for row, of_steps in enumerate(scores.rewards)
+        for k, (score, label) in enumerate(zip(of_steps, rows[row].get("labels") or (), strict=False))
+        if score is not None and label is not None
+    ]
+    for _, row, k, score, label in sorted(wrong, reverse=True)[:show]:
+        said = f"{score:.3f}, labeled {'good' if label else 'bad'}"
+        print(f"  row {row + 1}, step {k + 1}: {said}: {one_line(rows[row]['steps'][k], 100)}")
+
+
+def _digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _write_pass_rates(path: str, threshold: float | None, rows: Rows, scores: Any) -> None:
     """The last thing that is done: the scores exist even if the reward has problems."""
-    rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
-    correct = CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
+    correct = _judged(scores, threshold)
     if correct is None:
         remedy = "Set the lowest reward that passes: --correct_threshold."
         raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)

@@ -19,8 +19,7 @@ from trl.scripts.grpo import GRPOScriptArguments  # noqa: E402  # the version is
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
     Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
-    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt`, `difficulty_range`, `preset` and
-    `early_stopping_patience`.
+    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt`, `preset` and `early_stopping_patience`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -52,10 +51,6 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             [`trl_drgrpo.cli.data.template_text`].
         system_prompt (`str`, *optional*):
             Makes each prompt a conversation that starts with this system message, for chat models.
-        difficulty_range (`list[float]`, *optional*):
-            Train only on prompts whose pass rate in prior_pass_rates lies within these two numbers, for example 0.1
-            0.9; prompts that are not in the file are kept. It changes the objective, which `curriculum` does not. See
-            [`trl_drgrpo.cli.job.within_range`].
         preset (`str`, *optional*):
             `lora` or `qlora`: adapters on all linear layers (for qlora on a base in 4 bit) with rank, learning rate,
             optimizer and dtype for one GPU. Explicit settings win; --dry_run shows what the preset sets. See
@@ -70,6 +65,5 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     rename_columns: list[str] | None = None
     prompt_template: str | None = None
     system_prompt: str | None = None
-    difficulty_range: list[float] | None = None
     preset: str | None = field(default=None, metadata={"choices": ["lora", "qlora"]})
     early_stopping_patience: int | None = None

@@ -5,24 +5,20 @@ a reward that failed.
 """
 
 import argparse
-import json
-import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.data import check_prompting, digest, prompt_rows
+from trl_drgrpo.cli.batch import completed_rows, facts_of, prompt_rows, step_spec, write_rows
+from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.cli.values import named_reward
-from trl_drgrpo.common.disk import check_file, sole_writer
+from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
-
-# Options that no row depends on.
-_NOT_IN_THE_ROWS = ("output", "sft_output", "command", "run")
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,14 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search, write and sum up."""
     settings = _settings(args)
-    from trl_drgrpo.search.collecting import OWN_COLUMNS, SearchFile, collect, sft_rows, summary, to_lines
+    from trl_drgrpo.search.collecting import OWN_COLUMNS, collect, sft_rows, summary
 
-    with sole_writer("output", Path(args.output), is_file=True), console.stdout_to_stderr():
+    with console.stdout_to_stderr():
         rewards = _rewards(args)
         rows = _rows(args, **rewards)
         check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
-        facts = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
-        found = SearchFile(args.output, {**facts, "dataset_digest": digest(rows)}, settings["problems_at_once"])
         options = {**rewards, "vllm_server_base_url": args.vllm_server_base_url, **settings}
         selected: list[dict[str, Any]] = []
 
@@ -84,18 +78,17 @@ def run(args: argparse.Namespace) -> int:
             tokens = sum(row["search"]["sampled_tokens"] for row in selected) / len(selected)
             return f"correct {correct:.0%}, {tokens:.0f} tokens per problem"
 
-        def more(first: int) -> Iterator[list[dict[str, Any]]]:
-            return collect(rows, model_path(args.model), first=first, **options)
+        def more(first: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+            return enumerate(collect(rows, model_path(args.model), first=first, **options), first + 1)
 
-        console.complete(found, len(rows), "searching", "problems", more, status)
-    numbers = summary(found.rows)
+        facts, group = facts_of(args, rows), settings["problems_at_once"]
+        found = completed_rows(args.output, "search", facts, len(rows), group, "problems", more, status)
+    numbers = summary(found)
     if args.sft_output:
-        kept = sft_rows(found.rows)
+        kept = sft_rows(found)
         numbers["sft_rows"] = len(kept)
-        Path(args.sft_output).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.sft_output).write_text(to_lines(kept), encoding="utf-8")
+        write_rows(args.sft_output, kept)
     console.print_numbers(numbers, output=args.output)
-    _say_what_next(args, numbers)
     return 0
 
 
@@ -123,12 +116,9 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _rewards(args: argparse.Namespace) -> dict[str, Any]:
     """Verifier and process reward model; `None` for one that is not given."""
-    prm = args.prm
-    if prm is not None and Path(prm).expanduser().is_dir():
-        prm = json.dumps({"prm": {"model": str(Path(prm).expanduser())}})
     return {
         "verifier": args.reward_funcs and named_reward(args.reward_funcs, "reward_funcs"),
-        "prm": prm and named_reward(prm, "prm"),
+        "prm": args.prm and resolve_reward(step_spec(args.prm, "prm"), "prm"),
     }
 
 
@@ -145,14 +135,3 @@ def _rows(args: argparse.Namespace, verifier: Any, prm: Any) -> list[dict[str, A
         system_prompt=args.system_prompt,
         limit=args.limit,
     )
-
-
-def _say_what_next(args: argparse.Namespace, numbers: dict[str, Any]) -> None:
-    """The commands that read the files."""
-    model = model_path(args.model)
-    if args.reward_funcs:
-        console.log(f"next: trl-drgrpo train-prm --model {model} --data {args.output} --output_dir runs/prm")
-        console.log(f"next: trl-drgrpo score --rewards {shlex.quote(args.reward_funcs)} --data {args.output}")
-    if numbers.get("sft_rows"):
-        folder = Path(args.sft_output).parent
-        console.log(f"next: trl sft --model_name_or_path {model} --dataset_name {folder} --output_dir runs/sft")

@@ -13,6 +13,7 @@ from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
+from trl_drgrpo.features.resume.checkpoints import choose_start
 
 FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.stepwise_data, which is imported later
 
@@ -28,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--dataset_name", "--data", dest="data", required=True, help="JSON Lines file of labeled steps")
     add("--output_dir", required=True, help="folder for the trained model and its tokenizer")
+    replace = "replace the model in output_dir, which is refused otherwise"
+    add("--overwrite_output_dir", nargs="?", const="true", default="false", choices=("true", "false"), help=replace)
     add("--eval_data", help="file in the same format for evaluation after training")
     add("--format", choices=FORMATS, default="stepwise", help="shape of the rows (default: stepwise)")
     add("--step_separator", default="\\n", help=r"text after every step; \n is a line break (default: \n)")
@@ -59,6 +62,11 @@ def run(args: argparse.Namespace) -> int:
     fields += ("gradient_accumulation_steps", "logging_steps", "seed", "bf16")
     arguments: dict[str, Any] = {field: getattr(args, field) for field in fields}
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
+        choose_start(
+            Path(args.output_dir),
+            vars(args).get("resume_from_checkpoint"),
+            args.overwrite_output_dir == "true",
+        )
         numbers = train_prm(
             model_path(args.model),
             rows,

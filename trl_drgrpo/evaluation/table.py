@@ -109,12 +109,6 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
 
 
-def markdown(content: Mapping[str, Any]) -> str:
-    """Title, table, notes and provenance in Markdown."""
-    made = f"{content['made_by']}, {content['date']}: `{content['command']}`"
-    return "\n".join(_markdown_lines(content, made)) + "\n"
-
-
 def _markdown_lines(content: Mapping[str, Any], made: str, escaped: Callable[[str], str] = str) -> list[str]:
     head, rows = table(content)
     rows = [[escaped(row[0]), *row[1:]] for row in rows]

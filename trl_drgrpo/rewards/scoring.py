@@ -94,24 +94,6 @@ def check_completions(rows: Iterable[Row]) -> None:
                 raise InputError(f"data, row {number}", got, expected, "Fix the row, or drop it.")
 
 
-def renamed(rows: list[Row], renamings: Iterable[str]) -> list[Row]:
-    """Rows with columns renamed, each `old=new` as `rename_columns` in a recipe. Refuses another form, a column that
-    is missing and a name that is taken."""
-    for renaming in renamings:
-        old, equals, new = renaming.partition("=")
-        if not (old and equals and new):
-            raise InputError("columns", repr(renaming), "old=new", "For example answer=solution.")
-        names = {name for row in rows for name in row}
-        if old not in names:
-            expected = f"one of the columns {', '.join(sorted(names))} before the ="
-            raise InputError("columns", repr(renaming), expected, "Put the name in the file on the left.")
-        if new in names:
-            got = f"{renaming!r}, but there is a column {new} already"
-            raise InputError("columns", got, "a new name", f"Rename that one first: {new}=other.")
-        rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
-    return rows
-
-
 def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
     """Rows with the columns that they lack, from the dataset's row of the same prompt. Refuses a prompt that the
     dataset does not have, or has with different columns."""
@@ -214,11 +196,11 @@ _OWN_COUNT = "counted as failed by the reward itself; see the log above"
 
 @dataclass
 class RewardScores:
-    """Results of one reward function for `N` rows.
+    """Results of one reward function, or step reward function, for `N` rows.
 
     Args:
         name (`str`): Of the reward.
-        rewards (`list[float | None]`): `N` values.
+        rewards (`list`): `N` values, `float` or `None`; of a step reward function `N` lists of them, one per step.
         seconds (`list[float]`): `N` durations.
         failures (`dict[int, str]`): Reason by index of the row, where the call raised or returned nonsense.
         reported (`float`): Number of rows that the reward itself counted as failed (`rewards/<name>/failed_frac`)
@@ -228,7 +210,7 @@ class RewardScores:
     """
 
     name: str
-    rewards: list[float | None] = field(default_factory=list)
+    rewards: list[Any] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     reported: float = 0.0
@@ -242,49 +224,20 @@ class RewardScores:
 
     def summary(self) -> dict[str, Any]:
         """Numbers for the table: mean, standard deviation (population), extremes, shares, time."""
-        scored = [reward for reward in self.rewards if reward is not None]
+        values = [each for row in self.rewards for each in (row if isinstance(row, list) else [row])]
+        scored = [value for value in values if value is not None]
         return {
             "rows": len(self.rewards),
             "mean": statistics.fmean(scored) if scored else None,
             "std": statistics.pstdev(scored) if scored else None,
             "min": min(scored, default=None),
             "max": max(scored, default=None),
-            "none_frac": 1 - len(scored) / len(self.rewards),
+            "none_frac": 1 - len(scored) / max(len(values), 1),
             "failed": self.num_failed,
             "seconds_mean": statistics.fmean(self.seconds),
             "seconds_max": max(self.seconds),
             "metrics": {name: statistics.fmean(values) for name, values in sorted(self.metrics.items())},
         }
-
-    def slowest(self, count: int) -> list[int]:
-        """Indices of the rows that took longest."""
-        return sorted(range(len(self.seconds)), key=lambda row: -self.seconds[row])[:count]
-
-
-@dataclass(frozen=True)
-class Unscored:
-    """
-    A row to which a reward gave `None`.
-
-    Args:
-        row (`int`): Index of the row.
-        columns (`dict[str, Any]`): Columns the reward reads: mostly the gold answer.
-        reason (`str`, *optional*): What the reward itself says of these, see
-            [`row_problem`].
-    """
-
-    row: int
-    columns: Row
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """Rows that two graders score differently; a row that one of them could not score counts too."""
-
-    first: str
-    second: str
-    rows: list[int]
 
 
 def score_rows(
@@ -293,6 +246,7 @@ def score_rows(
     name: str,
     batch_size: int = 1,
     on_progress: Callable[[int], None] | None = None,
+    validate: Callable[[Any, Sequence[Row]], list[Any]] | None = None,
 ) -> RewardScores:
     """Call a reward function on saved completions.
 
@@ -302,6 +256,8 @@ def score_rows(
         name (`str`): Of the reward, for its failures.
         batch_size (`int`, *optional*, defaults to 1): Rows per call.
         on_progress (`Callable`, *optional*): Called with the number of rows that are done.
+        validate (`Callable`, *optional*): From what a call returned and its rows to a value per row; by default a
+            number or `None`.
 
     Returns:
         [`RewardScores`]
@@ -318,7 +274,7 @@ def score_rows(
             output = reward_func(**_keywords(batch, logged))
             if inspect.isawaitable(output):
                 output = asyncio.run(_result(output))
-            rewards = validate_rewards(output, len(batch), name)
+            rewards = validate(output, batch) if validate else validate_rewards(output, len(batch), name)
         except (Exception, SystemExit) as error:  # whatever a user's function raises is a row of the table
             if type(error) is InputError:
                 raise
@@ -344,7 +300,7 @@ def score_rows(
     return scores
 
 
-def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScores) -> list[Unscored]:
+def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScores) -> list[Row]:
     """The rows that a reward could not score, with what it was given to score them by.
 
     Args:
@@ -353,30 +309,46 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
         scores ([`RewardScores`]): What [`score_rows`] made of them. Rows for which the call raised are not meant.
 
     Returns:
-        `list[Unscored]`: In the order of the rows.
+        `list[dict]`: In their order: `row` (the first is 1), `reason` (what the reward itself says, see
+        [`row_problem`], or `None`), and `columns` that it reads, mostly the gold answer, each as one short line.
     """
     read = {parameter.name for parameter in parameters(reward_func) or ()} - {"completion_ids"}
     return [
-        Unscored(index, {name: row[name] for name in row if name in read}, row_problem(reward_func, _columns(row)))
+        {
+            "row": index + 1,
+            "reason": row_problem(reward_func, _columns(row)),
+            "columns": {name: _brief(row[name]) for name in row if name in read},
+        }
         for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True))
         if reward is None and scores.failures.get(index, _OWN_COUNT) == _OWN_COUNT
     ]
 
 
-def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Disagreement]:
-    """Disagreements of each pair of graders.
+def _brief(value: Any) -> str:
+    return one_line(value if isinstance(value, str) and value.strip() else repr(value), 80)
+
+
+def one_line(text: str, longest: int) -> str:
+    """A text on one line, cut to so many characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Row]:
+    """Rows on which two graders differ; one that only one of them could not score counts too.
 
     Args:
         graders (`dict[str, Sequence]`): `N` rewards each.
         tolerance (`float`): Differences up to it are none.
 
     Returns:
-        `list[Disagreement]`: One per pair, in order.
+        `list[dict]`: One per pair of graders, in order: `first`, `second`, `count` and `rows` (the first is 1).
     """
     found = []
     for one, two in itertools.combinations(graders, 2):
-        pairs = zip(graders[one], graders[two], strict=True)
-        found.append(Disagreement(one, two, [row for row, pair in enumerate(pairs) if _differ(*pair, tolerance)]))
+        pairs = enumerate(zip(graders[one], graders[two], strict=True), start=1)
+        rows = [row for row, pair in pairs if _differ(*pair, tolerance)]
+        found.append({"first": one, "second": two, "count": len(rows), "rows": rows})
     return found
 
 

@@ -18,9 +18,7 @@ from trl_drgrpo.cli.data import (
     take_split,
     template_text,
 )
-from trl_drgrpo.cli.job import check_difficulty, within_range
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.sample import prompt_key
 
 ROWS = [{"prompt": f"{i}+1", "answer": str(i + 1)} for i in range(4)]
 
@@ -247,55 +245,3 @@ def test_a_system_prompt_makes_a_conversation(dataset, template, last):
 def test_what_cannot_be_meant_is_refused(dataset, options, message):
     with pytest.raises(InputError, match=message):
         prompted(dataset, **options)
-
-
-# Filtering by pass rates ---------------------------------------------------------------------------------------------
-
-RATES = {"never": 0.0, "seldom": 0.1, "often": 0.9, "always": 1.0}
-RATED = Dataset.from_dict({"prompt": [*RATES, "new"], "answer": list("abcde")})
-
-
-@pytest.fixture
-def rates(tmp_path):
-    path = tmp_path / "rates.jsonl"
-    write_rows(path, [{"key": prompt_key(name), "pass_rate": rate} for name, rate in RATES.items()])
-    return str(path)
-
-
-def test_the_limits_and_what_is_unknown_stay(rates):
-    kept, said = within_range(RATED, [0.1, 0.9], rates)
-    assert kept["prompt"] == ["seldom", "often", "new"]
-    assert kept["answer"] == ["b", "c", "e"]
-    assert said.startswith(f"3 of 5 prompts are kept, 1 of them not in {rates}; this changes the objective")
-    assert within_range(RATED, [0.0, 1.0], rates)[0]["prompt"] == RATED["prompt"]
-    kept, said = within_range(RATED.to_iterable_dataset(), [0.1, 0.9], rates)
-    assert [row["prompt"] for row in kept] == ["seldom", "often", "new"]
-    assert "a stream" in said
-
-
-@pytest.mark.parametrize(
-    ("data", "limits", "message"),
-    [
-        (RATED.select(range(4)), [0.4, 0.6], r"^difficulty_range: got \[0.4, 0.6\], which contains none of"),
-        (RATED.select(range(4)).to_iterable_dataset(), [0.4, 0.6], "which contains none of the stream's"),
-        (RATED.select([4]), [0.1, 0.9], "^prior_pass_rates: got .*which has none of the prompts"),
-        (None, [0.9, 0.1], "^difficulty_range: got 0.9 0.1; expected two pass rates from 0 to 1, the lower one first"),
-        (None, [10.0, 90.0], "got 10.0 90.0; expected two pass rates"),
-        (None, [0.5], "got 0.5; expected two"),
-        (None, [], "got none; expected two"),
-    ],
-)
-def test_limits_that_leave_nothing_or_are_none(data, limits, message, rates):
-    given = {"difficulty_range": limits, "prior_pass_rates": rates}
-    call, arguments = (check_difficulty, [given]) if data is None else (within_range, [data, limits, rates])
-    with pytest.raises(InputError, match=message):
-        call(*arguments)
-
-
-def test_limits_without_a_file(rates):
-    with pytest.raises(InputError, match=r"^difficulty_range: got \[0.1, 0.9\] without prior_pass_rates"):
-        check_difficulty({"difficulty_range": [0.1, 0.9]})
-    with pytest.raises(InputError, match="^prior_pass_rates: got gone.jsonl, which is not a file"):
-        check_difficulty({"prior_pass_rates": "gone.jsonl"})
-    check_difficulty({"difficulty_range": [0.1, 0.9], "prior_pass_rates": rates})
-    check_difficulty({})

@@ -49,6 +49,10 @@ def size(completions, **kwargs):
     return [float(len(completions))] * len(completions)
 def exits(completions, **kwargs):
     sys.exit(0)
+def step_lengths(steps, answer=None, **kwargs):
+    return [[None if len(step) > 9 else len(step) / 10 for step in each] for each in steps]
+def step_outcome(steps, **kwargs):
+    return 1 / 0 if any(len(each) == 1 for each in steps) else [0.5] * len(steps)
 """
 
 
@@ -150,10 +154,9 @@ def test_what_a_reward_counts_as_failed_is_failed(report, batch_size, failures):
 
 
 def test_calls_are_timed_are_of_a_batch_and_print_nothing(report):
-    _, found = report("slow|size", "--show", "1")
-    [slowest] = found["rewards"]["slow"]["slowest"]
-    assert slowest["row"] == 2
-    assert slowest["seconds"] >= 0.3
+    _, found = report("slow|size", "--output", "timed.jsonl")
+    assert [row["seconds"]["slow"] >= 0.3 for row in read_rows("timed.jsonl")] == [False, True, False, False]
+    assert found["rewards"]["slow"]["seconds_max"] >= 0.3
     size = report("size", "--batch_size", "3")[1]["rewards"]["size"]
     assert (size["mean"], size["min"]) == (2.5, 1.0)  # 3, 3, 3, 1
 
@@ -193,6 +196,65 @@ def test_token_ids_come_from_a_tokenizer(report, capsys, saved_model):
     assert message in capsys.readouterr().err
     _, found = report("lengths", "--tokenizer", saved_model)
     assert found["rewards"]["lengths"]["mean"] == 1.0  # a byte-level tokenizer: one digit, one token
+
+
+# Step rewards --------------------------------------------------------------------------------------------------------
+
+LABELED = [
+    {"prompt": "p", "steps": ["ab\n", "abcdef\n"], "labels": [False, True], "correct": False},
+    {"prompt": "p", "steps": ["abcdefg", "ab", "a" * 20], "labels": [1, None, True], "correct": True},
+    {"prompt": "q", "steps": ["abcdef", "abc"], "labels": [True, False], "correct": None},
+]
+
+
+def test_step_rewards_are_compared_with_labels_and_outcomes(here, report, capsys):
+    write_json_lines("labeled.jsonl", LABELED)
+    argv = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "labeled.jsonl")
+    assert score(*argv, "--json", "--output", "scored.jsonl", "--plot", "plots/calibration.png") == 0
+    found = json.loads(capsys.readouterr().out)["step_rewards"]["step_lengths"]
+    scores = [row["scores"]["step_lengths"] for row in read_rows("scored.jsonl")]
+    assert scores == [[0.3, 0.7], [0.7, 0.2, None], [0.6, 0.3]]
+    assert (found["rows"], found["none_frac"]) == (3, pytest.approx(1 / 7))
+    against = found["against"]
+    assert {name: each["count"] for name, each in against.items()} == {"labels": 5, "min": 2, "product": 2, "last": 2}
+    assert (against["labels"]["auc"], against["last"]["auc"]) == (1.0, 0.0)  # good 0.7, 0.7, 0.6; bad 0.3
+    assert found["first_error"] == {
+        "threshold": 0.5,
+        "incorrect": 2,
+        "incorrect_accuracy": 1.0,  # steps 1 and 2
+        "correct": 0,
+        "correct_accuracy": None,
+        "f1": None,  # a step without label: nobody knows
+    }
+    assert (here / "plots/calibration.png").read_bytes().startswith(b"\x89PNG")
+    assert score(*argv, "--show", "1") == 0
+    out = capsys.readouterr().out
+    assert "step_lengths     3  0.4667" in out
+    assert "labels 5 60.0% 1.000 [1.000, 1.000]" in " ".join(out.split())
+    assert "first error (a score below 0.5): 1.000 of 2 incorrect, - of 0 correct completions; F1 -" in out
+    assert out.endswith("row 3, step 1: 0.600, labeled good: abcdef\n")
+    # An outcome reward in the place of the column, read from the steps joined.
+    rule = "def long(completions, **kwargs):\n    return [float(len(c) > 10) for c in completions]\n"
+    (here / "long.py").write_text(rule)
+    found = report("long.py:long", *argv[:2], data="labeled.jsonl")[1]
+    assert found["step_rewards"]["step_lengths"]["against"]["min"]["true_frac"] == pytest.approx(1 / 3)
+
+
+def test_step_rewards_of_plain_completions_and_of_a_recipe(here, capsys):
+    rows = [{"prompt": "p", "completion": "ab\n\ncd\n\n \n"}, {"prompt": "q", "completion": ""}]
+    write_json_lines("plain.jsonl", rows)
+    argv = ("--step_reward_funcs", "mine.py:step_lengths", "mine.py:step_outcome", "--data", "plain.jsonl")
+    assert score(*argv, "--output", "scored.jsonl") == 1  # numbers in the place of lists
+    out = capsys.readouterr().out
+    assert "step_outcome failed on 2 rows\n  row 1: RewardError: step reward function 'step_outcome': got float" in out
+    assert "step_lengths: no labels, and no reward or column `correct`, to compare it with" in out
+    assert [row["steps"] for row in read_rows("scored.jsonl")] == [["ab\n", "\ncd\n"], []]
+    assert [row["scores"]["step_outcome"] for row in read_rows("scored.jsonl")] == [[None, None], []]
+    assert score(*argv[:2], *argv[3:], "--step_separator", r"\n\n", "--output", "scored.jsonl") == 0
+    assert read_rows("scored.jsonl")[0]["steps"] == ["ab\n\n", "cd\n\n"]
+    (here / "recipe.yaml").write_text('step_reward_funcs: [mine.py:step_lengths]\nstep_separator: ["re:c"]\n')
+    assert score("--config", "recipe.yaml", "--data", "plain.jsonl", "--output", "scored.jsonl") == 0
+    assert read_rows("scored.jsonl")[0]["steps"] == ["ab\n\nc", "d\n\n \n"]
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -293,27 +355,43 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
 
 
 CALL = ("--rewards", "mine.py:exact", "--data", "rows.jsonl")
+STEPS = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "rows.jsonl")
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["--rewards", "mine.py:exact"], "--data: got nothing; expected a value"),
-        (["--data", "rows.jsonl"], "--reward_funcs: got nothing; expected a value"),
+        (["--data", "rows.jsonl"], "reward_funcs: got none; expected a reward or a step reward"),
         (["--rewards", *["mine.py:exact"] * 2, "--data", "rows.jsonl"], "reward_funcs: got mine.py:exact mine.py"),
         ([*CALL, "--batch_size", "0"], "batch_size: got 0"),
         ([*CALL, "--limit", "0"], "limit: got 0"),
-        ([*CALL, "--tolerance", "nan"], "tolerance: got nan"),
         ([*CALL, "--columns", "answer"], "columns: got 'answer'"),
-        ([*CALL, "--columns", "x=y"], "one of the columns answer, comp"),
+        ([*CALL, "--columns", "x=y"], "one of the columns: prompt, comp"),
         ([*CALL, "--columns", "answer=prompt"], "there is a column prompt"),
         ([*CALL, "--output", "rows.jsonl/x"], "output: got rows.jsonl, but"),
-        ([*CALL, "--dataset", "gone.csv"], "dataset: got 'gone.csv'"),
+        ([*CALL, "--dataset", "gone.csv"], "dataset_name: got gone.csv, which does not exist"),
         ([*CALL, "--output", ""], "output: got ''"),
         ([*CALL, "--output", "./rows.jsonl"], "which is also an input"),
         ([*CALL, "--output", "linked.jsonl"], "which is also an input or another output; expected a file of its own"),
         ([*CALL, "--pass_rates", "rows.jsonl"], "pass_rates: got rows.jsonl, which is also an input"),
-        ([*CALL, "--correct_threshold", "1"], "correct_threshold: got 1.0; expected none without --pass_rates."),
+        (
+            ["--reward_funcs", "list_sum_line_reward", *STEPS[2:]],
+            "reward line_reward: got a step reward; expected one",
+        ),
+        ([*CALL, "--plot", "x.png"], "plot: got x.png; expected none without step_reward_funcs"),
+        (
+            ["--step_reward_funcs", "{policy_log_ratio: {beta: 1}}", *STEPS[2:]],
+            "got a step reward that reads the policy's",
+        ),
+        ([*STEPS, "--pass_rates", "x.jsonl"], "pass_rates: got x.jsonl; expected none without reward_funcs"),
+        ([*STEPS, "--step_separator", "tokens:4"], "step_separator: got 'tokens:4'; expected separators or a regex"),
+        ([*STEPS, "--step_separator", ""], "step_separator: got an empty separator"),
+        (["--step_reward_funcs", "gone/prm", *STEPS[2:]], "step_reward_funcs: got 'gone/prm'"),
+        (["--step_reward_funcs", ".", *STEPS[2:]], "step_reward_funcs: prm.model: got ., a folder without config"),
+        ([*STEPS[:2], "--data", "cut.jsonl"], "data, row 1: got the labels [True, False]; expected 1 labels, one per"),
+        ([*STEPS[:2], "--data", "soft.jsonl"], "data, row 1: got the labels [0.75]; expected"),
+        ([*STEPS[:2], "--data", "steps.jsonl"], "data, row 1: got steps of another form; expected a list of texts"),
         ([*CALL, "--batchsize", "2"], "Did you mean --batch_size?"),
         *[
             ([*CALL[2:], "--rewards", reward], message)
@@ -333,6 +411,8 @@ CALL = ("--rewards", "mine.py:exact", "--data", "rows.jsonl")
 def test_bad_flags_are_one_line_and_exit_code_2(here, capsys, argv, message):
     (here / "linked.jsonl").hardlink_to(here / "rows.jsonl")
     (here / "exits.py").write_text("import sys; sys.exit(3)")
+    for name, more in (("cut", {"labels": [True, False]}), ("soft", {"labels": [0.75]}), ("steps", {"steps": "a"})):
+        write_json_lines(f"{name}.jsonl", [{"prompt": "p", "steps": ["a"], **more}])
     (here / "raises.py").write_text("class E(Exception): pass\nraise E('own')")
     before = (here / "rows.jsonl").read_text()
     assert score(*argv) == 2

@@ -199,13 +199,45 @@ def test_label_steps_then_train_prm_on_the_demo_task(tmp_path, capsys):
         assert row["labels"] == [value > 0 for value in row["values"]]
         assert all(value * 4 == round(value * 4) for value in row["values"])
     assert len({value for row in labeled for value in row["values"]}) > 2
-    assert main([*call, "--output", str(tmp_path / "again.jsonl")]) == 0
-    assert (tmp_path / "again.jsonl").read_text() == output.read_text()  # the same seed
-    capsys.readouterr()
     train = ["train-prm", "--model", DEMO_MODEL, "--data", str(output), "--output_dir", str(tmp_path / "prm")]
     assert main([*train, "--max_steps", "2"]) == 0
+    weights = (tmp_path / "prm" / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main([*train, "--max_steps", "1"]) == 2  # a trained model is not lost
+    assert "which holds another run (a saved model, model.safetensors); expected a folder" in capsys.readouterr().err
+    assert (tmp_path / "prm" / "model.safetensors").read_bytes() == weights
+    assert main([*train, "--max_steps", "1", "--overwrite_output_dir"]) == 0
+    assert (tmp_path / "prm" / "model.safetensors").read_bytes() != weights
     scorer = TokenClassificationScorer(str(tmp_path / "prm"), device="cpu")
     assert [len(row) for row in scorer([rows[1]["prompt"]], steps=[["3+8=11\n", "\\boxed{11}"]])] == [2]
+
+
+def test_labels_go_on_where_they_stopped_and_are_not_overwritten(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("trl_drgrpo.cli.label_steps._GROUP", 2)
+    call = ["label-steps", "--model", DEMO_MODEL, "--data", "trl_drgrpo:list_sum?size=5&test_size=0"]
+    call += ["--reward", "list_sum_reward", "--rollouts", "2", "--max_new_tokens", "32", "--output"]
+    output = tmp_path / "labels.jsonl"
+    assert main([*call, str(output)]) == 0
+    whole, said = output.read_bytes(), capsys.readouterr().out
+    lines = whole.splitlines(keepends=True)
+    for kept, done in ((b"".join(lines[:3]) + b'{"prompt', 2), (whole[:-1], 4), (b"", 0), (whole, 5)):
+        output.write_bytes(kept)
+        assert main([*call, str(output)]) == 0
+        assert output.read_bytes() == whole
+        printed = capsys.readouterr()
+        assert printed.out == said
+        assert (f"{done} of 5 prompts are in" in printed.err) == bool(done)
+    other = tmp_path / "other.jsonl"
+    other.write_text("{}\n")
+    monkeypatch.setattr("trl_drgrpo.process_rewards.loading.load_model", lambda *a, **k: pytest.fail("too late"))
+    for path, more, message in (
+        (output, ["--seed", "1"], "written with seed 0, not 1; expected a new file, or one of the same labeling."),
+        (other, [], "other.jsonl, which exists and was not written by this command"),
+    ):
+        before = path.read_bytes()
+        assert main([*call, str(path), *more]) == 2
+        assert message in capsys.readouterr().err
+        assert path.read_bytes() == before
 
 
 def test_label_steps_takes_any_generator(tokenizer):

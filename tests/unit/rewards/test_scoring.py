@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.scoring import disagreements, read_rows, renamed, with_columns_of
+from trl_drgrpo.rewards.scoring import disagreements, read_rows, with_columns_of
 
 
 def test_csv_keeps_long_fields_line_breaks_and_quotes(tmp_path):
@@ -28,10 +28,6 @@ def test_a_dataset_gives_the_columns_that_are_missing():
         with_columns_of(rows, [{"prompt": "p", "answer": "2"}, {"prompt": "p", "answer": "3"}])
 
 
-def test_renaming_in_a_row():
-    assert renamed([{"a": 1, "b": 2}], ["a=c", "b=a"]) == [{"c": 1, "a": 2}]
-
-
 def test_none_against_a_number_is_a_difference():
     [pair] = disagreements({"a": [None, None, 1.0, 1.0], "b": [None, 0.0, 1.0 + 1e-9, 0.9]}, tolerance=1e-6)
-    assert pair.rows == [1, 3]
+    assert pair == {"first": "a", "second": "b", "count": 2, "rows": [2, 4]}
