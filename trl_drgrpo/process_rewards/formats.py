@@ -37,7 +37,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_errors
 from trl_drgrpo.common.ranges import refuse_outside, whole
-from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.loading import is_causal, load_model, load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.named import SCORERS
 from trl_drgrpo.process_rewards.texts import (
     END_TOKENS,
@@ -139,6 +139,13 @@ class PRMScorer:
 
     def _load(self, model: Any) -> Any:
         return load_model(model, self.auto_class, OWN_CLASSES, **self._loading)
+
+    @property
+    def source(self) -> str:
+        """Path or Hub id of the model, with the revision that was loaded from the Hub."""
+        config = self.model.config
+        revision = getattr(config, "_commit_hash", None)
+        return f"{config._name_or_path}{f' at revision {revision}' if revision else ''}"
 
     def _token(self, field: str, text: str) -> int:
         """The id of a text that must be one token of the vocabulary, or the error that says so."""
@@ -500,8 +507,7 @@ class TokenClassificationScorer(PRMScorer):
         loaded = super()._load(model)
         if self.step_separator is None:
             self.step_separator = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
-        attends = [module.is_causal for module in loaded.modules() if hasattr(module, "is_causal")]
-        self.is_causal = all(attends) if attends else None  # not every architecture says
+        self.is_causal = is_causal(loaded)
         return loaded
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:

@@ -13,18 +13,15 @@ from dataclasses import MISSING
 from enum import Enum
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
+from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.upstream.versions import installed_versions
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
-_PATH = re.compile(r"^(~|/|[A-Za-z]:[\\/]|\.{1,2}[\\/])")
 
 
 def plain(text: Any) -> str:
@@ -63,11 +60,6 @@ def fenced(text: str, language: str = "") -> str:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
-
-
-def is_local_path(value: Any) -> bool:
-    """Whether a value is a path of somebody's machine, which says nothing to others."""
-    return isinstance(value, str) and bool(_PATH.match(value))
 
 
 def without_paths(values: Any) -> Any:
@@ -134,17 +126,6 @@ def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
         "segmenter": scorer.segmenter.name if scorer else None,
     }
     return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
-
-
-def is_hub_id(name: Any) -> bool:
-    """Whether a name is that of a repository on the Hub, not a folder that is or was on this machine."""
-    if not isinstance(name, str) or not name or is_local_path(name) or Path(name).exists():
-        return False
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
 
 
 def base_model_of(model: Any) -> str | None:
