@@ -25,6 +25,7 @@ from trl_drgrpo.config.field_kinds import refused
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates, unknown_prompts
+from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.single_gpu.lora_presets import check_preset, preset_values
@@ -220,7 +221,7 @@ def prepare(given: dict[str, Any]) -> Job:
     if job.script.reward_model_name_or_path:
         job.reward_funcs.append(job.script.reward_model_name_or_path)
     job.reward_funcs += [resolve_reward(spec) for spec in job.script.reward_funcs or []]
-    job.step_reward_funcs += [resolve_reward(s, "step_reward_funcs") for s in job.script.step_reward_funcs or []]
+    job.step_reward_funcs += [step_reward(spec) for spec in job.script.step_reward_funcs or []]
     _load_datasets(job)
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 

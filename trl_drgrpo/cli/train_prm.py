@@ -70,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, save and print the numbers."""
-    refuse_out_of_range(vars(args))
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    refuse_out_of_range(given)
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
     refuse_bad_adapter({"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}, "lora: ")
     check_local("model_name_or_path", model_path(args.model))
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             peft_config=_adapter(args),
             resume_from_checkpoint=args.resume_from_checkpoint,
             dataset_name=args.data,
-            arguments={field: getattr(args, field) for field in args.training if getattr(args, field) is not None},
+            arguments={name: given[name] for name in args.training if name in given},
         )
     console.print_numbers(numbers, model=args.output_dir)
     return 0
@@ -100,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 def _rows(args: argparse.Namespace, source: str, split: str) -> list[dict[str, Any]]:
     """The checked rows of a file, line by line where it is JSON, or of a dataset."""
     data.check_source(source)
-    is_json = data.FILE_TYPES.get(Path(source).suffix) == "json"
-    records = read_json_lines(source) if is_json else data.load_data(source, split=split)
+    by_line = data.FILE_TYPES.get(Path(source).suffix) == "json" and split == "train"
+    records = read_json_lines(source) if by_line else data.load_data(source, split=split)
     from trl_drgrpo.process_rewards.training import labeled_steps
 
     return labeled_steps(records, source, args.format, labels=args.labels, neutral=args.neutral)

@@ -110,6 +110,15 @@ def quiet_retries() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def is_unreachable(error: BaseException) -> bool:
+    """Whether no answer came from the Hub, not one that refuses."""
+    from huggingface_hub import errors
+
+    found = list(causes(error))
+    answered = (errors.HfHubHTTPError, errors.LocalTokenNotFoundError)
+    return any(isinstance(cause, OSError) for cause in found) and not any(isinstance(c, answered) for c in found)
+
+
 def hub_reason(error: BaseException) -> tuple[str, str] | None:
     """
     Why the Hub did not give what was asked for, from the error or its causes; `None` for another problem.

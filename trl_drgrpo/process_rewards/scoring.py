@@ -27,6 +27,7 @@ StepRewards = Sequence[Sequence[float | None]]
 RaggedRewards = list[list[float | None]]
 
 _ROWS_TO_LOOK_AT = 8
+_SILENT = 5  # batches without any score, before it is said
 # What the trainer passes to a step reward function next to the dataset's columns.
 TRAINER_KEYWORDS = frozenset({*ALWAYS_PASSED, "steps", "step_ends", "environments"})
 
@@ -129,6 +130,7 @@ class StepScorer:
         self.on_error = on_error
         self._logged_failures: set[str] = set()
         self._has_warned_of_one_step = False
+        self._silent = dict.fromkeys(self.names, 0)  # batches in a row without any score
         self._was_asked_to_look = False
 
     def on_trainer_built(self, trainer: Any) -> None:
@@ -234,8 +236,10 @@ class StepScorer:
             **{key: [example[key] for example in batch.inputs] for key in keys},
         )
         for name, rewards in zip(self.names, scores.rewards_per_func, strict=True):
-            if scored := [s for row in rewards for s in row if s is not None]:
+            scored = [s for row in rewards for s in row if s is not None]
+            if scored:
                 metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
+            self._warn_of_silence(name, bool(scored))
         columns["steps"] = [list(steps.texts) for steps in scores.steps]
         columns["step_rewards"] = scores.rewards
         return scores, metrics, columns
@@ -283,6 +287,18 @@ class StepScorer:
             message = "Step reward function '%s' failed; its steps get no score, rows without an outcome are left out."
             logger.error(f"{message} {FAILING_IS_FREE}", name, exc_info=error)
         return rewards
+
+    def _warn_of_silence(self, name: str, has_scored: bool) -> None:
+        """Say, once, that a function scores nothing."""
+        if self._silent[name] < _SILENT:
+            self._silent[name] = 0 if has_scored else self._silent[name] + 1
+            if self._silent[name] == _SILENT:
+                logger.warning(
+                    "Step reward function '%s' gave None for every step of %d batches in a row: it has no effect. "
+                    "Look at the steps that it is passed (`step_separator`), and return 0 for a step that is bad.",
+                    name,
+                    _SILENT,
+                )
 
     def _warn_of_one_step(self, steps: list[Steps], completions: Sequence[Any]) -> None:
         if one_step_frac(steps) == 1.0 and not self._has_warned_of_one_step:

@@ -286,6 +286,9 @@ def train_prm(
         raise InputError("resume_from_checkpoint", f"{checkpoint}, which is no checkpoint", "a checkpoint", remedy)
     defaults = {} if peft_config is None else {"learning_rate": 1e-4}
     training_arguments = _training_arguments(output_dir, {**defaults, **(arguments or {})})
+    if held_out is None and training_arguments.eval_strategy != "no":
+        remedy = "Pass eval_rows (`--eval_data`), or leave it out."
+        raise InputError("eval_strategy", "one without data", "steps to evaluate on as well", remedy)
     half = torch.bfloat16 if peft_config is not None and training_arguments.bf16 else torch.float32
     network = _with_head(model, training_arguments.seed, half)  # seeds before the new head is made
     network.config.step_separator = step_separator
@@ -382,6 +385,7 @@ def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
 
 def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) -> Any:
     from transformers import TrainingArguments
+    from transformers.integrations import get_reporting_integration_callbacks
 
     defaults: dict[str, Any] = {
         "learning_rate": 1e-5,
@@ -392,7 +396,13 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
         "report_to": "none",
         "use_cpu": not torch.cuda.is_available(),
     }
-    return TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
+    try:
+        given = TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
+        get_reporting_integration_callbacks(given.report_to)
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        expected = "fields that transformers.TrainingArguments takes"
+        raise InputError("arguments", f"a value that does not fit ({error})", expected, "Correct it.") from error
+    return given
 
 
 def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import MISSING
 from enum import Enum
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -173,9 +174,18 @@ def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
     rows = list(zip(trainer.reward_func_names, kinds, weights, strict=True))
     if trainer.step_scorer:
         scorer = trainer.step_scorer
-        steps = zip(scorer.names, scorer.weights, strict=True)
-        rows += [(name, "step reward", f"{weight:g}") for name, weight in steps]
+        steps = zip(scorer.names, scorer.funcs, scorer.weights, strict=True)
+        rows += [(name, f"step reward{_source(func)}", f"{weight:g}") for name, func, weight in steps]
     return rows
+
+
+def _source(func: Any) -> str:
+    """Of a model that scores steps: its id with the revision, or the name of its folder."""
+    source = getattr(func, "source", "")
+    name, at_revision, revision = source.partition(" at revision ")
+    if not source or is_hub_id(name):
+        return f": {source}" if source else ""
+    return f": {Path(name).name}{at_revision}{revision}, a local model"
 
 
 def training_rows(trainer: Any) -> Rows:
@@ -252,13 +262,16 @@ def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]
 
 
 def changed_settings(args: Any) -> dict[str, Any]:
-    """Every field that is not at its default, without secrets and paths of the machine: what the tables leave out."""
+    """Every field that somebody has set to another value than its default, without secrets and paths of the machine:
+    what the tables leave out."""
+    derived = getattr(args, "derived", {})  # a plain GRPOConfig's were not recorded
     shown = {}
     for field in dataclasses.fields(args):
         default = field.default if field.default_factory is MISSING else field.default_factory()
         value = getattr(args, field.name)
         surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
-        if surrounding or not field.init or value == default:
+        given, made = derived.get(field.name, (value, value))  # what it was made into from what was given
+        if surrounding or not field.init or value == default or (given == default and value == made):
             continue
         shown[field.name] = plain_data(value)
     return without_paths(scrubbed(shown))
