@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.model_card.card_facts import reward_rows
 from trl_drgrpo.process_rewards import (
     MonteCarloScorer,
     PolicyLogRatio,
@@ -39,6 +40,24 @@ def test_a_process_reward_model_and_a_rule_drive_training(run):
     assert logged(trainer, "process_rewards/prm/truncated_frac") == [0.0, 0.0]
     assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
     assert not scorer.model.training
+
+
+@pytest.mark.parametrize("form", ["path", "mapping"])
+def test_a_folder_stands_for_the_model_in_it(form, settings, prompts, tokenizer, tmp_path):
+    scorer = token_classification()
+    folder = str(tmp_path / "runs" / "my_prm")
+    scorer.model.save_pretrained(folder)
+    scorer.tokenizer.save_pretrained(folder)
+    given = folder if form == "path" else {"prm": {"model": folder, "batch_size": 2}}
+    settings |= {"step_separator": ["tokens:4"], "max_steps": 1}
+    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs=given)
+    assert logged(trainer, "process_rewards/prm/mean")[0] > 0
+    assert ("prm", "step reward: my_prm, a local model", "1") in reward_rows(trainer)
+    scorer.model.config._name_or_path, scorer.model.config._commit_hash = "org/prm", "0123abc"
+    trainer.step_scorer.funcs[0]._scorer = scorer
+    assert ("prm", "step reward: org/prm at revision 0123abc", "1") in reward_rows(trainer)
+    with pytest.raises(InputError, match=r"^step_reward_funcs: prm.model: got runs/other, which is not in the local"):
+        train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs="runs/other")
 
 
 @pytest.mark.parametrize("reward", ["value", "gain"])

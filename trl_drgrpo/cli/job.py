@@ -266,13 +266,15 @@ def _check_early_stopping(job: Job) -> None:
 
 def _complete_init(job: Job) -> None:
     """Model-loading keys of a recipe; `model_init_kwargs` win."""
+    given = job.training.model_init_kwargs
     job.training.model_init_kwargs = {
         "revision": job.model.model_revision,
         "trust_remote_code": job.training.trust_remote_code,
         "attn_implementation": job.model.attn_implementation,
         "dtype": job.model.dtype,
-        **(job.training.model_init_kwargs or {}),
+        **(given or {}),
     }
+    job.training.derived["model_init_kwargs"] = given, job.training.model_init_kwargs
 
 
 def _load_datasets(job: Job) -> None:
