@@ -84,11 +84,11 @@ class DrGRPOTrainer(HostTrainer):
             `get_turn_rewards()`, a step reward per turn, with `on_turn_begin()` and `state_key()`: see
             `recipes/guides/process_rewards.md`.
         step_reward_funcs (`Callable`, `str`, `dict` or list of them, *optional*, keyword only):
-            Process rewards: functions, or what a recipe may hold in their place: a name, `{"prm": {...}}`, the folder
-            or Hub id of a process reward model. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
-            trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one
-            list of floats (or `None` entries) per completion, one per step; with environments it is passed
-            `environments=`, too. They work beside `reward_funcs` or alone; `args` says how they become advantages
+            Process rewards. A text or mapping is read as in a recipe: a name, `{"prm": {...}}`, the folder or Hub id
+            of a process reward model. Each is called as `f(prompts=, completions=, steps=, completion_ids=,
+            step_ends=, trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and
+            returns one list of floats (or `None` entries) per completion, one per step; with environments it is
+            passed `environments=`, too. They work beside `reward_funcs` or alone; `args` says how they become advantages
             (`step_credit`, `step_baseline`, the weights).
         step_segmenter ([`StepSegmenter`], *optional*, keyword only):
             Cuts completions into steps; built from `args.step_separator` by default.

@@ -214,7 +214,9 @@ def test_a_hub_that_refuses_at_the_start_is_one_clear_error(status, hub, setting
 def test_a_hub_that_is_not_there_is_no_matter_of_logging_in(hub, settings, prompts, tokenizer, reward):
     hub.close()
     settings |= {"push_to_hub": True, "hub_model_id": "tester/run"}
-    message = rf"^push_to_hub: got tester/run, which cannot be opened at {hub.url} \(.*Check the network and HF_ENDPOINT"
+    message = (
+        rf"^push_to_hub: got tester/run, which cannot be opened at {hub.url} \(.*Check the network and HF_ENDPOINT"
+    )
     with pytest.raises(InputError, match=message) as caught:
         build(settings, prompts, tokenizer, reward)
     assert "auth login" not in str(caught.value)

@@ -60,10 +60,9 @@ def test_a_folder_stands_for_the_model_in_it(form, settings, prompts, tokenizer,
         train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs="runs/other")
 
 
-@pytest.mark.parametrize("reward", ["value", "gain"])
-def test_monte_carlo_values_drive_training(reward, run, tokenizer, model):
+def test_monte_carlo_values_drive_training(run, tokenizer, model):
     rollouts = TransformersRollouts(model, tokenizer, max_new_tokens=6)
-    trainer = run(MonteCarloScorer(rollouts, odd_length, k=2, reward=reward, tokenizer=tokenizer))
+    trainer = run(MonteCarloScorer(rollouts, odd_length, k=2, tokenizer=tokenizer))
     assert all(number > 0 for number in logged(trainer, "process_rewards/monte_carlo/rollouts"))
     assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
 

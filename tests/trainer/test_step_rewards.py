@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.preflight import check_inputs
-from trl_drgrpo.process_rewards import MonteCarloScorer, PolicyLogRatio, StepJudge, step_verifier
+from trl_drgrpo.process_rewards import PolicyLogRatio, StepJudge, step_verifier
 from trl_drgrpo.process_rewards.named import NamedScorer
 
 
@@ -188,12 +188,11 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
             check(False, **fields)
 
 
-def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts, tokenizer):
+def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts):
     judge = StepJudge("m", "http://localhost:1/v1", reads="solution", name="judge")
-    gain = MonteCarloScorer(list, length_reward, tokenizer, reward="gain")
-    functions = {"step_reward_funcs": [judge, gain, NamedScorer("implicit_prm", "a/b", {"reference": "a/c"})]}
-    remedies = "Give `judge` reads='prefix'.* Give `monte_carlo` reward='value'.* Replace `implicit_prm`"
-    with pytest.raises(InputError, match=f"'baseline' with 'judge', 'monte_carlo', 'implicit_prm', .*{remedies}"):
+    functions = {"step_reward_funcs": [judge, NamedScorer("implicit_prm", "a/b", reference="a/c")]}
+    remedies = "Give `judge` reads='prefix'.* Replace `implicit_prm`"
+    with pytest.raises(InputError, match=f"'baseline' with 'judge', 'implicit_prm', .*{remedies}"):
         check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
     assert all("is_causal" in inspect.getdoc(type(func)) for func in functions["step_reward_funcs"])
 

@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora_alpha", type=int, default=32, help="(default: 32)")
     add("--lora_dropout", type=float, default=0.0, help="(default: 0)")
     add("--lora_target_modules", nargs="+", help="layers with an adapter (default: all linear ones)")
-    add("--resume_from_checkpoint", nargs="?", const=True, help="checkpoint; without a value the newest")
+    newest = "checkpoint to go on from; true, or no value: the newest in output_dir"
+    add("--resume_from_checkpoint", nargs="?", const=True, type=_true_or_path, help=newest)
     training = parser.add_argument_group("fields of transformers.TrainingArguments").add_argument
     training("--learning_rate", type=float, help="(default: 1e-5, with --use_peft 1e-4)")
     training("--num_train_epochs", type=float, default=1.0, help="(default: 1)")
@@ -108,10 +109,16 @@ def _rows(args: argparse.Namespace, source: str, split: str) -> list[dict[str, A
     return labeled_steps(records, source, args.format, labels=args.labels, neutral=args.neutral)
 
 
+def _true_or_path(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
 def _adapter(args: argparse.Namespace) -> Any:
     if not args.use_peft:
         return None
     from peft import LoraConfig
 
     targets = args.lora_target_modules or "all-linear"
-    return LoraConfig(r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules=targets)
+    return LoraConfig(
+        r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules=targets
+    )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.formats import MathPSAScorer as MathPSAScorer
     from trl_drgrpo.process_rewards.formats import MathShepherdScorer as MathShepherdScorer
     from trl_drgrpo.process_rewards.formats import QwenMathScorer as QwenMathScorer
-    from trl_drgrpo.process_rewards.formats import ReasonFluxScorer as ReasonFluxScorer
     from trl_drgrpo.process_rewards.formats import SkyworkScorer as SkyworkScorer
     from trl_drgrpo.process_rewards.formats import TokenClassificationScorer as TokenClassificationScorer
     from trl_drgrpo.process_rewards.formats import VersaScorer as VersaScorer

@@ -27,7 +27,6 @@ SCORERS = {
     "qwen_math_prm": "QwenMathScorer",
     "chat_turn_prm": "ChatTurnScorer",
     "skywork_prm": "SkyworkScorer",
-    "reasonflux_prm": "ReasonFluxScorer",
     "implicit_prm": "ImplicitRewardScorer",
 }
 # Formats that no configuration states, by what the published ids have in common.
@@ -38,7 +37,6 @@ _BY_ID = {
     "math-psa": "math_psa_prm",
     "llama3.1-8b-prm": "chat_turn_prm",
     "eurusprm": "implicit_prm",
-    "reasonflux-prm-1.5b": "reasonflux_prm",
 }
 _BY_ARCHITECTURE = {"Qwen2ForProcessRewardModel": "qwen_math_prm", "Qwen2ForPrmModel": "skywork_prm"}
 
@@ -95,7 +93,6 @@ math_psa_prm = partial(NamedScorer, "math_psa_prm")
 qwen_math_prm = partial(NamedScorer, "qwen_math_prm")
 chat_turn_prm = partial(NamedScorer, "chat_turn_prm")
 skywork_prm = partial(NamedScorer, "skywork_prm")
-reasonflux_prm = partial(NamedScorer, "reasonflux_prm")
 implicit_prm = partial(NamedScorer, "implicit_prm")
 
 
@@ -135,8 +132,6 @@ def _format_of(model: str) -> str:
     for part, scorer in _BY_ID.items():
         if part in (path.name if path.is_dir() else model).lower():
             return scorer
-    if (path / "reward_head.pt").is_file():
-        return "reasonflux_prm"
     from trl_drgrpo.process_rewards.loading import architecture
 
     with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):

@@ -2,8 +2,9 @@ r"""Train a process reward model from labeled steps: token classification on `tr
 
 A row of labeled steps: `{"prompt": text or messages, "steps": [text, ...], "labels": [true, false, ...]}`; a label may
 be a number from 0 to 1 (soft: the share of rollouts that were accepted, for example) or `null` (not trained on). The
-column was called `completions` in TRL's stepwise format and is accepted under that name. PRM800K (arXiv 2305.20050) and Math-Shepherd (arXiv 2312.08935) records convert; one PRM800K record gives a row
-per alternative that the annotators rated, each with the steps chosen before it.
+column was called `completions` in TRL's stepwise format and is accepted under that name. PRM800K (arXiv 2305.20050)
+and Math-Shepherd (arXiv 2312.08935) records convert; one PRM800K record gives a row per alternative that the
+annotators rated, each with the steps chosen before it.
 
 For training a row becomes `[bos] prompt step separator step separator ...` with the step's label on the separator's
 last token and -100 elsewhere: what [`TokenClassificationScorer`] reads back, through the same function. Deltas from
@@ -314,7 +315,9 @@ def train_prm(
     numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
     # Without held-out steps the end of the loss is seen on those trained on, for the warning alone.
     measured = trainer.evaluate(held_out or examples[:_LOOKED_AT], metric_key_prefix="eval")  # type: ignore[arg-type]
-    _warn_of_chance(measured["eval_loss"], measured["eval_chance_loss"], "training" if held_out is None else "held-out")
+    _warn_of_chance(
+        measured["eval_loss"], measured["eval_chance_loss"], "training" if held_out is None else "held-out"
+    )
     if held_out is not None:
         numbers |= {f"eval_{name}": float(measured[f"eval_{name}"]) for name in _MEASURED}
     if trainer.is_world_process_zero():
@@ -501,13 +504,17 @@ def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any)
     )
     template = files("trl_drgrpo.process_rewards").joinpath("prm_card.md.jinja").read_text("utf-8")
     folder = Path(trainer.args.output_dir)
-    text = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(template).render(
-        name=folder.absolute().name,
-        kind=type(trainer.model).__name__,
-        base=base_id,
-        data=data_id or "local data",
-        args=trainer.args,
-        steps=trainer.state.global_step,
-        **facts,
+    text = (
+        Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+        .from_string(template)
+        .render(
+            name=folder.absolute().name,
+            kind=type(trainer.model).__name__,
+            base=base_id,
+            data=data_id or "local data",
+            args=trainer.args,
+            steps=trainer.state.global_step,
+            **facts,
+        )
     )
     (folder / "README.md").write_text(f"---\n{metadata.to_yaml()}\n---\n{text}", encoding="utf-8")

@@ -20,7 +20,6 @@ from trl_drgrpo.rewards.recipe_rewards import resolve_reward
         ("openreasoner/Math-psa", "math_psa_prm"),
         ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "chat_turn_prm"),
         ("PRIME-RL/EurusPRM-Stage2", "implicit_prm"),
-        ("Gen-Verse/ReasonFlux-PRM-1.5B", "reasonflux_prm"),
     ],
 )
 def test_the_format_is_that_of_the_published_id(model, scorer):
@@ -29,7 +28,7 @@ def test_the_format_is_that_of_the_published_id(model, scorer):
 
 def test_each_says_whether_a_score_reads_later_text():
     specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in SCORERS}
-    later = {"reasonflux_prm": False, "implicit_prm": False}
+    later = {"implicit_prm": False}
     unknown = {"token_classification_prm": None}  # a decoder or an encoder: known once it is loaded
     said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
     assert said == {**dict.fromkeys(SCORERS, True), **later, **unknown}

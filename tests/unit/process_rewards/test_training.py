@@ -79,7 +79,15 @@ def test_an_adapter_is_merged_checkpointed_evaluated_and_resumed(tmp_path, capsy
     rows = Dataset.from_list([{**row, "labels": [int(label) for label in row["labels"]]} for row in separable(96, 0)])
     rows.to_parquet(tmp_path / "data" / "train.parquet")
     Dataset.from_list(separable(24, 1)).to_parquet(tmp_path / "data" / "test.parquet")
-    call = ["train-prm", "--model", "trl_drgrpo:demo", "--dataset_name", str(tmp_path / "data"), "--output_dir", str(out)]
+    call = [
+        "train-prm",
+        "--model",
+        "trl_drgrpo:demo",
+        "--dataset_name",
+        str(tmp_path / "data"),
+        "--output_dir",
+        str(out),
+    ]
     call += ["--dataset_test_split", "test", "--use_peft", "--lora_r", "4", "--learning_rate", "5e-3"]
     call += ["--gradient_checkpointing", "--eval_strategy", "steps", "--eval_steps", "20", "--save_strategy", "steps"]
     assert main([*call, "--save_steps", "30", "--max_steps", "60"]) == 0

@@ -108,8 +108,8 @@ class ModelCard(Feature):
         target = self.trainer.hub_model_id or self.trainer.args.hub_model_id or "<user>/<name>"
         command = f"hf upload {target} {shlex.quote(str(folder))} {UPLOAD_EXCLUDES}"
         return (
-            f"push_to_hub: the upload to {target} at {constants.ENDPOINT} failed ({_short(error)}). The model is saved "
-            f"in {folder}: push it later with `{command}`."
+            f"push_to_hub: the upload to {target} at {constants.ENDPOINT} failed ({_short(error)}). The model is "
+            f"saved in {folder}: push it later with `{command}`."
         )
 
 
