@@ -34,7 +34,6 @@ _PRMS = (
 register(
     {name: Entry(f"{__name__}.process_rewards.named", None, name) for name in _PRMS}
     | {
-        "policy_log_ratio": Entry(f"{__name__}.process_rewards", None, "PolicyLogRatio"),
         "step_judge": Entry(f"{__name__}.process_rewards", None, "StepJudge"),
         "list_sum_reward": Entry(f"{__name__}.demo.task", "list_sum_reward"),
         "list_sum_line_reward": Entry(f"{__name__}.demo.task", "line_reward"),

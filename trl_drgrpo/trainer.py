@@ -88,8 +88,8 @@ class DrGRPOTrainer(HostTrainer):
             of a process reward model. Each is called as `f(prompts=, completions=, steps=, completion_ids=,
             step_ends=, trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and
             returns one list of floats (or `None` entries) per completion, one per step; with environments it is
-            passed `environments=`, too. They work beside `reward_funcs` or alone; `args` says how they become advantages
-            (`step_credit`, `step_baseline`, the weights).
+            passed `environments=`, too. They work beside `reward_funcs` or alone; `args` says how they become
+            advantages (`step_credit`, `step_baseline`, the weights).
         step_segmenter ([`StepSegmenter`], *optional*, keyword only):
             Cuts completions into steps; built from `args.step_separator` by default.
         advantage_func (`Callable[[RolloutBatch], torch.Tensor]`, *optional*, keyword only):
@@ -409,7 +409,6 @@ class DrGRPOTrainer(HostTrainer):
     def _scored_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> dict[str, Any]:
         """The fields of [`RolloutBatch`] that step rewards fill."""
         tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
-        scorer.on_rollouts(rollouts)
         with self.scoring():
             steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
         if self.args.step_baseline == "to_go" or self.args.process_role == "baseline":

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.preflight import check_inputs
-from trl_drgrpo.process_rewards import PolicyLogRatio, StepJudge, step_verifier
+from trl_drgrpo.process_rewards import StepJudge, step_verifier
 from trl_drgrpo.process_rewards.named import NamedScorer
 
 
@@ -152,12 +152,12 @@ def test_step_settings_without_step_rewards_are_said_to_do_nothing(settings, pro
 
 
 def test_a_model_that_is_paid_is_warned_of(settings, prompts, caplog):
-    functions = {"step_reward_funcs": [parity, PolicyLogRatio()]}
+    functions = {"step_reward_funcs": [parity, StepJudge("m", "http://localhost:1/v1")]}
     check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
     assert "is a model" not in caplog.text
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
-    assert "process_role: 'policy_log_ratio' is a model whose scores are rewarded" in caplog.text
+    assert "process_role: 'step_judge' is a model whose scores are rewarded" in caplog.text
 
 
 def test_scores_that_read_later_text(settings, prompts, caplog):

@@ -97,8 +97,7 @@ class StepScorer:
         funcs (`list[Callable]`): Called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <columns>)`, synchronous or asynchronous; each returns one list of
             floats or `None` per completion, one entry per step. With `environments=`, one per row, where there are
-            some. One with a method `on_trainer_built(trainer)` is called there once, one with `on_rollouts(rollouts)`
-            before each batch.
+            some. One with a method `on_trainer_built(trainer)` is called there once.
         segmenter ([`StepSegmenter`]): Cuts completions into steps.
         weights (`list[float]`, *optional*): One per function; all 1 by default.
         on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a failing function is a [`RewardError`].
@@ -138,12 +137,6 @@ class StepScorer:
         for func in self.funcs:
             if (hook := getattr(func, "on_trainer_built", None)) is not None:
                 hook(trainer)
-
-    def on_rollouts(self, rollouts: dict[str, Any]) -> None:
-        """Show this rank's batch as the trainer holds it (`completion_ids (b, T)` and so on) to functions that ask."""
-        for func in self.funcs:
-            if (hook := getattr(func, "on_rollouts", None)) is not None:
-                hook(rollouts)
 
     def score(
         self,
