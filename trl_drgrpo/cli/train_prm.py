@@ -103,7 +103,7 @@ def _rows(args: argparse.Namespace, source: str, split: str) -> list[dict[str, A
     """The checked rows of a file, line by line where it is JSON, or of a dataset."""
     data.check_source(source)
     by_line = data.FILE_TYPES.get(Path(source).suffix) == "json" and split == "train"
-    records = read_json_lines(source) if by_line else data.load_data(source, split=split)
+    records: Any = read_json_lines(source) if by_line else data.load_data(source, split=split)
     from trl_drgrpo.process_rewards.training import labeled_steps
 
     return labeled_steps(records, source, args.format, labels=args.labels, neutral=args.neutral)

@@ -289,7 +289,8 @@ def train_prm(
     training_arguments = _training_arguments(output_dir, {**defaults, **(arguments or {})})
     if held_out is None and training_arguments.eval_strategy != "no":
         remedy = "Pass eval_rows (`--eval_data`), or leave it out."
-        raise InputError("eval_strategy", "one without data", "steps to evaluate on as well", remedy)
+        got = f"{training_arguments.eval_strategy.value!r} without data"
+        raise InputError("eval_strategy", got, "steps to evaluate on as well", remedy)
     half = torch.bfloat16 if peft_config is not None and training_arguments.bf16 else torch.float32
     network = _with_head(model, training_arguments.seed, half)  # seeds before the new head is made
     network.config.step_separator = step_separator
@@ -404,7 +405,9 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
         get_reporting_integration_callbacks(given.report_to)
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         expected = "fields that transformers.TrainingArguments takes"
-        raise InputError("arguments", f"a value that does not fit ({error})", expected, "Correct it.") from error
+        raise InputError(
+            "arguments", f"a value that does not fit ({str(error).rstrip('.')})", expected, "Correct it."
+        ) from error
     return given
 
 

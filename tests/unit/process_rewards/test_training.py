@@ -133,6 +133,12 @@ def test_a_loss_at_chance_and_a_folder_without_a_checkpoint_are_said(saved_model
     card = (tmp_path / "README.md").read_text()
     assert "Not measured." in card
     assert "it may serve as a baseline" in card
+    for fields, message in (
+        ({"eval_strategy": "steps"}, "^eval_strategy: got 'steps' without data"),
+        ({"report_to": "nothing"}, "^arguments: got .*nothing is not supported"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train_prm(saved_model, separable(16, 0), tmp_path, arguments=fields)
     with pytest.raises(InputError, match=r"^resume_from_checkpoint: got .*none, which is no checkpoint"):
         train_prm(saved_model, separable(16, 0), tmp_path, resume_from_checkpoint=str(tmp_path / "none"))
 
