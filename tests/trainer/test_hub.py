@@ -276,7 +276,7 @@ def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, 
     captured = capsys.readouterr()
     assert code == 1
     last = captured.err.strip().splitlines()[-1]
-    assert last.startswith("error: push_to_hub: the upload to tester/run failed (")
+    assert last.startswith(f"error: push_to_hub: the upload to tester/run at {hub.url} failed (")
     assert "The model is saved in out: push it later with `hf upload tester/run out" in last
     assert (tmp_path / "out" / "model.safetensors").exists()
     hub.refuse = {}
