@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 # Names in recipes of what stands above the room of rewards. Nothing is imported until a recipe uses one.
 _PRMS = (
     *("token_classification_prm", "math_shepherd_prm", "qwen_math_prm", "chat_turn_prm", "versa_prm"),
-    *("math_psa_prm", "skywork_prm", "reasonflux_prm", "implicit_prm", "prm"),
+    *("math_psa_prm", "skywork_prm", "implicit_prm", "prm"),
 )
 register(
     {name: Entry(f"{__name__}.process_rewards.named", None, name) for name in _PRMS}
     | {
-        "policy_log_ratio": Entry(f"{__name__}.process_rewards", None, "PolicyLogRatio"),
         "step_judge": Entry(f"{__name__}.process_rewards", None, "StepJudge"),
         "list_sum_reward": Entry(f"{__name__}.demo.task", "list_sum_reward"),
         "list_sum_line_reward": Entry(f"{__name__}.demo.task", "line_reward"),

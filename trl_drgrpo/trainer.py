@@ -40,6 +40,7 @@ from trl_drgrpo.objective.step_advantages import (
     with_closings,
 )
 from trl_drgrpo.objective.value_baseline import ValueBaseline
+from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
@@ -60,6 +61,7 @@ from trl_drgrpo.upstream.weight_sync import sync_merged_layers
 
 EvalData = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
 RewardSource = RewardFunction | str | PreTrainedModel  # a name is that of a reward model
+StepRewardSource = StepRewardFunction | str | dict[str, Any]
 
 
 class DrGRPOTrainer(HostTrainer):
@@ -81,12 +83,13 @@ class DrGRPOTrainer(HostTrainer):
             [`DrGRPOConfig.from_grpo_config`]. `peft_config` may be a [`lora_preset`]. An environment may also define
             `get_turn_rewards()`, a step reward per turn, with `on_turn_begin()` and `state_key()`: see
             `recipes/guides/process_rewards.md`.
-        step_reward_funcs (`Callable` or list of them, *optional*, keyword only):
-            Process rewards. Each is called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
-            trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and returns one
-            list of floats (or `None` entries) per completion, one per step; with environments it is passed
-            `environments=`, too. They work beside `reward_funcs` or alone; `args` says how they become advantages
-            (`step_credit`, `step_baseline`, the weights).
+        step_reward_funcs (`Callable`, `str`, `dict` or list of them, *optional*, keyword only):
+            Process rewards. A text or mapping is read as in a recipe: a name, `{"prm": {...}}`, the folder or Hub id
+            of a process reward model. Each is called as `f(prompts=, completions=, steps=, completion_ids=,
+            step_ends=, trainer_state=, log_metric=, log_extra=, <dataset columns>)`, synchronous or asynchronous, and
+            returns one list of floats (or `None` entries) per completion, one per step; with environments it is
+            passed `environments=`, too. They work beside `reward_funcs` or alone; `args` says how they become
+            advantages (`step_credit`, `step_baseline`, the weights).
         step_segmenter ([`StepSegmenter`], *optional*, keyword only):
             Cuts completions into steps; built from `args.step_separator` by default.
         advantage_func (`Callable[[RolloutBatch], torch.Tensor]`, *optional*, keyword only):
@@ -150,7 +153,7 @@ class DrGRPOTrainer(HostTrainer):
         rollout_func: Callable | None = None,
         environment_factory: Any = None,
         *,
-        step_reward_funcs: StepRewardFunction | Sequence[StepRewardFunction] | None = None,
+        step_reward_funcs: StepRewardSource | Sequence[StepRewardSource] | None = None,
         step_segmenter: StepSegmenter | None = None,
         advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
         **parent_kwargs: Any,
@@ -159,7 +162,8 @@ class DrGRPOTrainer(HostTrainer):
         given, args = args, dr_grpo_config(args, model)
         self._given_args = (given or args, dict(vars(given or args)))
         self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
-        outcome_funcs, given_steps = _as_list(reward_funcs), _as_list(step_reward_funcs)
+        outcome_funcs = _as_list(reward_funcs)
+        given_steps = [step_reward(each) for each in _as_list(step_reward_funcs)]
         writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
         steps = [*given_steps, *self.turns.step_reward_funcs]
         check_inputs(args, outcome_funcs, train_dataset, eval_dataset=eval_dataset, step_reward_funcs=steps, **writers)
@@ -405,7 +409,6 @@ class DrGRPOTrainer(HostTrainer):
     def _scored_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> dict[str, Any]:
         """The fields of [`RolloutBatch`] that step rewards fill."""
         tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
-        scorer.on_rollouts(rollouts)
         with self.scoring():
             steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
         if self.args.step_baseline == "to_go" or self.args.process_role == "baseline":

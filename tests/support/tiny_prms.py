@@ -19,7 +19,6 @@ from trl_drgrpo.process_rewards import (
     MathPSAScorer,
     MathShepherdScorer,
     QwenMathScorer,
-    ReasonFluxScorer,
     SkyworkScorer,
     TokenClassificationScorer,
     VersaScorer,
@@ -141,12 +140,6 @@ def skywork(**options):
     return SkyworkScorer(built(Qwen2ForPrmModel, config(tokenizer)), tokenizer, **options)
 
 
-def reasonflux(**options):
-    tokenizer = line_break_tokenizer()
-    model = built(Qwen2ForPrmModel, config(tokenizer), seed=1)  # any model with one output per token
-    return ReasonFluxScorer(model, tokenizer, **options)
-
-
 def implicit(**options):
     tokenizer = tiny_tokenizer()
     model, reference = (built(Qwen2ForCausalLM, config(tokenizer), seed) for seed in (0, 1))
@@ -161,6 +154,5 @@ SCORERS = {
     "versa": versa,
     "math_psa": math_psa,
     "skywork": skywork,
-    "reasonflux": reasonflux,
     "implicit": implicit,
 }

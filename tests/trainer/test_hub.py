@@ -205,10 +205,21 @@ UPLOADED = ["model.safetensors", "_drgrpo/completions.jsonl", "checkpoint-1/opti
 def test_a_hub_that_refuses_at_the_start_is_one_clear_error(status, hub, settings, prompts, tokenizer, reward):
     hub.refuse = {"repos/create": status}
     settings |= {"push_to_hub": True, "hub_model_id": "tester/run"}
-    message = rf"^push_to_hub: got tester/run, which cannot be opened \(.*{status}.*hf auth login"
+    message = rf"^push_to_hub: got tester/run, which cannot be opened at {hub.url} \(.*{status}.*hf auth login"
     with pytest.raises(InputError, match=message) as caught:
         build(settings, prompts, tokenizer, reward)
     assert TOKEN not in str(caught.value)
+
+
+def test_a_hub_that_is_not_there_is_no_matter_of_logging_in(hub, settings, prompts, tokenizer, reward):
+    hub.close()
+    settings |= {"push_to_hub": True, "hub_model_id": "tester/run"}
+    message = (
+        rf"^push_to_hub: got tester/run, which cannot be opened at {hub.url} \(.*Check the network and HF_ENDPOINT"
+    )
+    with pytest.raises(InputError, match=message) as caught:
+        build(settings, prompts, tokenizer, reward)
+    assert "auth login" not in str(caught.value)
 
 
 @pytest.mark.parametrize("status", [403, pytest.param(500, marks=pytest.mark.slow)])
@@ -265,7 +276,7 @@ def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, 
     captured = capsys.readouterr()
     assert code == 1
     last = captured.err.strip().splitlines()[-1]
-    assert last.startswith("error: push_to_hub: the upload to tester/run failed (")
+    assert last.startswith(f"error: push_to_hub: the upload to tester/run at {hub.url} failed (")
     assert "The model is saved in out: push it later with `hf upload tester/run out" in last
     assert (tmp_path / "out" / "model.safetensors").exists()
     hub.refuse = {}

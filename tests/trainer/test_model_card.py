@@ -334,6 +334,16 @@ def test_options_of_any_type_are_stated_and_end_no_run(tmp_path):
     assert shown["generation_kwargs"] == {"sequence_bias": {"(10,)": -1.0}, "suppress_tokens": [3]}
 
 
+def test_the_settings_are_those_that_somebody_has_set():
+    args = DrGRPOConfig(
+        "out", report_to="none", num_generations=4, per_device_train_batch_size=8, step_separator="\n", bf16=False
+    )
+    args.learning_rate = 3e-6
+    changed = {"learning_rate": 3e-6, "num_generations": 4, "step_separator": ["\n"], "bf16": False}
+    shown = card_facts.changed_settings(args)
+    assert {name: value for name, value in shown.items() if name != "per_device_train_batch_size"} == changed
+
+
 def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, prompts, tokenizer, reward):
     def other(completion_ids, **kwargs):
         return [0.1 * len(ids) for ids in completion_ids]

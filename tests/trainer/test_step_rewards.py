@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.preflight import check_inputs
-from trl_drgrpo.process_rewards import MonteCarloScorer, PolicyLogRatio, StepJudge, step_verifier
+from trl_drgrpo.process_rewards import StepJudge, step_verifier
 from trl_drgrpo.process_rewards.named import NamedScorer
 
 
@@ -146,12 +146,12 @@ def test_step_settings_without_step_rewards_are_said_to_do_nothing(settings, pro
 
 
 def test_a_model_that_is_paid_is_warned_of(settings, prompts, caplog):
-    functions = {"step_reward_funcs": [parity, PolicyLogRatio()]}
+    functions = {"step_reward_funcs": [parity, StepJudge("m", "http://localhost:1/v1")]}
     check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
     assert "is a model" not in caplog.text
     check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
-    assert "process_role: 'policy_log_ratio' is a model whose scores are rewarded" in caplog.text
+    assert "process_role: 'step_judge' is a model whose scores are rewarded" in caplog.text
 
 
 def test_scores_that_read_later_text(settings, prompts, caplog):
@@ -182,12 +182,11 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
             check(False, **fields)
 
 
-def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts, tokenizer):
+def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts):
     judge = StepJudge("m", "http://localhost:1/v1", reads="solution", name="judge")
-    gain = MonteCarloScorer(list, length_reward, tokenizer, reward="gain")
-    functions = {"step_reward_funcs": [judge, gain, NamedScorer("implicit_prm", "a/b", {"reference": "a/c"})]}
-    remedies = "Give `judge` reads='prefix'.* Give `monte_carlo` reward='value'.* Replace `implicit_prm`"
-    with pytest.raises(InputError, match=f"'baseline' with 'judge', 'monte_carlo', 'implicit_prm', .*{remedies}"):
+    functions = {"step_reward_funcs": [judge, NamedScorer("implicit_prm", "a/b", reference="a/c")]}
+    remedies = "Give `judge` reads='prefix'.* Replace `implicit_prm`"
+    with pytest.raises(InputError, match=f"'baseline' with 'judge', 'implicit_prm', .*{remedies}"):
         check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
     assert all("is_causal" in inspect.getdoc(type(func)) for func in functions["step_reward_funcs"])
 

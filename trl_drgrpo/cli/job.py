@@ -22,6 +22,7 @@ from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.config.field_kinds import refused
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start
+from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.single_gpu.lora_presets import check_preset, preset_values
 
@@ -137,7 +138,7 @@ def prepare(given: dict[str, Any]) -> Job:
     if job.script.reward_model_name_or_path:
         job.reward_funcs.append(job.script.reward_model_name_or_path)
     job.reward_funcs += [resolve_reward(spec) for spec in job.script.reward_funcs or []]
-    job.step_reward_funcs += [resolve_reward(s, "step_reward_funcs") for s in job.script.step_reward_funcs or []]
+    job.step_reward_funcs += [step_reward(spec) for spec in job.script.step_reward_funcs or []]
     _load_datasets(job)
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
@@ -182,13 +183,15 @@ def _check_early_stopping(job: Job) -> None:
 
 def _complete_init(job: Job) -> None:
     """Model-loading keys of a recipe; `model_init_kwargs` win."""
+    given = job.training.model_init_kwargs
     job.training.model_init_kwargs = {
         "revision": job.model.model_revision,
         "trust_remote_code": job.training.trust_remote_code,
         "attn_implementation": job.model.attn_implementation,
         "dtype": job.model.dtype,
-        **(job.training.model_init_kwargs or {}),
+        **(given or {}),
     }
+    job.training.derived["model_init_kwargs"] = given, job.training.model_init_kwargs
 
 
 def _load_datasets(job: Job) -> None:

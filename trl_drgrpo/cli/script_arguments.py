@@ -41,8 +41,8 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
         step_reward_funcs (`list[str | dict]`, *optional*):
             Step reward functions, named like reward_funcs: one reward per step of a completion, for example
             `list_sum_line_reward` of the demo. Process reward models as mappings: `{qwen_math_prm: {model: <path or
-            Hub id>}}`, `math_shepherd_prm`, `skywork_prm` and others, or `prm`, where the model says which. With
-            step_separator, step_credit and step_baseline.
+            Hub id>}}`, `math_shepherd_prm`, `skywork_prm` and others, or `prm`, where the model says which; its
+            folder or Hub id alone is short for that. With step_separator, step_credit and step_baseline.
         rename_columns (`list[str]`, *optional*):
             Columns to rename before training, in every split, each `old=new`, for example `question=prompt`.
         prompt_template (`str`, *optional*):

@@ -8,65 +8,85 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.cli import console
+from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.job import model_path
 from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.hub_errors import check_local
-from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
+from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import choose_start
+from trl_drgrpo.rewards.scoring import read_json_lines
 
-FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.stepwise_data, which is imported later
+FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.training, which is imported later
+_INTERVALS = ("no", "steps", "epoch")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     parser.description = (
-        "Train a language model with a head of two classes per token to tell good steps from bad ones. The data is a "
-        "JSON Lines file with prompt, steps (list of texts) and labels (list of booleans); published PRM800K and "
-        "Math-Shepherd files are converted."
+        "Train a language model with a head of two classes per token to tell good steps from bad ones. The data has "
+        "prompt, steps (list of texts) and labels (list of booleans, or of numbers from 0 to 1); published PRM800K "
+        "and Math-Shepherd files are converted."
     )
     console.add_model(parser, "folder or Hub id of the language model to start from", required=True)
     add = parser.add_argument
-    add("--dataset_name", "--data", dest="data", required=True, help="JSON Lines file of labeled steps")
+    source = "labeled steps: Hub id, folder or file, as in train"
+    add("--dataset_name", "--data", dest="data", required=True, help=source)
+    add("--dataset_train_split", default="train", help="split to train on (default: train)")
+    add("--dataset_test_split", help="split to evaluate on, of --eval_data, else of --dataset_name")
     add("--output_dir", required=True, help="folder for the trained model and its tokenizer")
     replace = "replace the model in output_dir, which is refused otherwise"
     add("--overwrite_output_dir", nargs="?", const="true", default="false", choices=("true", "false"), help=replace)
-    add("--eval_data", help="file in the same format for evaluation after training")
+    add("--eval_data", help="data in the same format for evaluation")
     add("--format", choices=FORMATS, default="stepwise", help="shape of the rows (default: stepwise)")
+    soft = "column with the labels; values: train on the shares that label-steps writes (default: labels)"
+    add("--labels", default="labels", help=soft)
+    neutral = "what PRM800K's neutral steps count as (default: good)"
+    add("--neutral", choices=("good", "bad", "ignore"), default="good", help=neutral)
     add("--step_separator", default="\\n", help=r"text after every step; \n is a line break (default: \n)")
     longest = "prompts of longer rows are truncated from the left (default: 2048)"
     add("--max_length", type=int, default=2048, help=longest)
-    add("--learning_rate", type=float, default=1e-5, help="(default: 1e-5)")
-    add("--num_train_epochs", type=float, default=1.0, help="(default: 1)")
-    add("--max_steps", type=int, default=-1, help="optimizer steps, over num_train_epochs if positive")
-    add("--per_device_train_batch_size", type=int, default=8, help="(default: 8)")
-    add("--gradient_accumulation_steps", type=int, default=1, help="(default: 1)")
-    add("--logging_steps", type=int, default=10, help="(default: 10)")
-    add("--seed", type=int, default=42, help="(default: 42)")
-    add("--bf16", action="store_true", help="compute in bfloat16; the weights stay in float32")
+    add("--use_peft", action="store_true", help="train a LoRA adapter and the head; both are merged when saved")
+    add("--lora_r", type=int, default=16, help="rank (default: 16)")
+    add("--lora_alpha", type=int, default=32, help="(default: 32)")
+    add("--lora_dropout", type=float, default=0.0, help="(default: 0)")
+    add("--lora_target_modules", nargs="+", help="layers with an adapter (default: all linear ones)")
+    newest = "checkpoint to go on from; true, or no value: the newest in output_dir"
+    add("--resume_from_checkpoint", nargs="?", const=True, type=_true_or_path, help=newest)
+    training = parser.add_argument_group("fields of transformers.TrainingArguments").add_argument
+    training("--learning_rate", type=float, help="(default: 1e-5, with --use_peft 1e-4)")
+    training("--num_train_epochs", type=float, default=1.0, help="(default: 1)")
+    training("--max_steps", type=int, default=-1, help="optimizer steps, over num_train_epochs if positive")
+    training("--per_device_train_batch_size", type=int, default=8, help="(default: 8)")
+    training("--gradient_accumulation_steps", type=int, default=1, help="(default: 1)")
+    training("--gradient_checkpointing", action="store_true", help="less memory, more time")
+    training("--bf16", action="store_true", help="compute in bfloat16; weights in float32, but a frozen base")
+    training("--logging_steps", type=int, default=10, help="(default: 10)")
+    training("--report_to", nargs="+", default=["none"], help="trackers: wandb, trackio, ... (default: none)")
+    training("--run_name", help="the run's name in trackers")
+    training("--save_strategy", choices=_INTERVALS, default="no", help="checkpoints (default: no)")
+    training("--save_steps", type=int, default=500, help="with save_strategy steps (default: 500)")
+    training("--save_total_limit", type=int, help="checkpoints that are kept (default: all)")
+    training("--eval_strategy", choices=_INTERVALS, default="no", help="evaluations during training (default: no)")
+    training("--eval_steps", type=int, help="with eval_strategy steps (default: logging_steps)")
+    training("--seed", type=int, default=42, help="(default: 42)")
+    parser.set_defaults(training=[each.dest for each in parser._action_groups[-1]._group_actions])
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, save and print the numbers."""
-    from trl_drgrpo.process_rewards.training import read_labeled_steps
-
-    refuse_out_of_range(vars(args))
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    refuse_out_of_range(given)
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
+    refuse_bad_adapter({"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}, "lora: ")
     check_local("model_name_or_path", model_path(args.model))
     check_writable("output_dir", args.output_dir)
-    rows = read_labeled_steps(args.data, args.format)  # before anything heavy is imported
-    eval_rows = read_labeled_steps(args.eval_data, args.format) if args.eval_data else None
+    rows, eval_rows = _rows(args, args.data, args.dataset_train_split), None
+    if args.eval_data or args.dataset_test_split:
+        eval_rows = _rows(args, args.eval_data or args.data, args.dataset_test_split or "train")
     from trl_drgrpo.process_rewards.training import train_prm
 
-    fields = ("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size")
-    fields += ("gradient_accumulation_steps", "logging_steps", "seed", "bf16")
-    arguments: dict[str, Any] = {field: getattr(args, field) for field in fields}
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
-        choose_start(
-            Path(args.output_dir),
-            vars(args).get("resume_from_checkpoint"),
-            args.overwrite_output_dir == "true",
-        )
+        choose_start(Path(args.output_dir), args.resume_from_checkpoint, args.overwrite_output_dir == "true")
         numbers = train_prm(
             model_path(args.model),
             rows,
@@ -74,7 +94,35 @@ def run(args: argparse.Namespace) -> int:
             eval_rows=eval_rows,
             step_separator=args.step_separator.replace("\\n", "\n"),
             max_length=args.max_length,
-            arguments=arguments,
+            peft_config=_adapter(args),
+            resume_from_checkpoint=args.resume_from_checkpoint,
+            dataset_name=args.data,
+            arguments={name: given[name] for name in args.training if name in given},
         )
     console.print_numbers(numbers, model=args.output_dir)
     return 0
+
+
+def _rows(args: argparse.Namespace, source: str, split: str) -> list[dict[str, Any]]:
+    """The checked rows of a file, line by line where it is JSON, or of a dataset."""
+    data.check_source(source)
+    by_line = data.FILE_TYPES.get(Path(source).suffix) == "json" and split == "train"
+    records: Any = read_json_lines(source) if by_line else data.load_data(source, split=split)
+    from trl_drgrpo.process_rewards.training import labeled_steps
+
+    return labeled_steps(records, source, args.format, labels=args.labels, neutral=args.neutral)
+
+
+def _true_or_path(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _adapter(args: argparse.Namespace) -> Any:
+    if not args.use_peft:
+        return None
+    from peft import LoraConfig
+
+    targets = args.lora_target_modules or "all-linear"
+    return LoraConfig(
+        r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules=targets
+    )

@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from trl_drgrpo.common.errors import InputError, causes
 
@@ -13,6 +15,26 @@ from trl_drgrpo.common.errors import InputError, causes
 UPLOAD_EXCLUDES = "--exclude 'checkpoint-*' --exclude '_*'"
 
 _RETRIES = "huggingface_hub.utils._http"
+_PATH = re.compile(r"^(~|/|[A-Za-z]:[\\/]|\.{1,2}[\\/])")
+
+
+def is_local_path(value: Any) -> bool:
+    """Whether a value is a path of somebody's machine, which says nothing to others."""
+    return isinstance(value, str) and bool(_PATH.match(value))
+
+
+def is_hub_id(name: Any) -> bool:
+    """Whether a name is that of a repository on the Hub, not a folder that is or was on this machine."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if not isinstance(name, str) or not name or is_local_path(name) or os.path.exists(name):
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def check_local(field: str, name: str) -> None:
@@ -86,6 +108,15 @@ def quiet_retries() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether no answer came from the Hub, not one that refuses."""
+    from huggingface_hub import errors
+
+    found = list(causes(error))
+    answered = (errors.HfHubHTTPError, errors.LocalTokenNotFoundError)
+    return any(isinstance(cause, OSError) for cause in found) and not any(isinstance(c, answered) for c in found)
 
 
 def hub_reason(error: BaseException) -> tuple[str, str] | None:

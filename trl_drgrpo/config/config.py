@@ -271,6 +271,7 @@ class DrGRPOConfig(GRPOConfig):
         return super().__new__(cls)
 
     def __post_init__(self):
+        given = dict(vars(self))
         self._spell_out()
         validate(self)
         self._fall_back_to_cpu()
@@ -278,6 +279,9 @@ class DrGRPOConfig(GRPOConfig):
             super().__post_init__()
         except (ValueError, TypeError, NotImplementedError) as error:
             raise refused(error, vars(self), type(self).__name__) from error
+        # What became of fields, so that a card can tell what somebody has set.
+        pairs = {name: (before, getattr(self, name)) for name, before in given.items()}
+        self.derived = {name: pair for name, pair in pairs.items() if pair[0] is not pair[1]}
 
     def check(self) -> None:
         """Refuse what the constructor refuses, in a configuration whose fields were assigned to since.

@@ -121,9 +121,6 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
         remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
         yield InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
     for func in steps:
-        if cuts_by_doubt and hasattr(func, "on_rollouts"):
-            remedy = "It scores only finished batches: set fork_at='entropy' or 'drawn'."
-            yield InputError("fork_at", f"'doubt' with {reward_name(func)!r}", "a function that scores texts", remedy)
         if _is_rule_of_a_step(func):  # the commonest mix-up
             name = reward_name(func)
             remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."

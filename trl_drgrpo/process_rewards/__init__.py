@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.formats import MathPSAScorer as MathPSAScorer
     from trl_drgrpo.process_rewards.formats import MathShepherdScorer as MathShepherdScorer
     from trl_drgrpo.process_rewards.formats import QwenMathScorer as QwenMathScorer
-    from trl_drgrpo.process_rewards.formats import ReasonFluxScorer as ReasonFluxScorer
     from trl_drgrpo.process_rewards.formats import SkyworkScorer as SkyworkScorer
     from trl_drgrpo.process_rewards.formats import TokenClassificationScorer as TokenClassificationScorer
     from trl_drgrpo.process_rewards.formats import VersaScorer as VersaScorer
     from trl_drgrpo.process_rewards.implicit import ImplicitRewardScorer as ImplicitRewardScorer
-    from trl_drgrpo.process_rewards.implicit import PolicyLogRatio as PolicyLogRatio
     from trl_drgrpo.process_rewards.monte_carlo import MonteCarloScorer as MonteCarloScorer
     from trl_drgrpo.process_rewards.monte_carlo import TrainerRollouts as TrainerRollouts
     from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts as TransformersRollouts

@@ -9,7 +9,6 @@
 | Qwen2.5-Math-PRM (arXiv 2501.07301) | chat, the answer's steps each followed by `<extra_0>` | class 1 of 2 there |
 | `train-prm`'s | `[bos] prompt step separator step separator ...` | class 1 of 2 at its last token |
 | Skywork-o1-Open-PRM | `problem\n`, each line of the answer and the step token `\n` | sigmoid at a step's last `\n` |
-| ReasonFlux-PRM-1.5B (arXiv 2506.18896) | problem and answer | sigmoid at a step's last token |
 
 Places are known by construction, not found by searching the input for the marker; a policy that writes the marker
 itself gains nothing. All steps of a completion are scored in one forward pass. A score depends on its own row only,
@@ -18,16 +17,14 @@ keeps depends on all of its steps. Rows are sorted by length, padded on the righ
 row lands in nor its padding changes it beyond rounding.
 
 The space before the line breaks of a marker belongs to it: it keeps the tokenizers of Llama 3 and Qwen2.5 from joining
-the first break with a full stop. ReasonFlux-PRM-1.5B is published as the score of a whole text, read at its last
-token; its score of a step is that of the text up to there. Of VersaPRM, Math-PSA, Skywork and ReasonFlux no published
-weights were run here: they are checked against their authors' code.
+the first break with a full stop. Of VersaPRM, Math-PSA
+and Skywork no published weights were run here: they are checked against their authors' code.
 """
 
 import inspect
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -35,9 +32,8 @@ from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.common.hub_errors import hub_errors
 from trl_drgrpo.common.ranges import refuse_outside, whole
-from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.loading import is_causal, load_model, load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.named import SCORERS
 from trl_drgrpo.process_rewards.texts import (
     END_TOKENS,
@@ -54,7 +50,6 @@ from trl_drgrpo.process_rewards.texts import (
 )
 from trl_drgrpo.rewards.sample import content_text
 
-HEAD_FILE = "reward_head.pt"
 _HEADS = {  # by its outputs: what is expected, and what to do
     1: ("a head of 1 output per token", "Load a process reward model of this format."),
     2: (
@@ -139,6 +134,13 @@ class PRMScorer:
 
     def _load(self, model: Any) -> Any:
         return load_model(model, self.auto_class, OWN_CLASSES, **self._loading)
+
+    @property
+    def source(self) -> str:
+        """Path or Hub id of the model, with the revision that was loaded from the Hub."""
+        config = self.model.config
+        revision = getattr(config, "_commit_hash", None)
+        return f"{config._name_or_path}{f' at revision {revision}' if revision else ''}"
 
     def _token(self, field: str, text: str) -> int:
         """The id of a text that must be one token of the vocabulary, or the error that says so."""
@@ -500,8 +502,7 @@ class TokenClassificationScorer(PRMScorer):
         loaded = super()._load(model)
         if self.step_separator is None:
             self.step_separator = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
-        attends = [module.is_causal for module in loaded.modules() if hasattr(module, "is_causal")]
-        self.is_causal = all(attends) if attends else None  # not every architecture says
+        self.is_causal = is_causal(loaded)
         return loaded
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
@@ -545,75 +546,6 @@ class SkyworkScorer(PRMScorer):
         row = encode_piecewise(self.tokenizer, self._text(prompt) + "\n", every_line, self.step_token)
         last = [sum(map(len, lines[: k + 1])) - 1 for k in range(len(lines))]
         return ScoringInput(row.input_ids, [row.positions[line] for line in last], row.cut)
-
-
-class ReasonFluxScorer(PRMScorer):
-    r"""ReasonFlux-PRM-1.5B: a causal language model's decoder and, in a file of its own, a linear head.
-
-    ReasonFlux-PRM-7B has the format of Qwen2.5-Math-PRM: [`QwenMathScorer`] loads it.
-
-    Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`Gen-Verse/ReasonFlux-PRM-1.5B`; both with the head in
-            `reward_head.pt`) or a model with one output per token.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
-        step_separator (`str`, *optional*, defaults to an empty line): Between two steps.
-        name (`str`, *optional*, defaults to `"reasonflux_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
-            [`TokenClassificationScorer`].
-
-    Attributes:
-        is_causal (`bool`): `False`, so it cannot be a baseline: the last token of a step may hold what follows.
-
-    Raises:
-        `InputError`: A checkpoint without its head, a head of other outputs.
-    """
-
-    is_causal = False  # a step's last token may merge with the separator, which is there only if a step follows
-    auto_class = "AutoModel"
-    outputs = 1
-    settings: ClassVar = {"step_separator": "\n\n"}
-
-    def _load(self, model: Any) -> Any:
-        decoder = super()._load(model)
-        return decoder if decoder is model else _DecoderWithHead(decoder, _head_weights(model, decoder))
-
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        answer = self.step_separator.join(f"{step}{STEP}" for step in steps)
-        text = f"{PROMPT_START}{self._text(prompt)}{PROMPT_END}{answer}"
-        return encode_marked(self.tokenizer, text, len(steps), special_tokens=True)
-
-
-class _DecoderWithHead(torch.nn.Module):
-    """One output per token from a decoder's last hidden state."""
-
-    def __init__(self, decoder: Any, weights: dict[str, torch.Tensor]):
-        super().__init__()
-        self.decoder, self.config = decoder, decoder.config
-        self.reward_head = torch.nn.Linear(weights["weight"].size(1), 1).to(decoder.device, decoder.dtype)
-        self.reward_head.load_state_dict(weights)
-
-    @property
-    def device(self) -> torch.device:
-        return self.decoder.device
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
-        hidden = self.decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        return SimpleNamespace(logits=self.reward_head(hidden))
-
-
-def _head_weights(model: Any, decoder: Any) -> dict[str, torch.Tensor]:
-    """The head beside a checkpoint, checked."""
-    from transformers.utils import cached_file
-
-    with hub_errors("model", str(model), f"a folder or Hub id with {HEAD_FILE}, the head"):
-        file = cached_file(model, HEAD_FILE)
-        weights = torch.load(str(file), map_location="cpu", weights_only=True)
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    due = {"weight": (1, decoder.config.hidden_size), "bias": (1,)}
-    if shapes != due:
-        got = f"{HEAD_FILE} with {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
-        raise InputError("model", got, f"weight {due['weight']} and bias (1,)", "Pass the published checkpoint.")
-    return weights
 
 
 class _Qwen2WithHead(Qwen2PreTrainedModel):

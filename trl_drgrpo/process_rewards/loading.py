@@ -121,6 +121,12 @@ def architecture(model: Any) -> str:
     return (config.get("architectures") or [""])[0]
 
 
+def is_causal(model: Any) -> bool | None:
+    """Whether no token of a model attends to later ones; `None` where its architecture does not say."""
+    attends = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
+    return all(attends) if attends else None
+
+
 def longest_input(model: Any, tokenizer: Any) -> int:
     """Tokens that model and tokenizer say they can read."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config

@@ -1,14 +1,12 @@
 """Monte-Carlo process rewards: the value of a prefix is how often the policy is correct from there.
 
     value v_k  = share of n rollouts from `prompt + steps 1..k` that the outcome verifier accepts
-    reward     = v_k ("value") or v_k - v_{k-1} ("gain"; v_0 from the prompt alone)
+    reward     = v_k
 
 The estimate that a tree search would make at that node (arXiv 2312.08935, 2410.01679). Where the last step ends the
 completion no token can follow, so its value is the verifier's verdict on the completion itself. An EOS behind its
-separator is a decision of its own, which a *value* does not know of: such a step is rolled out like the others. A
-*gain* takes the verdict there, too: gains sum to `verdict - v_0`, and writing more steps earns nothing. The gain of
-such a last step reads the EOS behind it (`is_causal`: values only). Equal prefixes, such as the prompt of a group, are
-rolled out once per call. Cost: up to n rollouts per step, more than the training step itself.
+separator is a decision of its own, which a value does not know of: such a step is rolled out like the others. Equal
+prefixes are rolled out once per call. Cost: up to n rollouts per step, more than the training step itself.
 
 Rollouts come from any callable `generate(prefixes, k) -> list[list[str]]`. Two need no writing: `TransformersRollouts`
 for a model in memory, and `TrainerRollouts` for the policy in training, sampled the way its trainer samples
@@ -22,8 +20,8 @@ is able and the verifier correct: a step from which the model merely guesses the
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, pairwise
-from typing import Any, Literal, NamedTuple, TypeVar
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -239,21 +237,19 @@ class MonteCarloScorer:
             **kwargs)`, synchronous.
         tokenizer (`PreTrainedTokenizerBase`): The policy's.
         k (`int`, *optional*, defaults to `8`): Rollouts per prefix.
-        reward (`str`, *optional*, defaults to `"value"`): `"value"`, or `"gain"`: the difference to the step
-            before.
         accept_above (`float`, *optional*, defaults to `0.5`): A completion is accepted if its reward is larger. Of
             rollouts that the verifier cannot score (`None`) nothing is counted.
         name (`str`, *optional*, defaults to `"monte_carlo"`): Name in logs and metrics.
 
     Attributes:
         is_causal (`bool`): Whether the score of a step reads no further than the end of that step, which
-            `process_role="baseline"` requires: `True` of values.
+            `process_role="baseline"` requires: `True`.
 
     Raises:
-        `InputError`: `k` below 1, an unknown `reward`, an asynchronous verifier.
+        `InputError`: `k` below 1, an asynchronous verifier.
     """
 
-    causal_remedy = "Give `{0}` reward='value', which does not know whether the row stops."
+    is_causal = True  # a value does not know whether the row stops
 
     def __init__(
         self,
@@ -262,20 +258,16 @@ class MonteCarloScorer:
         tokenizer: Any,
         *,
         k: int = 8,
-        reward: Literal["value", "gain"] = "value",
         accept_above: float = 0.5,
         name: str = "monte_carlo",
     ):
         refuse_outside("k", k, whole(1, remedy="A share needs at least one rollout."))
-        if reward not in ("value", "gain"):
-            raise InputError("reward", repr(reward), "'value' or 'gain'", "Choose one of the two.")
         if inspect.iscoroutinefunction(verifier):
             remedy = "Rollouts are scored one by one: wrap it in a plain function."
             raise InputError("verifier", f"the asynchronous {reward_name(verifier)!r}", "a plain function", remedy)
         self.generate, self.verifier, self.tokenizer = generate, checked_reward(verifier), tokenizer
-        self.k, self.reward, self.accept_above = k, reward, accept_above
+        self.k, self.accept_above = k, accept_above
         self.__name__ = name
-        self.is_causal = reward == "value"
         self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
 
     def on_trainer_built(self, trainer: Any) -> None:
@@ -307,8 +299,8 @@ class MonteCarloScorer:
             **kwargs: Dataset columns, handed to the verifier; the rest is not read.
 
         Returns:
-            `list[list[float | None]]`: `K_i` numbers per row, `"value"` in [0, 1], `"gain"` in [-1, 1]. `None` where
-            the verifier could score nothing.
+            `list[list[float | None]]`: `K_i` numbers per row, from 0 to 1; `None` where the verifier could score
+            nothing.
 
         Raises:
             `RewardError`: A verifier that fails, or a generator that returns something else than `k` texts per prefix.
@@ -331,8 +323,8 @@ class MonteCarloScorer:
             return [None if reward is None else float(reward > self.accept_above) for reward in rewards]
 
         with_steps = [row for row in range(len(prompts)) if steps[row]]
-        stops = {row: len(completion_ids[row]) == step_ends[row][-1] + 1 for row in with_steps}  # right behind a step
-        ended = [row for row in with_steps if self.reward == "gain" or stops[row]]
+        # Where the completion stops right behind a step.
+        ended = [row for row in with_steps if len(completion_ids[row]) == step_ends[row][-1] + 1]
         verdicts = judged(ended, [completions[row] for row in ended], [list(completion_ids[row]) for row in ended])
         last = dict(zip(ended, verdicts, strict=True))
         wanted: dict[Any, _Prefix] = {}  # equal ones are rolled out once
@@ -340,8 +332,8 @@ class MonteCarloScorer:
         for row in with_steps:
             start = tuple(prompt_ids(prompts[row], self.tokenizer))
             judged_alike = repr((prompts[row], sorted(row_of(columns, row).items(), key=lambda item: item[0])))
-            for count in range(0 if self.reward == "gain" else 1, len(steps[row]) + (row not in last)):
-                ids = tuple(completion_ids[row][: step_ends[row][count - 1] + 1]) if count else ()
+            for count in range(1, len(steps[row]) + (row not in last)):
+                ids = tuple(completion_ids[row][: step_ends[row][count - 1] + 1])
                 keys[row].append((judged_alike, start + ids))
                 wanted[keys[row][-1]] = _Prefix(row, start, ids, "".join(steps[row][:count]))
         if log_metric is not None:
@@ -349,8 +341,7 @@ class MonteCarloScorer:
         value_of = dict(zip(wanted, self._values(list(wanted.values()), completions, judged), strict=True))
         rewards: list[list[float | None]] = [[] for _ in prompts]
         for row in with_steps:
-            values = [value_of[key] for key in keys[row]] + ([last[row]] if row in last else [])
-            rewards[row] = _gains(values) if self.reward == "gain" else values
+            rewards[row] = [value_of[key] for key in keys[row]] + ([last[row]] if row in last else [])
         return rewards
 
     def _values(self, prefixes: list[_Prefix], completions: Sequence[Any], judged: Callable) -> list[float | None]:
@@ -374,11 +365,6 @@ class MonteCarloScorer:
             counted = [verdict for verdict in verdicts[start : start + self.k] if verdict is not None]
             values.append(sum(counted) / len(counted) if counted else None)
         return values
-
-
-def _gains(values: Sequence[float | None]) -> list[float | None]:
-    """`v_k - v_{k-1}`; `None` where either is."""
-    return [None if v is None or u is None else v - u for u, v in pairwise(values)]
 
 
 _OURS = ("steps", "labels", "values", "completions")

@@ -8,12 +8,15 @@ Loading waits, so that `--dry_run` and a run with an invalid key do not read bil
 """
 
 import importlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
+from trl_drgrpo.rewards.recipe_rewards import REWARDS, resolve_reward
 
 # Name in a recipe: the scorer, a class of this package.
 SCORERS = {
@@ -24,7 +27,6 @@ SCORERS = {
     "qwen_math_prm": "QwenMathScorer",
     "chat_turn_prm": "ChatTurnScorer",
     "skywork_prm": "SkyworkScorer",
-    "reasonflux_prm": "ReasonFluxScorer",
     "implicit_prm": "ImplicitRewardScorer",
 }
 # Formats that no configuration states, by what the published ids have in common.
@@ -35,7 +37,6 @@ _BY_ID = {
     "math-psa": "math_psa_prm",
     "llama3.1-8b-prm": "chat_turn_prm",
     "eurusprm": "implicit_prm",
-    "reasonflux-prm-1.5b": "reasonflux_prm",
 }
 _BY_ARCHITECTURE = {"Qwen2ForProcessRewardModel": "qwen_math_prm", "Qwen2ForPrmModel": "skywork_prm"}
 
@@ -46,7 +47,7 @@ class NamedScorer:
     Args:
         scorer (`str`): Name of the scorer, `qwen_math_prm` for example.
         model (`str`): Path or Hub id of the process reward model.
-        options (`dict[str, Any]`): Further arguments of the scorer.
+        **options: Further arguments of the scorer.
 
     Attributes:
         is_causal (`bool`, *optional*): What the scorer says of itself, or its class before it is loaded.
@@ -58,7 +59,7 @@ class NamedScorer:
 
     is_learned = True  # so the trainer says what it means to pay for its scores
 
-    def __init__(self, scorer: str, model: str, options: dict[str, Any]):
+    def __init__(self, scorer: str, model: str, **options: Any):
         _check_model(model)
         if options.get("reference") is not None:
             _check_model(options["reference"], "reference")
@@ -73,6 +74,11 @@ class NamedScorer:
         """What the scorer says, or its class before it is loaded."""
         return (self._scorer or self._class).is_causal
 
+    @property
+    def source(self) -> str:
+        """The model, with its revision once it is loaded."""
+        return getattr(self._scorer, "source", self.model)
+
     def __call__(self, prompts: Any, steps: Any, **kwargs: Any) -> list[list[float | None]]:
         """As the scorer itself, see [`PRMScorer`]."""
         if self._scorer is None:
@@ -80,16 +86,30 @@ class NamedScorer:
         return self._scorer(prompts=prompts, steps=steps, **kwargs)
 
 
-def _named(scorer: str) -> Callable[..., NamedScorer]:
-    """The function behind a recipe's name."""
+token_classification_prm = partial(NamedScorer, "token_classification_prm")
+math_shepherd_prm = partial(NamedScorer, "math_shepherd_prm")
+versa_prm = partial(NamedScorer, "versa_prm")
+math_psa_prm = partial(NamedScorer, "math_psa_prm")
+qwen_math_prm = partial(NamedScorer, "qwen_math_prm")
+chat_turn_prm = partial(NamedScorer, "chat_turn_prm")
+skywork_prm = partial(NamedScorer, "skywork_prm")
+implicit_prm = partial(NamedScorer, "implicit_prm")
 
-    def build(model: str, **options: Any) -> NamedScorer:
-        return NamedScorer(scorer, model, options)
 
-    return build
+def step_reward(spec: Callable[..., Any] | str | Mapping[str, Any]) -> Callable[..., Any]:
+    """A step reward as Python or a recipe gives it: a function, what [`resolve_reward`] takes, or the folder or Hub
+    id of a process reward model, which is short for `{"prm": ...}`.
 
-
-globals().update({name: _named(name) for name in SCORERS})
+    Raises:
+        [`InputError`]: As [`resolve_reward`] and [`prm`].
+    """
+    if callable(spec) or not isinstance(spec, (str, Mapping)):
+        return spec  # what is no function is refused where the others are
+    if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec:
+        path = Path(spec).expanduser()
+        if os.path.isdir(path) or "/" in spec:
+            spec = {"prm": str(path) if spec.startswith("~") else spec}
+    return resolve_reward(spec, "step_reward_funcs")
 
 
 def prm(model: str, **options: Any) -> NamedScorer:
@@ -103,7 +123,7 @@ def prm(model: str, **options: Any) -> NamedScorer:
         [`InputError`]: A model of which this cannot be told, and what [`NamedScorer`] raises.
     """
     _check_model(model)
-    return NamedScorer(_format_of(model), model, {"name": "prm", **options})
+    return NamedScorer(_format_of(model), model, **{"name": "prm", **options})
 
 
 def _format_of(model: str) -> str:
@@ -112,8 +132,6 @@ def _format_of(model: str) -> str:
     for part, scorer in _BY_ID.items():
         if part in (path.name if path.is_dir() else model).lower():
             return scorer
-    if (path / "reward_head.pt").is_file():
-        return "reasonflux_prm"
     from trl_drgrpo.process_rewards.loading import architecture
 
     with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):

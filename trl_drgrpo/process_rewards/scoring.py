@@ -27,6 +27,7 @@ StepRewards = Sequence[Sequence[float | None]]
 RaggedRewards = list[list[float | None]]
 
 _ROWS_TO_LOOK_AT = 8
+_SILENT = 5  # batches without any score, before it is said
 # What the trainer passes to a step reward function next to the dataset's columns.
 TRAINER_KEYWORDS = frozenset({*ALWAYS_PASSED, "steps", "step_ends", "environments"})
 
@@ -96,8 +97,7 @@ class StepScorer:
         funcs (`list[Callable]`): Called as `f(prompts=, completions=, steps=, completion_ids=, step_ends=,
             trainer_state=, log_metric=, log_extra=, <columns>)`, synchronous or asynchronous; each returns one list of
             floats or `None` per completion, one entry per step. With `environments=`, one per row, where there are
-            some. One with a method `on_trainer_built(trainer)` is called there once, one with `on_rollouts(rollouts)`
-            before each batch.
+            some. One with a method `on_trainer_built(trainer)` is called there once.
         segmenter ([`StepSegmenter`]): Cuts completions into steps.
         weights (`list[float]`, *optional*): One per function; all 1 by default.
         on_error (`str`, *optional*, defaults to `"raise"`): `"raise"`: a failing function is a [`RewardError`].
@@ -129,6 +129,7 @@ class StepScorer:
         self.on_error = on_error
         self._logged_failures: set[str] = set()
         self._has_warned_of_one_step = False
+        self._silent = dict.fromkeys(self.names, 0)  # batches in a row without any score
         self._was_asked_to_look = False
 
     def on_trainer_built(self, trainer: Any) -> None:
@@ -136,12 +137,6 @@ class StepScorer:
         for func in self.funcs:
             if (hook := getattr(func, "on_trainer_built", None)) is not None:
                 hook(trainer)
-
-    def on_rollouts(self, rollouts: dict[str, Any]) -> None:
-        """Show this rank's batch as the trainer holds it (`completion_ids (b, T)` and so on) to functions that ask."""
-        for func in self.funcs:
-            if (hook := getattr(func, "on_rollouts", None)) is not None:
-                hook(rollouts)
 
     def score(
         self,
@@ -234,8 +229,10 @@ class StepScorer:
             **{key: [example[key] for example in batch.inputs] for key in keys},
         )
         for name, rewards in zip(self.names, scores.rewards_per_func, strict=True):
-            if scored := [s for row in rewards for s in row if s is not None]:
+            scored = [s for row in rewards for s in row if s is not None]
+            if scored:
                 metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
+            self._warn_of_silence(name, bool(scored))
         columns["steps"] = [list(steps.texts) for steps in scores.steps]
         columns["step_rewards"] = scores.rewards
         return scores, metrics, columns
@@ -283,6 +280,18 @@ class StepScorer:
             message = "Step reward function '%s' failed; its steps get no score, rows without an outcome are left out."
             logger.error(f"{message} {FAILING_IS_FREE}", name, exc_info=error)
         return rewards
+
+    def _warn_of_silence(self, name: str, has_scored: bool) -> None:
+        """Say, once, that a function scores nothing."""
+        if self._silent[name] < _SILENT:
+            self._silent[name] = 0 if has_scored else self._silent[name] + 1
+            if self._silent[name] == _SILENT:
+                logger.warning(
+                    "Step reward function '%s' gave None for every step of %d batches in a row: it has no effect. "
+                    "Look at the steps that it is passed (`step_separator`), and return 0 for a step that is bad.",
+                    name,
+                    _SILENT,
+                )
 
     def _warn_of_one_step(self, steps: list[Steps], completions: Sequence[Any]) -> None:
         if one_step_frac(steps) == 1.0 and not self._has_warned_of_one_step:

@@ -1,47 +1,54 @@
 r"""Train a process reward model from labeled steps: token classification on `transformers.Trainer`.
 
 A row of labeled steps: `{"prompt": text or messages, "steps": [text, ...], "labels": [true, false, ...]}`; a label may
-be `null` (not trained on). The column was called `completions` in TRL's stepwise format and is accepted under that
-name. PRM800K (arXiv 2305.20050) and Math-Shepherd (arXiv 2312.08935) records convert; one PRM800K record gives a row
-per alternative that the annotators rated, each with the steps chosen before it.
+be a number from 0 to 1 (soft: the share of rollouts that were accepted, for example) or `null` (not trained on). The
+column was called `completions` in TRL's stepwise format and is accepted under that name. PRM800K (arXiv 2305.20050)
+and Math-Shepherd (arXiv 2312.08935) records convert; one PRM800K record gives a row per alternative that the
+annotators rated, each with the steps chosen before it.
 
 For training a row becomes `[bos] prompt step separator step separator ...` with the step's label on the separator's
 last token and -100 elsewhere: what [`TokenClassificationScorer`] reads back, through the same function. Deltas from
 TRL's former PRM trainer: steps are never cut (a row whose steps do not fit is left out and counted), labels may be
-missing, and the separator is noted in the model's config, so that the scorer cannot take another one.
+missing, and the separator is noted in the model's config, so that the scorer cannot take another one. The loss is the
+cross-entropy of each step's label, also where it is soft, averaged over the labeled steps of an optimizer step.
 """
 
 import copy
 import logging
+import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.hub_errors import hub_errors
-from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
+from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
 from trl_drgrpo.process_rewards.formats import DEFAULT_SEPARATOR
-from trl_drgrpo.process_rewards.loading import load_tokenizer
+from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, encode_piecewise, prompt_text
-from trl_drgrpo.rewards.scoring import read_json_lines
 
 logger = logging.getLogger(__name__)
 
 IGNORED = -100
 LABEL_NAMES = {0: "bad", 1: "good"}
 Row = dict[str, Any]
+Label = bool | float | None
+Neutral = Literal["good", "bad", "ignore"]
 
 
-def convert_prm800k(record: Mapping[str, Any], neutral: bool = True) -> list[Row]:
+def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> list[Row]:
     """Rows of labeled steps from one PRM800K record.
 
     Args:
         record (`Mapping`): With `question.problem` and `label.steps`, as published.
-        neutral (`bool`, *optional*, defaults to `True`): Label of steps rated 0. The paper's best scores count them as
-            good; TRL's converter counted them as bad.
+        neutral (`str`, *optional*, defaults to `"good"`): What steps rated 0 count as. The paper's best scores count
+            them as good; TRL's converter counted them as bad; `"ignore"`: not trained on.
 
     Returns:
         `list[dict]`: One row for each alternative that was not followed, and one for the path that was.
@@ -64,7 +71,7 @@ def convert_prm800k(record: Mapping[str, Any], neutral: bool = True) -> list[Row
     except (KeyError, TypeError) as error:
         raise _wrong_shape("PRM800K", f"no {error}", "'question.problem' and 'label.steps'") from error
     rows: list[Row] = []
-    path: list[tuple[str, bool | None]] = []
+    path: list[tuple[str, Label]] = []
     for rated in rated_steps:
         alternatives, chosen = rated.get("completions") or [], rated.get("chosen_completion")
         for index, alternative in enumerate(alternatives):
@@ -114,7 +121,7 @@ def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
     signs = [labeled[place - k : place - k + 1] for k, place in enumerate(markers)]
     if not set(signs) <= {"+", "-"}:
         raise _wrong_shape("Math-Shepherd", f"the labels {sorted(set(signs))}", "'+' or '-' in place of every 'ки'")
-    steps: list[tuple[str, bool | None]] = []
+    steps: list[tuple[str, Label]] = []
     for place, sign in zip(markers, signs, strict=True):
         if place > begin:
             steps.append((text[begin:place].strip(), sign == "+"))
@@ -129,48 +136,60 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
 }
 
 
-def read_labeled_steps(path: str | Path, data_format: str = "stepwise") -> list[Row]:
-    """Read a JSON Lines file of labeled steps.
+def labeled_steps(
+    records: Iterable[Mapping[str, Any]],
+    source: str,
+    data_format: str = "stepwise",
+    *,
+    labels: str = "labels",
+    neutral: Neutral = "good",
+) -> list[Row]:
+    """Rows of labeled steps from the records of a file or dataset.
 
     Args:
-        path (`str` or `Path`): The file.
+        records (`Iterable[Mapping]`): The records.
+        source (`str`): Where they are from, for messages.
         data_format (`str`, *optional*, defaults to `"stepwise"`): `"stepwise"`, `"prm800k"` or `"math_shepherd"`.
+        labels (`str`, *optional*, defaults to `"labels"`): Column with the labels, of `"stepwise"`.
+        neutral (`str`, *optional*, defaults to `"good"`): As in [`convert_prm800k`].
 
     Returns:
         `list[dict]`: Rows with `prompt`, `steps` and `labels`, checked.
 
     Raises:
-        `InputError`: No such file, a line that is not JSON, a row that does not fit.
+        `InputError`: A row that does not fit.
     """
-    if data_format not in FORMATS:
+    formats = {**FORMATS, "prm800k": partial(convert_prm800k, neutral=neutral)}
+    if data_format not in formats:
         raise InputError("format", repr(data_format), f"one of {', '.join(FORMATS)}", "Name the shape of the file.")
     rows: list[Row] = []
-    for line, record in enumerate(read_json_lines(path), start=1):
+    for line, record in enumerate(records, start=1):
         try:
-            rows += checked_rows(FORMATS[data_format](record))
+            rows += checked_rows(formats[data_format](record), labels if data_format == "stepwise" else "labels")
         except InputError as error:
-            raise error.under(f"{path}, row {line}") from error
+            raise error.under(f"{source}, row {line}") from error
     return rows
 
 
-def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -> list[Row]:
     """Rows with exactly `prompt`, `steps` and `labels`.
 
     Args:
         rows (`Iterable[Mapping]`): `steps` may be called `completions`; further keys are left out.
+        labels_in (`str`, *optional*, defaults to `"labels"`): Key of the labels.
 
     Returns:
         `list[dict]`.
 
     Raises:
-        `InputError`: A missing key, steps that are not texts, labels that are not booleans (0 and 1 count) or not one
-            per step.
+        `InputError`: A missing key, steps that are not texts, labels that are neither booleans nor numbers from 0 to
+            1, or not one per step.
     """
     checked: list[Row] = []
     for index, row in enumerate(rows):
-        steps, labels = row.get("steps", row.get("completions")), row.get("labels")
+        steps, labels = row.get("steps", row.get("completions")), row.get(labels_in)
         if "prompt" not in row or not isinstance(steps, (list, tuple)) or not isinstance(labels, (list, tuple)):
-            expected = "the keys 'prompt', 'steps' (list of texts) and 'labels' (list of booleans)"
+            expected = f"the keys 'prompt', 'steps' (list of texts) and '{labels_in}' (list of labels)"
             raise InputError(f"labeled row {index}", f"{sorted(row)}", expected, "Rename or add what is missing.")
         if len(steps) != len(labels):
             got = f"{len(labels)} labels for {len(steps)} steps"
@@ -178,21 +197,23 @@ def checked_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         if not all(isinstance(step, str) for step in steps):
             remedy = "Write steps as strings."
             raise InputError(f"labeled row {index}", "steps that are not strings", "strings", remedy)
-        if invalid := [label for label in labels if label not in (True, False, None)]:
-            remedy = "1 or true: good, 0 or false: bad, null: not trained on."
-            raise InputError(f"labeled row {index}", f"the label {invalid[0]!r}", "true, false or null", remedy)
-        labels = [None if label is None else bool(label) for label in labels]
+        for label in labels:
+            if label is not None and not (isinstance(label, (bool, int, float)) and 0 <= label <= 1):
+                remedy = "1 or true: good, 0 or false: bad, between them: soft, null: not trained on."
+                expected = "true, false, null or a number from 0 to 1"
+                raise InputError(f"labeled row {index}", f"the label {label!r}", expected, remedy)
+        labels = [bool(label) if label in (0, 1) else label for label in labels]
         checked.append({"prompt": row["prompt"], "steps": list(steps), "labels": labels})
     return checked
 
 
-def _row(prompt: str, steps: list[tuple[str, bool | None]]) -> Row:
+def _row(prompt: str, steps: list[tuple[str, Label]]) -> Row:
     return {"prompt": prompt, "steps": [text for text, _ in steps], "labels": [label for _, label in steps]}
 
 
-def _rated(alternative: Mapping[str, Any], neutral: bool) -> tuple[str, bool | None]:
+def _rated(alternative: Mapping[str, Any], neutral: Neutral) -> tuple[str, Label]:
     rating = alternative.get("rating")
-    labels = {1: True, 0: neutral, -1: False, None: None}
+    labels = {1: True, 0: {"good": True, "bad": False, "ignore": None}[neutral], -1: False, None: None}
     if rating not in labels:
         raise _wrong_shape("PRM800K", f"the rating {rating!r}", "-1, 0, 1 or null")
     return alternative["text"], labels[rating]
@@ -211,63 +232,109 @@ def train_prm(
     eval_rows: Sequence[Mapping[str, Any]] | None = None,
     step_separator: str = DEFAULT_SEPARATOR,
     max_length: int = 2048,
+    peft_config: Any = None,
+    resume_from_checkpoint: str | bool | None = None,
+    dataset_name: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Train a model that tells good steps from bad ones, and save it with its tokenizer.
+    """Train a model that tells good steps from bad ones, and save it with its tokenizer and a card.
 
     Args:
         model (`str` or `PreTrainedModel`): Path or Hub id of a language model (it gets a new head of two classes), or
             a loaded `AutoModelForTokenClassification` with two.
         rows (`Sequence[Mapping]`): `prompt` (text or messages), `steps` (or `completions`: texts), `labels` (booleans;
-            `None` = not trained on).
-        output_dir (`str` or `Path`): Output folder; loads in [`TokenClassificationScorer`].
+            numbers from 0 to 1; `None` = not trained on).
+        output_dir (`str` or `Path`): Output folder; loads in [`TokenClassificationScorer`], and in recipes as `prm`.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): By default that of the model's path.
-        eval_rows (`Sequence[Mapping]`, *optional*): Steps to measure on after training.
+        eval_rows (`Sequence[Mapping]`, *optional*): Steps to measure on after training, and during it where
+            `arguments` has an `eval_strategy`.
         step_separator (`str`, *optional*, defaults to a line break): Follows every step.
         max_length (`int`, *optional*, defaults to `2048`): Longer rows lose the left of their prompt.
+        peft_config (`~peft.LoraConfig`, *optional*): Train an adapter and the head. Both are merged into the model
+            that is saved, so that it loads like any other; checkpoints hold the adapter.
+        resume_from_checkpoint (`str` or `bool`, *optional*): A checkpoint of the same run; `True`: the newest one in
+            `output_dir`, if there is one.
+        dataset_name (`str`, *optional*): What the card calls the data.
         arguments (`Mapping`, *optional*): Fields of `transformers.TrainingArguments` over the defaults: learning rate
-            1e-5, 1 epoch, batches of 8, the CPU where there is no GPU, no intermediate checkpoints, no trackers.
+            1e-5 (with an adapter 1e-4), 1 epoch, batches of 8, the CPU where there is no GPU, no intermediate
+            checkpoints, no trackers.
 
     Returns:
-        `dict[str, float]`: `loss` (mean over training), `rows`, `rows_left_out`, `good_frac` (share of good steps
-        among those trained on) and, with `eval_rows`, `eval_accuracy`, `eval_good_recall`, `eval_bad_recall` (shares
-        of all, good and bad steps that are recognized at probability 1/2; NaN of none).
+        `dict[str, float]`: `loss` (mean over training), `rows`, `rows_left_out`, `good_frac` (mean label of the steps
+        trained on) and, with `eval_rows`, `eval_loss`, `eval_chance_loss` (of the best constant answer),
+        `eval_accuracy`, `eval_good_recall`, `eval_bad_recall` (shares of all, good and bad steps that are recognized
+        at probability 1/2; NaN of none). A soft label counts as good above 1/2 and as bad below.
 
     Raises:
-        `InputError`: Rows that do not fit, no row that can be trained on, labels of one kind only.
+        `InputError`: Rows that do not fit, no row that can be trained on, labels of one kind only, a checkpoint that
+            is not there.
     """
     refuse_out_of_range(arguments or {})
-    from transformers import DataCollatorForTokenClassification, Trainer
+    from transformers import Trainer
+    from transformers.trainer_utils import get_last_checkpoint
 
     tokenizer = load_tokenizer(model, tokenizer)
     examples, left_out = tokenize_rows(rows, tokenizer, step_separator, max_length)
+    held_out = None if eval_rows is None else tokenize_rows(eval_rows, tokenizer, step_separator, max_length)[0]
     good_frac = _good_frac(examples)
-    training_arguments = _training_arguments(output_dir, arguments or {})  # seeds before the new head is made
-    network = _with_head(model, training_arguments.seed)
+    checkpoint = resume_from_checkpoint or None
+    if checkpoint is True:
+        checkpoint = get_last_checkpoint(str(output_dir)) if os.path.isdir(output_dir) else None
+        if checkpoint is None:
+            logger.warning("resume_from_checkpoint: %s holds no checkpoint, the training begins anew.", output_dir)
+    elif checkpoint is not None and not os.path.isfile(Path(checkpoint) / "trainer_state.json"):
+        remedy = "Name a checkpoint-<step> folder, or set it to True for the newest one in output_dir."
+        raise InputError("resume_from_checkpoint", f"{checkpoint}, which is no checkpoint", "a checkpoint", remedy)
+    defaults = {} if peft_config is None else {"learning_rate": 1e-4}
+    training_arguments = _training_arguments(output_dir, {**defaults, **(arguments or {})})
+    if held_out is None and training_arguments.eval_strategy != "no":
+        remedy = "Pass eval_rows (`--eval_data`), or leave it out."
+        got = f"{training_arguments.eval_strategy.value!r} without data"
+        raise InputError("eval_strategy", got, "steps to evaluate on as well", remedy)
+    half = torch.bfloat16 if peft_config is not None and training_arguments.bf16 else torch.float32
+    network = _with_head(model, training_arguments.seed, half)  # seeds before the new head is made
     network.config.step_separator = step_separator
-    padded = _padding_right(tokenizer)
+    base, causal = getattr(network.config, "_name_or_path", ""), is_causal(network)
+    if peft_config is not None:
+        network = _with_adapter(network, peft_config)
     trainer = Trainer(
         model=network,
         args=training_arguments,
         train_dataset=examples,  # type: ignore[arg-type]
-        data_collator=DataCollatorForTokenClassification(padded),
+        eval_dataset=held_out,  # type: ignore[arg-type]
+        data_collator=partial(_padded, pad_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0),
         processing_class=tokenizer,
         compute_metrics=_recognized,
+        compute_loss_func=_label_loss,
     )
-    result = trainer.train()
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    if peft_config is not None:
+        merged: Any = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
+        trainer.model = trainer.model_wrapped = merged.to(merged.dtype)  # the head was trained in float32
     trainer.save_model(str(output_dir))
     numbers = {"loss": float(result.training_loss), "rows": float(len(examples))}
     numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
-    if eval_rows is not None:
-        held_out, _ = tokenize_rows(eval_rows, tokenizer, step_separator, max_length)
-        measured = trainer.evaluate(held_out)  # type: ignore[arg-type]
-        numbers |= {key: float(measured[key]) for key in ("eval_accuracy", "eval_good_recall", "eval_bad_recall")}
+    # Without held-out steps the end of the loss is seen on those trained on, for the warning alone.
+    measured = trainer.evaluate(held_out or examples[:_LOOKED_AT], metric_key_prefix="eval")  # type: ignore[arg-type]
+    _warn_of_chance(
+        measured["eval_loss"], measured["eval_chance_loss"], "training" if held_out is None else "held-out"
+    )
+    if held_out is not None:
+        numbers |= {f"eval_{name}": float(measured[f"eval_{name}"]) for name in _MEASURED}
+    if trainer.is_world_process_zero():
+        facts = {"max_length": max_length, "causal": causal, "peft_config": peft_config, "numbers": numbers}
+        facts |= {"soft": any(label not in (0, 1, IGNORED) for row in examples for label in row["labels"])}
+        _write_card(trainer, base, dataset_name, step_separator=step_separator, **facts)
     return numbers
+
+
+_LOOKED_AT = 256
+_MEASURED = ("loss", "chance_loss", "accuracy", "good_recall", "bad_recall")
 
 
 def tokenize_rows(
     rows: Sequence[Mapping[str, Any]], tokenizer: Any, step_separator: str, max_length: int
-) -> tuple[list[dict[str, list[int]]], int]:
+) -> tuple[list[dict[str, list[Any]]], int]:
     """Training examples from labeled steps.
 
     Args:
@@ -277,14 +344,14 @@ def tokenize_rows(
         max_length (`int`): Longest example in tokens.
 
     Returns:
-        `tuple[list[dict], int]`: Examples with `input_ids`, `attention_mask` and `labels` (0, 1, or -100 where nothing
-        is learned), and how many rows were left out: steps that do not fit, or no labeled step with text.
+        `tuple[list[dict], int]`: Examples with `input_ids` and `labels` (from 0 to 1, or -100 where nothing is
+        learned), and how many rows were left out: steps that do not fit, or no labeled step with text.
 
     Raises:
         `InputError`: Rows that do not fit.
     """
     cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
-    examples: list[dict[str, list[int]]] = []
+    examples: list[dict[str, list[Any]]] = []
     checked = checked_rows(rows)
     for row in checked:
         labeled = [
@@ -296,12 +363,11 @@ def tokenize_rows(
         encoded = encode_piecewise(tokenizer, prompt, [text for text, _ in labeled], step_separator).fit(max_length)
         if encoded is None or all(label is None for _, label in labeled):
             continue
-        labels = [IGNORED] * len(encoded.input_ids)
+        labels: list[float] = [IGNORED] * len(encoded.input_ids)
         for position, (_, label) in zip(encoded.positions, labeled, strict=True):
             if position is not None and label is not None:
-                labels[position] = int(label)
-        mask = [1] * len(labels)
-        examples.append({"input_ids": encoded.input_ids, "attention_mask": mask, "labels": labels})
+                labels[position] = float(label)
+        examples.append({"input_ids": encoded.input_ids, "labels": labels})
     left_out = len(checked) - len(examples)
     if left_out:
         logger.warning(
@@ -310,8 +376,8 @@ def tokenize_rows(
     return examples, left_out
 
 
-def _good_frac(examples: Sequence[Mapping[str, list[int]]]) -> float:
-    """Share of good steps; training on one kind only teaches nothing but that kind."""
+def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
+    """Mean label; training on one kind only teaches nothing but that kind."""
     labels = [label for example in examples for label in example["labels"] if label != IGNORED]
     share = sum(labels) / len(labels) if labels else 0.0
     if not 0.0 < share < 1.0:
@@ -323,6 +389,7 @@ def _good_frac(examples: Sequence[Mapping[str, list[int]]]) -> float:
 
 def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) -> Any:
     from transformers import TrainingArguments
+    from transformers.integrations import get_reporting_integration_callbacks
 
     defaults: dict[str, Any] = {
         "learning_rate": 1e-5,
@@ -333,11 +400,19 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
         "report_to": "none",
         "use_cpu": not torch.cuda.is_available(),
     }
-    return TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
+    try:
+        given = TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
+        get_reporting_integration_callbacks(given.report_to)
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        expected = "fields that transformers.TrainingArguments takes"
+        raise InputError(
+            "arguments", f"a value that does not fit ({str(error).rstrip('.')})", expected, "Correct it."
+        ) from error
+    return given
 
 
-def _with_head(model: Any, seed: int) -> Any:
-    """A token classifier of two classes; the new head is drawn with the run's seed."""
+def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:
+    """A token classifier of two classes; the new head, and an adapter, are drawn with the run's seed."""
     if not isinstance(model, (str, Path)):
         if model.config.num_labels != 2:
             remedy = "Load it with `num_labels=2`."
@@ -348,22 +423,101 @@ def _with_head(model: Any, seed: int) -> Any:
     set_seed(seed)
     with hub_errors("model", str(model), "a folder or the id of a language model on the Hub"):
         names = {"id2label": LABEL_NAMES, "label2id": {name: index for index, name in LABEL_NAMES.items()}}
-        return AutoModelForTokenClassification.from_pretrained(model, num_labels=2, dtype=torch.float32, **names)
+        return AutoModelForTokenClassification.from_pretrained(model, num_labels=2, dtype=dtype, **names)
 
 
-def _padding_right(tokenizer: Any) -> Any:
-    """The tokenizer, padding on the right as the scorer does; the caller's stays as it is."""
-    padded = copy.copy(tokenizer)
-    padded.padding_side = "right"
-    if padded.pad_token is None:
-        padded.pad_token = padded.eos_token
-    return padded
+def _with_adapter(network: Any, peft_config: Any) -> Any:
+    """The model with an adapter; it and the head are trained in float32."""
+    from peft import get_peft_model
+
+    refuse_bad_adapter(vars(peft_config), "peft_config.")
+    config = copy.copy(peft_config)
+    config.task_type, config.exclude_modules = "TOKEN_CLS", config.exclude_modules or ["score", "classifier"]  # heads
+    try:
+        adapted = get_peft_model(network, config)
+    except ValueError as error:  # layers that are not there
+        got, remedy = f"one that does not fit the model ({error})", "Name layers of the model in target_modules."
+        raise InputError("peft_config", got, "an adapter of this model", remedy) from error
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return adapted
+
+
+def _padded(examples: Sequence[Mapping[str, list[Any]]], pad_id: int) -> dict[str, torch.Tensor]:
+    """A batch, padded on the right as the scorer does: `input_ids`, `attention_mask` and `labels`, `(B, S)`."""
+    width = max(len(example["input_ids"]) for example in examples)
+    padding = {"input_ids": pad_id, "labels": float(IGNORED)}
+    batch = {
+        name: torch.tensor([example[name] + [fill] * (width - len(example[name])) for example in examples])
+        for name, fill in padding.items()
+    }
+    lengths = torch.tensor([len(example["input_ids"]) for example in examples])
+    return {**batch, "attention_mask": (torch.arange(width) < lengths.unsqueeze(1)).long()}
+
+
+def _label_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """Cross-entropy of the labels `(B, S)`, which may be soft, over how many labels the optimizer step has."""
+    counted = labels != IGNORED
+    good = labels[counted].float()
+    targets = torch.stack([1 - good, good], dim=-1)  # (labels, 2)
+    loss = torch.nn.functional.cross_entropy(outputs.logits[counted].float(), targets, reduction="sum")
+    return loss / (counted.sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 def _recognized(prediction: Any) -> dict[str, float]:
-    """Shares of all, good and bad steps that are recognized."""
-    predicted, labels = prediction.predictions.argmax(-1), prediction.label_ids
-    counted = labels != IGNORED
-    is_correct = predicted == labels
-    kinds = {"accuracy": counted, "good_recall": labels == 1, "bad_recall": labels == 0}
-    return {name: float(is_correct[kind].mean()) if kind.any() else float("nan") for name, kind in kinds.items()}
+    """Shares of all, good and bad steps that are recognized; the loss of the best constant answer."""
+    labels = prediction.label_ids
+    is_good, is_bad = labels > 0.5, (labels >= 0) & (labels < 0.5)
+    is_correct = prediction.predictions.argmax(-1) == is_good
+    kinds = {"accuracy": is_good | is_bad, "good_recall": is_good, "bad_recall": is_bad}
+    shares = {name: float(is_correct[kind].mean()) if kind.any() else float("nan") for name, kind in kinds.items()}
+    return {**shares, "chance_loss": _entropy(float(labels[labels != IGNORED].mean()))}
+
+
+def _entropy(share: float) -> float:
+    """In nats, of a coin that shows good with this probability."""
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
+
+
+def _warn_of_chance(loss: float, chance: float, which: str) -> None:
+    if loss > 0.99 * chance:
+        logger.warning(
+            "The loss on the %s steps ends at %.3f; always answering with the share of good steps gives %.3f. The "
+            "model does not tell good steps from bad ones: train longer, raise learning_rate, add rows, or look at "
+            "the labels.",
+            which,
+            loss,
+            chance,
+        )
+
+
+def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any) -> None:
+    """README.md beside the model: what was trained on what, and what a score means."""
+    from huggingface_hub import ModelCardData
+    from jinja2 import Environment, StrictUndefined
+
+    base_id, data_id = (name if name and is_hub_id(name) else None for name in (base, dataset_name))
+    metadata = ModelCardData(
+        base_model=base_id,
+        datasets=data_id and [data_id],
+        library_name="transformers",
+        pipeline_tag="token-classification",
+        tags=["process-reward-model", "prm", "trl-drgrpo"],
+    )
+    template = files("trl_drgrpo.process_rewards").joinpath("prm_card.md.jinja").read_text("utf-8")
+    folder = Path(trainer.args.output_dir)
+    text = (
+        Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+        .from_string(template)
+        .render(
+            name=folder.absolute().name,
+            kind=type(trainer.model).__name__,
+            base=base_id,
+            data=data_id or "local data",
+            args=trainer.args,
+            steps=trainer.state.global_step,
+            **facts,
+        )
+    )
+    (folder / "README.md").write_text(f"---\n{metadata.to_yaml()}\n---\n{text}", encoding="utf-8")

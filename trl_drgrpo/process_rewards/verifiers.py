@@ -129,17 +129,6 @@ _HEADING = re.compile(r"(?im)^\W*step\s+(\d+)\b")
 _VERDICT = re.compile(r"\\boxed\{\s*(?:\\text(?:bf)?\{\s*)?(correct|incorrect)\b", re.IGNORECASE)
 
 
-_JUDGE_SETTINGS: dict[str, Any] = {
-    "batch_timeout": 600.0,
-    "max_tokens": 4096,
-    "extra_body": None,
-    "price": None,
-    "log_replies": False,
-    "on_error": "unscorable",
-    "name": "step_judge",
-}
-
-
 class StepJudge(Judge):
     r"""Step rewards from a chat model that gives every step a verdict.
 
@@ -155,10 +144,10 @@ class StepJudge(Judge):
         reads (`str`, *optional*, defaults to `"prefix"`): `"prefix"`: one question per step, about the text up to its
             end. `"solution"`: one per completion, about all of it. That costs fewer requests, but a step's score may
             depend on later text: refused as `process_role="baseline"`, and biased credit where it is paid.
-        batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call.
         max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
         name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
-        extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
+        **judge: `batch_timeout`, `extra_body`, `price`, `log_replies`, `on_error`, `concurrency`, `timeout` and so on,
+            as in [`JudgeReward`].
 
     Attributes:
         is_causal (`bool`): Whether the score of a step reads no further than the end of that step, which
@@ -179,9 +168,12 @@ class StepJudge(Judge):
         *,
         template: str = THINKPRM_TEMPLATE,
         reads: Literal["prefix", "solution"] = "prefix",
-        **settings: Any,
+        name: str = "step_judge",
+        max_tokens: int = 4096,
+        **judge: Any,
     ):
-        super().__init__(model, base_url, api_key_env, **{**_JUDGE_SETTINGS, **settings})
+        super().__init__(model, base_url, api_key_env, name=name, max_tokens=max_tokens, **judge)
+        self.source = model
         for placeholder in ("{problem}", "{solution}"):
             if placeholder not in template:
                 got, remedy = f"a template without {placeholder}", f"Add {placeholder} to it."

@@ -25,7 +25,6 @@ from transformers import Trainer  # noqa: E402
 from transformers.trainer_utils import rotate_checkpoints  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
-from trl.trainer.utils import use_adapter  # noqa: E402
 
 from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
 from trl_drgrpo.process_rewards.turns import TURN_METHODS  # noqa: E402
@@ -208,16 +207,6 @@ class HostTrainer(Hooks, PrivateState):
                 values: Any = self.score_as_trl(self.model, token_batch(inputs, compute_entropy=True))[1]
                 entropies += [row[: len(ids)].tolist() for row, ids in zip(values, completion_ids[part], strict=True)]
         return entropies
-
-    @property
-    def has_adapter(self) -> bool:
-        """Whether the policy is a PEFT model."""
-        return hasattr(self.accelerator.unwrap_model(self.model), "peft_config")
-
-    def without_adapter(self) -> Any:
-        """Inside, the policy is TRL's reference: without its adapter, or with the copy of the one it began with."""
-        model = self.accelerator.unwrap_model(self.model)
-        return use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
 
     def _compute_loss(self, model, inputs):
         loss = self.loss_without_forward(inputs)

@@ -10,7 +10,8 @@ from runs import written_elsewhere
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.task import list_sum_reward
-from trl_drgrpo.process_rewards.training import read_labeled_steps
+from trl_drgrpo.process_rewards.training import labeled_steps
+from trl_drgrpo.rewards.scoring import read_json_lines
 
 DEMO_MODEL = str(MODEL_DIR)
 PROBLEMS = 5
@@ -73,7 +74,7 @@ def test_the_summary_is_that_of_the_rows(found):
 
 def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     output, _, printed = found
-    labeled = read_labeled_steps(output)
+    labeled = labeled_steps(read_json_lines(output), output)
     assert len(labeled) == int(printed["completions"])
     assert {label for row in labeled for label in row["labels"]} == {True, False}
     prm = ["--data", str(output), "--output_dir", str(tmp_path / "prm"), "--max_steps", "1"]

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,6 +101,22 @@ def test_a_separator_that_never_occurs_is_said_once(tokenizer, caplog):
         for _ in range(3):
             scorer.score(ids, [None], tokenizer, lambda *_: None, prompts=["p"], completions=["abc"])
     assert caplog.text.count("only one step in 100% of the completions") == 1
+
+
+def test_a_function_that_never_scores_is_said_once(tokenizer, caplog):
+    def silent(steps, **kwargs):
+        return [[None] * len(row) for row in steps]
+
+    scorer = StepScorer([silent, lengths], step_segmenter("\n\n"))
+    ids = [tokenizer("a\n\nb")["input_ids"]]
+    batch = SimpleNamespace(
+        inputs=[{"prompt": "p"}], prompts=["p"], completions=["ab"], completion_ids=ids, environments=None
+    )
+    for count in range(12):
+        scorer.score_batch(batch, None, tokenizer, None)
+        said = "'silent' gave None for every step of 5 batches in a row"
+        assert caplog.text.count(said) == int(count >= 4)
+    assert "'lengths' gave None" not in caplog.text
 
 
 def test_bad_set_up_is_named():

@@ -1,7 +1,6 @@
-"""Implicit rewards of two models, against log-probabilities summed by hand; the policy's are in tests/trainer."""
+"""Implicit rewards of two models, against log-probabilities summed by hand."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from tiny_prms import CLEAN, PROMPTS, STEPS, built, close, config, implicit, lin
 from transformers import Qwen2ForCausalLM
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards import ImplicitRewardScorer, PolicyLogRatio
+from trl_drgrpo.process_rewards import ImplicitRewardScorer
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
@@ -92,53 +91,3 @@ def test_what_cannot_be_compared_is_refused():
         tokenizer.chat_template = template
         with pytest.raises(InputError, match=message):
             ImplicitRewardScorer(model, model, tokenizer)
-    with pytest.raises(InputError, match="trainer of 'policy_log_ratio': got none"):
-        PolicyLogRatio()(steps=[("a",)], step_ends=[[0]])
-
-
-class Trainer:
-    """As much of a trainer as the policy's log-ratio asks for; two rows per forward."""
-
-    ref_model, has_adapter, in_lockstep = "the reference", False, False
-    args = SimpleNamespace(per_device_train_batch_size=2)
-
-    def __init__(self):
-        self.model, self.calls = torch.nn.Linear(1, 1), []
-
-    def completion_log_probs(self, inputs, model):
-        self.calls.append((model, len(inputs["completion_ids"])))
-        return -inputs["completion_ids"] * (1.0 if model is self.model else 2.0)  # so the ratio is the token's id
-
-
-def rollouts(**more):
-    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 9, 1]])
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
-    prompt = torch.ones(3, 2, dtype=torch.long)
-    return {"prompt_ids": prompt, "prompt_mask": prompt, "completion_ids": ids, "completion_mask": mask, **more}
-
-
-def test_the_policys_ratio_is_summed_over_the_tokens_that_it_wrote():
-    scorer, trainer = PolicyLogRatio(beta=0.5), Trainer()
-    scorer.on_trainer_built(trainer)
-    call = {"steps": [("", ""), ("",), ("", "")], "step_ends": [[1, 3], [1], [0, 3]]}
-    scorer.on_rollouts(rollouts())
-    assert scorer(**call) == [[1.5, 3.5], [5.5], [0.0, 0.0]]  # the last row is masked as a whole
-    assert trainer.calls == [(trainer.model, 2), (trainer.model, 1), ("the reference", 2), ("the reference", 1)]
-    tool_wrote = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]])
-    scorer.cumulative = True
-    scorer.on_rollouts(rollouts(tool_mask=tool_wrote))
-    assert scorer(**call) == [[1.5, 3.5], [3.0], [0.0, 0.0]]
-    with pytest.raises(InputError, match="trainer of 'policy_log_ratio': got none"):
-        scorer(**call)  # a batch is scored once
-    scorer.on_rollouts(rollouts(pixel_values=torch.zeros(1)))
-    with pytest.raises(InputError, match="got images"):
-        scorer(**call)
-
-
-def test_a_sharded_policy_cannot_be_copied():
-    trainer = Trainer()
-    trainer.ref_model, trainer.in_lockstep = None, True
-    with pytest.raises(InputError, match="got a sharded policy; .* Set `beta` above 0"):
-        PolicyLogRatio().on_trainer_built(trainer)
-    trainer.has_adapter = True
-    PolicyLogRatio().on_trainer_built(trainer)

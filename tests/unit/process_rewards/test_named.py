@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards import PolicyLogRatio, step_verifier
+from trl_drgrpo.process_rewards import step_verifier
 from trl_drgrpo.process_rewards.named import SCORERS, _format_of
 from trl_drgrpo.rewards.contract import declared
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
@@ -20,7 +20,6 @@ from trl_drgrpo.rewards.recipe_rewards import resolve_reward
         ("openreasoner/Math-psa", "math_psa_prm"),
         ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "chat_turn_prm"),
         ("PRIME-RL/EurusPRM-Stage2", "implicit_prm"),
-        ("Gen-Verse/ReasonFlux-PRM-1.5B", "reasonflux_prm"),
     ],
 )
 def test_the_format_is_that_of_the_published_id(model, scorer):
@@ -29,13 +28,12 @@ def test_the_format_is_that_of_the_published_id(model, scorer):
 
 def test_each_says_whether_a_score_reads_later_text():
     specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in SCORERS}
-    later = {"reasonflux_prm": False, "implicit_prm": False}
+    later = {"implicit_prm": False}
     unknown = {"token_classification_prm": None}  # a decoder or an encoder: known once it is loaded
     said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
     assert said == {**dict.fromkeys(SCORERS, True), **later, **unknown}
     assert all("is_causal" in inspect.getdoc(scorer._class) for scorer in specs.values())
     assert step_verifier(lambda prompt, before, step: 1.0).is_causal
-    assert PolicyLogRatio().is_causal
 
 
 def test_a_causal_model_does_not_say_which_format_it_has(saved_model):
@@ -62,7 +60,6 @@ def test_nothing_loads_before_the_first_step(tmp_path):
         ({"token_classification_prm": {}}, "got no model"),
         ({"qwen_math_prn": {"model": "a/b"}}, "Did you mean qwen_math_prm"),
         ({"prm": {"model": "a/b"}}, "prm.model: got a/b, which is not in the local cache"),
-        ({"policy_log_ratio": {"beta": -1}}, "policy_log_ratio.beta: got -1; expected a finite number, above 0"),
         ({"step_judge": {"model": "m", "base_url": "nowhere"}}, "step_judge.base_url: got an address of another form"),
     ],
 )

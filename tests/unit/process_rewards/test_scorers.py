@@ -44,7 +44,6 @@ from trl_drgrpo.process_rewards import (
     MathPSAScorer,
     MathShepherdScorer,
     QwenMathScorer,
-    ReasonFluxScorer,
     SkyworkScorer,
     TokenClassificationScorer,
     VersaScorer,
@@ -405,15 +404,10 @@ def test_what_does_not_fit_the_format_is_refused(build, options, message):
 
 
 def test_folders_without_a_model_or_without_its_head_are_refused(saved_model, tmp_path):
-    built(Qwen2ForCausalLM, config(PLAIN)).save_pretrained(tmp_path)
-    PLAIN.save_pretrained(tmp_path)
-    torch.save({"weight": torch.zeros(1, 8), "bias": torch.zeros(1)}, tmp_path / "reward_head.pt")
     nothing = str(tmp_path / "nothing")
     for kind, arguments, message in (
         (TokenClassificationScorer, (saved_model,), "a checkpoint without score"),
         (SkyworkScorer, (saved_model,), "a checkpoint without v_head.summary.bias, v_head.summary.weight"),
-        (ReasonFluxScorer, (saved_model,), "model: got .*; expected a folder or Hub id with reward_head.pt"),
-        (ReasonFluxScorer, (str(tmp_path),), r"weight \(1, 8\), bias \(1,\); expected weight \(1, 32\)"),
         (TokenClassificationScorer, (nothing,), "tokenizer: got"),
         (TokenClassificationScorer, (nothing, PLAIN), "model: got"),
     ):
@@ -459,37 +453,6 @@ def test_an_adapter_is_loaded_on_the_model_under_it(tmp_path):
     assert max(abs(one - other) for one, other in zip(scores[1], bare[1], strict=True)) > 1e-3
     with pytest.raises(InputError, match=r"an adapter; expected a whole checkpoint with its head"):
         TokenClassificationScorer(str(folder), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def reasonflux_folder(tmp_path_factory):
-    folder, tokenizer = tmp_path_factory.mktemp("reasonflux"), line_break_tokenizer()
-    built(Qwen2ForCausalLM, config(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    generator = torch.Generator().manual_seed(0)
-    head = {"weight": torch.randn(1, 32, generator=generator), "bias": torch.randn(1, generator=generator)}
-    torch.save(head, folder / "reward_head.pt")
-    return folder
-
-
-@torch.no_grad()
-def published_reasonflux(folder, text):
-    """One number for a text: the sigmoid of the head on the last token's last hidden state."""
-    model, tokenizer = Qwen2ForCausalLM.from_pretrained(folder).eval(), line_break_tokenizer()
-    head = torch.load(folder / "reward_head.pt")
-    hidden = model.model(torch.tensor([tokenizer.encode(text)]), output_hidden_states=True).hidden_states[-1][0, -1]
-    return (hidden @ head["weight"][0] + head["bias"]).sigmoid().item()
-
-
-def test_reasonflux_scores_are_those_of_the_texts_so_far(reasonflux_folder):
-    named = resolve_reward({"prm": {"model": str(reasonflux_folder), "device": "cpu"}}, "step_reward_funcs")
-    steps = ["3+8 is 11", "So the answer is 11", "Sure"]
-    expected = [published_reasonflux(reasonflux_folder, "3+8=?" + "\n\n".join(steps[:k])) for k in (1, 2, 3)]
-    close(named(prompts=["3+8=?"], steps=[steps]), [expected])
-    assert isinstance(named._scorer, ReasonFluxScorer)
-    assert max(expected) - min(expected) > 0.02
-    half = ReasonFluxScorer(str(reasonflux_folder), device="cpu", dtype="bfloat16")
-    close(half(["3+8=?"], steps=[steps]), [expected], 0.1)
 
 
 # Rules ---------------------------------------------------------------------------------------------------------------

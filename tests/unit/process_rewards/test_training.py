@@ -1,9 +1,13 @@
 """`trl-drgrpo train-prm` and `label-steps` end to end, the data they read, and the converters."""
 
 import json
+import math
 import random
+from types import SimpleNamespace
 
 import pytest
+import torch
+from datasets import Dataset
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
@@ -16,7 +20,9 @@ from trl_drgrpo.process_rewards import (
     label_steps,
     train_prm,
 )
-from trl_drgrpo.process_rewards.training import checked_rows, read_labeled_steps, tokenize_rows
+from trl_drgrpo.process_rewards.training import _label_loss, checked_rows, labeled_steps, tokenize_rows
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.scoring import read_json_lines
 
 DEMO_MODEL = str(MODEL_DIR)
 
@@ -68,6 +74,75 @@ def test_train_prm_learns_and_its_checkpoint_scores(saved_model, tmp_path, capsy
     assert sum(right) / len(right) > 0.9
 
 
+def test_an_adapter_is_merged_checkpointed_evaluated_and_resumed(tmp_path, capsys):
+    out = tmp_path / "prm"
+    rows = Dataset.from_list([{**row, "labels": [int(label) for label in row["labels"]]} for row in separable(96, 0)])
+    rows.to_parquet(tmp_path / "data" / "train.parquet")
+    Dataset.from_list(separable(24, 1)).to_parquet(tmp_path / "data" / "test.parquet")
+    call = [
+        "train-prm",
+        "--model",
+        "trl_drgrpo:demo",
+        "--dataset_name",
+        str(tmp_path / "data"),
+        "--output_dir",
+        str(out),
+    ]
+    call += ["--dataset_test_split", "test", "--use_peft", "--lora_r", "4", "--learning_rate", "5e-3"]
+    call += ["--gradient_checkpointing", "--eval_strategy", "steps", "--eval_steps", "20", "--save_strategy", "steps"]
+    assert main([*call, "--save_steps", "30", "--max_steps", "60"]) == 0
+    printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert float(printed["eval_accuracy"]) > 0.8
+    assert float(printed["eval_loss"]) < float(printed["eval_chance_loss"])
+    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-30", "checkpoint-60"}
+    state = json.loads((out / "checkpoint-60" / "trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"] if "eval_bad_recall" in entry] == [20, 40, 60]
+    scorer = resolve_reward({"prm": str(out)}, "step_reward_funcs")  # without peft, by its architecture
+    row = separable(1, 2)[0]
+    before = scorer(prompts=[row["prompt"]], steps=[row["steps"]])
+    assert main([*call, "--max_steps", "60", "--resume_from_checkpoint", str(out / "checkpoint-30")]) == 0
+    again = resolve_reward({"prm": str(out)}, "step_reward_funcs")
+    assert again(prompts=[row["prompt"]], steps=[row["steps"]])[0] == pytest.approx(before[0], abs=1e-4)
+    assert "LoRA of rank 4" in (out / "README.md").read_text()
+
+
+def test_soft_labels_are_learned_as_they_are(saved_model, tmp_path, caplog):
+    rows = [{**row, "labels": [0.75 if label else 0.25 for label in row["labels"]]} for row in separable(96, 0)]
+    arguments = {"max_steps": 80, "learning_rate": 1e-2, "disable_tqdm": True}
+    numbers = train_prm(saved_model, rows, tmp_path, eval_rows=rows[:24], arguments=arguments)
+    assert numbers["eval_accuracy"] > 0.9
+    assert numbers["eval_loss"] == pytest.approx(0.5623, abs=0.03)  # the entropy of 3/4, which no model is below
+    row = separable(1, 2)[0]
+    [scores] = TokenClassificationScorer(str(tmp_path), device="cpu")([row["prompt"]], steps=[row["steps"]])
+    assert scores == pytest.approx([0.75 if label else 0.25 for label in row["labels"]], abs=0.15)
+    assert "estimates its label" in (tmp_path / "README.md").read_text()
+    assert "does not tell good steps" not in caplog.text
+    logits = torch.tensor([[[0.0, 1.0], [2.0, -1.0], [5.0, 5.0]]])
+    labels = torch.tensor([[0.25, 1.0, -100.0]])
+    first = -(0.25 * math.log(1 / (1 + math.exp(-1))) + 0.75 * math.log(1 / (1 + math.exp(1))))
+    second = math.log(1 + math.exp(3))
+    assert _label_loss(SimpleNamespace(logits=logits), labels).item() == pytest.approx((first + second) / 2)
+    assert _label_loss(SimpleNamespace(logits=logits), labels, 4).item() == pytest.approx((first + second) / 4)
+
+
+def test_a_loss_at_chance_and_a_folder_without_a_checkpoint_are_said(saved_model, tmp_path, caplog):
+    arguments = {"max_steps": 1, "learning_rate": 1e-9, "disable_tqdm": True}
+    train_prm(saved_model, separable(16, 0), tmp_path, resume_from_checkpoint=True, arguments=arguments)
+    assert "holds no checkpoint, the training begins anew" in caplog.text
+    assert "The loss on the training steps ends at" in caplog.text
+    card = (tmp_path / "README.md").read_text()
+    assert "Not measured." in card
+    assert "it may serve as a baseline" in card
+    for fields, message in (
+        ({"eval_strategy": "steps"}, "^eval_strategy: got 'steps' without data"),
+        ({"report_to": "nothing"}, "^arguments: got .*nothing is not supported"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train_prm(saved_model, separable(16, 0), tmp_path, arguments=fields)
+    with pytest.raises(InputError, match=r"^resume_from_checkpoint: got .*none, which is no checkpoint"):
+        train_prm(saved_model, separable(16, 0), tmp_path, resume_from_checkpoint=str(tmp_path / "none"))
+
+
 def test_the_new_head_is_drawn_with_the_seed(saved_model, tmp_path):
     arguments = {"max_steps": 1, "seed": 3, "disable_tqdm": True}
     losses = [train_prm(saved_model, separable(8, 0), tmp_path, arguments=arguments)["loss"] for _ in range(2)]
@@ -93,6 +168,7 @@ def test_labels_sit_on_the_last_token_of_each_step(tokenizer):
     [
         ([{"prompt": "p", "steps": ["a"], "labels": [True, False]}], "2 labels for 1 steps"),
         ([{"steps": ["a"], "labels": [True]}], "expected the keys 'prompt', 'steps'"),
+        ([{"prompt": "p", "steps": ["a"], "labels": [1.5]}], "the label 1.5"),
         ([{"prompt": "p", "steps": [1], "labels": [True]}], "steps that are not strings"),
         ([{"prompt": "p", "steps": ["a"], "labels": ["+"]}], r"the label '\+'"),
         ([{"prompt": "p", "steps": ["a" * 600, "b"], "labels": [True, False]}], "0 labeled steps"),
@@ -109,7 +185,7 @@ def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, capsy
     data = write(tmp_path / "bad.jsonl", [*separable(2, 0), {"prompt": "p", "steps": ["a"], "labels": []}])
     calls = {
         data: "bad.jsonl, row 3: got 0 labels for 1 steps",
-        str(tmp_path / "none.jsonl"): "which is not a file",
+        str(tmp_path / "none.jsonl"): "which does not exist",
         write(tmp_path / "empty.jsonl", []): "without rows",
     }
     for path, message in calls.items():
@@ -145,7 +221,8 @@ def test_prm800k_gives_a_row_per_alternative_and_one_for_the_path():
     rows = convert_prm800k(record)
     assert [(row["steps"], row["labels"]) for row in rows] == expected
     assert {row["prompt"] for row in rows} == {"p"}
-    assert convert_prm800k(record, neutral=False)[1]["labels"] == [False]
+    assert convert_prm800k(record, neutral="bad")[1]["labels"] == [False]
+    assert convert_prm800k(record, neutral="ignore")[1]["labels"] == [None]
     assert checked_rows(rows) == rows
     with pytest.raises(InputError, match="PRM800K record: got no 'question'"):
         convert_prm800k({"prompt": "p"})
@@ -171,11 +248,14 @@ def test_math_shepherd_steps_and_signs_line_up():
 def test_files_are_converted(tmp_path):
     shepherd = {"input": "Who? Step 1: a ки", "label": "Who? Step 1: a +"}
     path = write(tmp_path / "shepherd.jsonl", [shepherd, shepherd])
-    assert read_labeled_steps(path, "math_shepherd") == convert_math_shepherd(shepherd) * 2
+    records = read_json_lines(path)
+    assert labeled_steps(records, path, "math_shepherd") == convert_math_shepherd(shepherd) * 2
     with pytest.raises(InputError, match="row 1: got no 'question'"):
-        read_labeled_steps(path, "prm800k")
+        labeled_steps(records, path, "prm800k")
     with pytest.raises(InputError, match="format: got 'csv'"):
-        read_labeled_steps(path, "csv")
+        labeled_steps(records, path, "csv")
+    soft = [{"prompt": "p", "steps": ["a"], "labels": [True], "values": [0.25]}]
+    assert labeled_steps(soft, "here", labels="values")[0]["labels"] == [0.25]
 
 
 # Labeling -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`write_report` and `trl-drgrpo report`: contents, formats, limits, bad input, and what a report may name."""
 
 import json
+import re
 import time
 
 import pytest
@@ -138,6 +139,9 @@ def test_markdown_and_its_picture(runs, tmp_path, few_panels):
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
     assert "| beta (differs) | 0.001 | 0 |" in text
     assert "![" not in markdown_page(report_contents(read_runs(runs)), None)
+    steps = re.findall(r"^\| 1 \| (\d+) \| ([01]) \| (\S+) \| \S.* \|$", text, re.MULTILINE)
+    assert [int(step) for step, *_ in steps[:3]] == [1, 2, 3]  # of the first completion
+    assert "| completion | step | step reward | advantage | text |" in text
 
 
 def test_markdown_of_hostile_texts(tmp_path, few_panels):

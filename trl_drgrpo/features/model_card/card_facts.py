@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
+from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.upstream.versions import installed_versions
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
-_PATH = re.compile(r"^(~|/|[A-Za-z]:[\\/]|\.{1,2}[\\/])")
 
 
 def plain(text: Any) -> str:
@@ -63,11 +61,6 @@ def fenced(text: str, language: str = "") -> str:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
-
-
-def is_local_path(value: Any) -> bool:
-    """Whether a value is a path of somebody's machine, which says nothing to others."""
-    return isinstance(value, str) and bool(_PATH.match(value))
 
 
 def without_paths(values: Any) -> Any:
@@ -136,17 +129,6 @@ def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
     return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
 
 
-def is_hub_id(name: Any) -> bool:
-    """Whether a name is that of a repository on the Hub, not a folder that is or was on this machine."""
-    if not isinstance(name, str) or not name or is_local_path(name) or Path(name).exists():
-        return False
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
-
-
 def base_model_of(model: Any) -> str | None:
     """Hub id of the model that was trained or carries the adapter; `None` when it is no Hub model."""
     name = getattr(model.config, "_name_or_path", None)
@@ -192,9 +174,18 @@ def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
     rows = list(zip(trainer.reward_func_names, kinds, weights, strict=True))
     if trainer.step_scorer:
         scorer = trainer.step_scorer
-        steps = zip(scorer.names, scorer.weights, strict=True)
-        rows += [(name, "step reward", f"{weight:g}") for name, weight in steps]
+        steps = zip(scorer.names, scorer.funcs, scorer.weights, strict=True)
+        rows += [(name, f"step reward{_source(func)}", f"{weight:g}") for name, func, weight in steps]
     return rows
+
+
+def _source(func: Any) -> str:
+    """Of a model that scores steps: its id with the revision, or the name of its folder."""
+    source = getattr(func, "source", "")
+    name, at_revision, revision = source.partition(" at revision ")
+    if not source or is_hub_id(name):
+        return f": {source}" if source else ""
+    return f": {Path(name).name}{at_revision}{revision}, a local model"
 
 
 def training_rows(trainer: Any) -> Rows:
@@ -271,13 +262,16 @@ def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]
 
 
 def changed_settings(args: Any) -> dict[str, Any]:
-    """Every field that is not at its default, without secrets and paths of the machine: what the tables leave out."""
+    """Every field that somebody has set to another value than its default, without secrets and paths of the machine:
+    what the tables leave out."""
+    derived = getattr(args, "derived", {})  # a plain GRPOConfig's were not recorded
     shown = {}
     for field in dataclasses.fields(args):
         default = field.default if field.default_factory is MISSING else field.default_factory()
         value = getattr(args, field.name)
         surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
-        if surrounding or not field.init or value == default:
+        given, made = derived.get(field.name, (value, value))  # what it was made into from what was given
+        if surrounding or not field.init or value == default or (given == default and value == made):
             continue
         shown[field.name] = plain_data(value)
     return without_paths(scrubbed(shown))

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard as HubCard
+from huggingface_hub import constants
 
 from trl_drgrpo.common.errors import InputError, PushError
-from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
+from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES, is_unreachable
 from trl_drgrpo.features.model_card.card import write_card
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.hooks import Feature
@@ -78,8 +79,10 @@ class ModelCard(Feature):
             yield
         except Exception as error:  # of the network, of the Hub's client, of a name that is none
             name = self.trainer.args.hub_model_id or "a repository named after output_dir"
-            got = f"{name}, which cannot be opened ({_short(error)})"
+            got = f"{name}, which cannot be opened at {constants.ENDPOINT} ({_short(error)})"
             remedy = "Log in with `hf auth login` or set HF_TOKEN, check hub_model_id, or leave push_to_hub out."
+            if is_unreachable(error):
+                remedy = "Check the network and HF_ENDPOINT, or leave push_to_hub out."
             raise InputError("push_to_hub", got, "a repository on the Hub that can be written to", remedy) from error
 
     @contextmanager
@@ -105,8 +108,8 @@ class ModelCard(Feature):
         target = self.trainer.hub_model_id or self.trainer.args.hub_model_id or "<user>/<name>"
         command = f"hf upload {target} {shlex.quote(str(folder))} {UPLOAD_EXCLUDES}"
         return (
-            f"push_to_hub: the upload to {target} failed ({_short(error)}). The model is saved in {folder}: push "
-            f"it later with `{command}`."
+            f"push_to_hub: the upload to {target} at {constants.ENDPOINT} failed ({_short(error)}). The model is "
+            f"saved in {folder}: push it later with `{command}`."
         )
 
 
