@@ -29,7 +29,6 @@ from trl_drgrpo.features.forks import ForkedRollouts
 from trl_drgrpo.features.model_card.publishing import ModelCard
 from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
-from trl_drgrpo.features.trackers import Trackers
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.objective.fork_advantages import fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
@@ -45,7 +44,6 @@ from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
-from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model, check_prompt_lengths, context_length
 from trl_drgrpo.upstream.batches import (
     CreditedBatch,
@@ -208,8 +206,6 @@ class DrGRPOTrainer(HostTrainer):
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
-        if not self.in_lockstep:  # plans are of whole models
-            self.add_callback(MemoryWatch())
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
             splits = named_splits(train_dataset, eval_dataset)
@@ -223,9 +219,9 @@ class DrGRPOTrainer(HostTrainer):
         self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
         self.resume, self.model_card = Resume(self), ModelCard(self)
         self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, segmenter)
-        self.movement_watch, trackers = MovementWatch(self), Trackers(self)
-        describing, training = [self.diagnostics, trackers], [self.fast_path, self.sampling, self.forks]
-        self.features = [self.resume, *describing, *training, self.model_card, self.turns]
+        self.movement_watch = MovementWatch(self)
+        training = [self.fast_path, self.sampling, self.forks]
+        self.features = [self.resume, self.diagnostics, *training, self.model_card, self.turns]
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)

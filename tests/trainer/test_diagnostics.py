@@ -268,8 +268,8 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
 def test_warnings_reach_log_and_file_and_can_be_silenced(settings, prompts, tokenizer, caplog, tmp_path):
     with caplog.at_level(logging.WARNING):
         run(settings, prompts, tokenizer, lambda completions, **kwargs: [0.0] * len(completions), max_steps=6)
-    assert [w["cause"] for w in read(settings, "warnings.jsonl")] == ["all_dead"]
-    assert caplog.text.count("No group of the whole run had a signal") == 1
+    assert [w["cause"] for w in read(settings, "warnings.jsonl")] == ["dead_groups"]
+    assert caplog.text.count("of the groups had no signal") == 1
     caplog.clear()
     fields = {**settings, "output_dir": str(tmp_path / "silent"), "run_warnings": False}
     run(fields, prompts, tokenizer, lambda completions, **kwargs: [0.0] * len(completions), max_steps=6)
@@ -328,10 +328,7 @@ def test_bad_settings_are_named(fields):
         DrGRPOConfig(**fields)
 
 
-@pytest.mark.parametrize("log_completions", [False, True])
-def test_a_tracker_gets_the_recorded_groups_or_the_table_of_completions(
-    settings, prompts, tokenizer, monkeypatch, log_completions
-):
+def test_a_tracker_gets_the_table_of_completions(settings, prompts, tokenizer, monkeypatch):
     class Trackio:  # not installed here: what it is handed is what counts
         __spec__ = ModuleSpec("trackio", None)
         logged: ClassVar = {}
@@ -347,15 +344,11 @@ def test_a_tracker_gets_the_recorded_groups_or_the_table_of_completions(
     monkeypatch.setitem(sys.modules, "trackio", Trackio)
     for module in ("trl.extras.profiling", "trl.trainer.grpo_trainer"):
         monkeypatch.setattr(f"{module}.trackio", Trackio, raising=False)
-    fields = {**settings, "max_steps": 1, "log_completions": log_completions, "step_separator": ["tokens:3"]}
+    fields = {**settings, "max_steps": 1, "log_completions": True, "step_separator": ["tokens:3"]}
     trainer = build(DrGRPOTrainer, fields, prompts, tokenizer, parity_reward, step_reward_funcs=step_reward)
     trainer.args.report_to = ["trackio"]
     trainer.train()
     rewards = [row["reward"] for group in read(settings, "completions.jsonl") for row in group["rows"]]
-    assert ("drgrpo/groups" in Trackio.logged) != log_completions
-    if not log_completions:
-        assert list(Trackio.logged["drgrpo/groups"]["reward"]) == rewards
-        return
     table = Trackio.logged["completions"]
     stored = pandas.read_parquet(next(Path(settings["output_dir"]).glob("completions/*.parquet")))
     assert list(stored.columns) == list(table.columns)

@@ -1,6 +1,5 @@
 """The watch counts what had a gradient and moved; dead batches, a warm-up and unused elements do not trigger it."""
 
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.features.diagnostics.movement import MovementWatch, first_loss_remarks, is_first_loss
+from trl_drgrpo.features.diagnostics.movement import MovementWatch, first_loss_remark, is_first_loss
 
 
 class Model(torch.nn.Module):
@@ -32,7 +31,7 @@ class Run:
     def steps(self, count, gradient, lr=None):
         for _ in range(count):
             self.step(gradient, lr)
-        return self.watch.movements[0] if self.watch.movements else None
+        return self.watch.shares.get("weights")
 
     def step(self, gradient, lr=None):
         if lr is not None:
@@ -48,32 +47,25 @@ class Run:
         return self
 
 
-def test_bfloat16_stands_still_at_a_small_rate_and_float32_does_not(caplog):
+def test_bfloat16_stands_still_at_a_small_rate_and_float32_does_not():
     run = Run(Model())
-    movement = run.steps(3, 1.0)
-    assert (movement.moved, movement.touched, movement.dtype) == (0, 600, torch.bfloat16)
+    assert run.steps(3, 1.0) == 0.0
     run.watch.trainer = SimpleNamespace(model=run.model)
     first, second = {}, {}
     run.watch.add_to_log(first)
     run.watch.add_to_log(second)
     assert (first, second) == ({"drgrpo/moved_frac": 0.0}, {})
-    (record,) = caplog.records
-    assert "0.0% changed in the first 3 optimizer steps with signal, at learning rate 1.0e-06" in record.message
-    assert "model_init_kwargs={'dtype': 'float32'}" in record.message
-    caplog.clear()
-    assert Run(Model(torch.float32)).steps(3, 1.0).share == 1.0
-    assert caplog.records == []
+    assert Run(Model(torch.float32)).steps(3, 1.0) == 1.0
 
 
-def test_dead_batches_and_warm_up_do_not_count(caplog):
+def test_dead_batches_and_warm_up_do_not_count():
     run = Run(Model(torch.float32), warmup=4)
     run.steps(4, 1.0, lr=1e-12)  # in the warm-up
     run.steps(5, 0.0, lr=0.0)
     run.steps(5, 0.0, lr=1e-3)  # no signal
     run.steps(5, None)
     assert run.steps(5, 1.0, lr=0.0) is None  # signal, but no rate
-    assert run.steps(3, 1.0, lr=1e-3).share == 1.0
-    assert caplog.records == []
+    assert run.steps(3, 1.0, lr=1e-3) == 1.0
 
 
 def test_elements_without_a_gradient_do_not_count():
@@ -83,17 +75,17 @@ def test_elements_without_a_gradient_do_not_count():
     run.optimizer.param_groups[0]["weight_decay"] = 0.1  # moves the others, too
     for step in range(3):
         run.step(gradient.roll(step, 0))  # other entries in each step
-    assert (run.watch.movements[0].moved, run.watch.movements[0].touched) == (15, 15)
+    assert run.watch.shares == {"weights": 1.0}
     gradient[0], gradient[10:] = 0.0, 1.0
-    run = Run(Model(torch.float32), lr=1e-3, watch=MovementWatch(steps=1, elements=60))
-    assert run.steps(1, gradient).touched == 30  # the sample is spread over a parameter
+    run = Run(Model(torch.float32), lr=1e-3, watch=MovementWatch(steps=2, elements=60))
+    run.step(gradient)
+    assert sum(int(each.touched.sum()) for each in run.watch._samples) == 30  # the sample is spread over a parameter
 
 
-def test_parameters_that_the_optimizer_does_not_hold(caplog):
+def test_parameters_that_the_optimizer_does_not_hold():
     run = Run(Model(torch.float32), lr=1e-3)
     run.optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.zeros(1))]
-    run.steps(3, 1.0)
-    assert "check that the optimizer holds these parameters" in caplog.text
+    assert run.steps(3, 1.0) == 0.0
 
 
 @given(
@@ -102,16 +94,15 @@ def test_parameters_that_the_optimizer_does_not_hold(caplog):
 def test_the_sample_is_bounded_and_sees_any_share(shape, elements, seed):
     model = Model(torch.float32, shape=shape)
     size = model.weight.numel()
-    logging.disable()
-    try:
-        run = Run(model, lr=1e-2, watch=MovementWatch(steps=1, elements=elements))
-        moves = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
-        run.step(moves.float())
-    finally:
-        logging.disable(logging.NOTSET)
-    if elements >= size and moves.any():
-        assert run.watch.movements[0].touched == run.watch.movements[0].moved == int(moves.sum())
-    assert sum(movement.touched for movement in run.watch.movements) <= max(1, elements)
+    run = Run(model, lr=1e-2, watch=MovementWatch(steps=2, elements=elements))
+    moves = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    run.step(moves.float())
+    touched = sum(int(each.touched.sum()) for each in run.watch._samples)
+    if elements >= size:
+        assert touched == int(moves.sum())
+    assert touched <= max(1, elements)
+    run.step(moves.float())
+    assert set(run.watch.shares.values()) <= {1.0}
 
 
 def test_groups_keep_apart_what_starts_at_zero():
@@ -124,8 +115,7 @@ def test_groups_keep_apart_what_starts_at_zero():
     torch.nn.init.zeros_(model.layer.lora_B["default"].weight)
     run = Run(model)
     run.steps(3, 1.0)
-    shares = {movement.group: movement.share for movement in run.watch.movements}
-    assert shares == {"LoRA-A": 0.0, "LoRA-B": 1.0, "norms and biases": 1.0}
+    assert run.watch.shares == {"LoRA-A": 0.0, "LoRA-B": 1.0, "norms and biases": 1.0}
 
 
 @pytest.mark.parametrize("dead", [False, True])
@@ -137,17 +127,12 @@ def test_in_the_trainer(settings, prompts, tokenizer, reward, dead):
     assert logged == [] if dead else logged[0] > 0.99
 
 
-def remarks(step_scorer=None, own_advantages=None, own_losses=(), **fields):
+def remark(step_scorer=None, own_advantages=None, own_losses=(), **fields):
     args = DrGRPOConfig(use_cpu=True, bf16=False, gradient_accumulation_steps=4, **fields)
-    every = args.steps_per_generation * args.num_iterations
     trainer = SimpleNamespace(
-        args=args,
-        generate_every=every,
-        step_scorer=step_scorer,
-        own_advantages=own_advantages,
-        own_losses=list(own_losses),
+        args=args, step_scorer=step_scorer, own_advantages=own_advantages, own_losses=list(own_losses)
     )
-    return first_loss_remarks(trainer, -0.00123)
+    return first_loss_remark(trainer, -0.00123) or ""
 
 
 def test_the_first_loss_is_that_of_a_step_with_a_signal_of_the_whole_run():
@@ -158,31 +143,19 @@ def test_the_first_loss_is_that_of_a_step_with_a_signal_of_the_whole_run():
     assert not is_first_loss(alive, [alive, dead, alive])  # resumed: the history came with the checkpoint
 
 
-EXPLAINED, NO_EFFECT = "loss -0.0012 is as it should be", "{}: no effect with one optimizer step per generation batch"
-HIGHER, BOTH = {"epsilon_high": 0.28}, {"epsilon": 0.1, "delta": 2.0}
-
-
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ({}, [EXPLAINED]),
-        ({"num_iterations": 2}, [EXPLAINED]),  # begins at zero, too
+        ({}, True),
+        ({"num_iterations": 2}, True),  # begins at zero, too
         # A loss that is not zero by itself.
-        ({"step_scorer": object()}, []),
-        ({"own_advantages": "advantage_func 'mine'"}, []),
-        ({"own_losses": ["_compute_loss"]}, []),
-        ({"beta": 0.1}, []),
-        ({"entropy_coef": 0.01}, []),
-        ({"steps_per_generation": 8}, []),  # groups are cut in two
-        # Clipping that does nothing, and such that does something.
-        *(
-            ({**bounds, "steps_per_generation": steps}, [EXPLAINED, NO_EFFECT.format(", ".join(bounds))])
-            for bounds in (HIGHER, BOTH)
-            for steps in (2, 4)
-        ),
-        ({**HIGHER, "num_iterations": 2}, [EXPLAINED]),
-        ({**HIGHER, "steps_per_generation": 8}, []),
+        ({"step_scorer": object()}, False),
+        ({"own_advantages": "advantage_func 'mine'"}, False),
+        ({"own_losses": ["_compute_loss"]}, False),
+        ({"beta": 0.1}, False),
+        ({"entropy_coef": 0.01}, False),
+        ({"steps_per_generation": 8}, False),  # groups are cut in two
     ],
 )
 def test_what_is_said_of_the_first_loss(run, said):
-    assert [remark[: len(start)] for remark, start in zip(remarks(**run), said, strict=True)] == said
+    assert remark(**run).startswith("loss -0.0012 is as it should be") == said
