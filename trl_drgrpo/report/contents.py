@@ -162,9 +162,6 @@ def _run(
         "evaluations": without_folders(evaluations_of(run.path)),
         "warnings": [vars(warning) for warning in run.warnings],
         "groups_total": sample.groups_total,
-        "rows_total": sample.rows_total,
-        "rows_are_exact": sample.rows_are_exact,
-        "rows_shown": sample.rows,
         "text_limit": sample.text_limit,
         "groups": [group_json(group) for group in sample.groups],
     }

@@ -37,21 +37,13 @@ class Sample:
 
     Args:
         groups (`list[Group]`): In the order of the steps.
-        groups_total, rows_total (`int`): Of which.
-        rows_are_exact (`bool`): Whether `rows_total` was counted or scaled up.
+        groups_total (`int`): Of which.
         text_limit (`int`): Characters above which a completion lost its middle.
     """
 
     groups: list[Group]
     groups_total: int = 0
-    rows_total: int = 0
-    rows_are_exact: bool = True
     text_limit: int = TEXT_LIMITS[0]
-
-    @property
-    def rows(self) -> int:
-        """Completions that were chosen."""
-        return sum(len(group.rows) for group in self.groups)
 
 
 def sample_groups(completions: Completions | None, budget: int, max_groups: int | None = None) -> Sample:
@@ -67,7 +59,7 @@ def sample_groups(completions: Completions | None, budget: int, max_groups: int 
             break
     groups = [chosen[number] for number in sorted(chosen)]
     groups.sort(key=lambda group: group.step)
-    return Sample(groups, completions.groups, completions.rows, completions.rows_are_exact, limit)
+    return Sample(groups, completions.groups, limit)
 
 
 def _order(completions: Completions) -> list[int]:
