@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -107,7 +108,7 @@ def test_two_processes_resume_bit_for_bit(tmp_path):
     used, changed = done["refused"][:2]
     assert done["refused"] == [used, changed] * 2
     assert "which holds another run (checkpoint-4 and 3 more checkpoints)" in used
-    assert "optimizer.pt was changed after it was written" in changed
+    assert re.search(r"optimizer.pt has \d+ bytes instead of \d+", changed)
 
 
 @pytest.mark.slow

@@ -207,8 +207,7 @@ def refusals(trainer, checkpoint):
     said = []
     for resume in (None, checkpoint):
         if resume and trainer.accelerator.is_main_process:
-            with open(f"{resume}/optimizer.pt", "r+b") as file:
-                file.seek(100)
+            with open(f"{resume}/optimizer.pt", "ab") as file:
                 file.write(bytes(64))
         try:
             trainer.train(resume_from_checkpoint=resume)
