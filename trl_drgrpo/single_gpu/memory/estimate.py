@@ -147,7 +147,8 @@ class Planner:
         """Of each phase, without what is no tensor."""
         always = self._always(setup)
         # Weights are cast on the host, but quantized on the device, one after the other.
-        quantized = max((rows * columns for rows, columns in _quantized(self.model)), default=0)
+        packed = (m for m in self.model.modules() if isinstance(m, QuantizedLinear))
+        quantized = max((m.in_features * m.out_features for m in packed), default=0)
         phases = {
             "load": {**self._base, "a weight, not quantized yet": quantized * LOADED_IN[self.setup.dtype]},
             "train": self._train(setup),
@@ -186,11 +187,6 @@ class Planner:
         layers = [m for m in self.model.modules() if isinstance(m, AdaptedLinear)]
         sizes = [m.lora_a.in_features * m.lora_b.out_features * 4 * 2 for m in layers]
         return max(sizes, default=0)
-
-
-def _quantized(model: Any) -> list[tuple[int, int]]:
-    """Rows and columns of each quantized weight."""
-    return [m.shape for m in model.modules() if isinstance(m, QuantizedLinear)]
 
 
 def _weights(model: Any, adapters: int) -> dict[str, int]:
