@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -108,7 +107,7 @@ def test_two_processes_resume_bit_for_bit(tmp_path):
     used, changed = done["refused"][:2]
     assert done["refused"] == [used, changed] * 2
     assert "which holds another run (checkpoint-4 and 3 more checkpoints)" in used
-    assert re.search(r"optimizer.pt has \d+ bytes instead of \d+", changed)
+    assert "optimizer.pt was changed after it was written" in changed
 
 
 @pytest.mark.slow

@@ -207,7 +207,8 @@ def refusals(trainer, checkpoint):
     said = []
     for resume in (None, checkpoint):
         if resume and trainer.accelerator.is_main_process:
-            with open(f"{resume}/optimizer.pt", "ab") as file:
+            with open(f"{resume}/optimizer.pt", "r+b") as file:
+                file.seek(100)
                 file.write(bytes(64))
         try:
             trainer.train(resume_from_checkpoint=resume)
