@@ -199,7 +199,7 @@ def _check_start(given: dict[str, Any], output_dir: Path) -> None:
     overwrite = bool(given.get("overwrite_output_dir"))
     if resume is True and not overwrite and checkpoint_folders(output_dir):
         return  # which is the newest is found out when the run starts, once
-    choose_start(output_dir, resume, overwrite)
+    choose_start(output_dir, resume, overwrite, checksums=console.is_main_process())
 
 
 # Put together --------------------------------------------------------------------------------------------------------

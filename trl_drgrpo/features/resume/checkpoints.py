@@ -1,12 +1,12 @@
 """Complete and incomplete checkpoints, and the run in an output folder. Loads neither torch nor TRL: the command line
 asks before they load.
 
-A process that is killed while it writes a checkpoint, or a copy that breaks off, leaves a folder that looks like one.
-So three marks:
+A process that is killed while it writes a checkpoint leaves a folder that looks like one, and a bad disk or copy
+leaves files of the correct size. So three marks:
 
 - `drgrpo_state.part` stands in the folder from the first moment of writing to the last;
 - `drgrpo_state.json` takes its place in one step, after everything else and over all ranks;
-- it lists the sizes of the files beside it.
+- it lists the size and the checksum (XXH3, 128 bits) of the files beside it, and of itself.
 
 TRL trains into any folder: a second run deletes the checkpoints of the first (`save_total_limit`), replaces its model,
 or leaves its own checkpoints between the others. Here a folder is its run's until the user says otherwise
@@ -14,6 +14,8 @@ or leaves its own checkpoints between the others. Here a folder is its run's unt
 """
 
 import contextlib
+import functools
+import hashlib
 import json
 import logging
 import os
@@ -21,6 +23,8 @@ import shutil
 import time
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_log import FOLDER
@@ -34,6 +38,7 @@ TRAINER_STATE = "trainer_state.json"
 # The card may be edited; the last is transformers' own mark while `enable_jit_checkpoint` saves.
 _NOT_LISTED = ("README.md", PART_FILE, STATE_FILE, "checkpoint-is-incomplete.txt")
 _NOT_NEEDED = "drgrpo_rollouts_"  # rollouts that cannot be read are generated anew
+_SUM = "xxh3_128"
 
 
 def begin_checkpoint(checkpoint: Path) -> None:
@@ -45,14 +50,14 @@ def begin_checkpoint(checkpoint: Path) -> None:
 
 def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
     """Write the state file, whole or not at all, behind all other files; this removes the mark of
-    `begin_checkpoint`. To `state` come the sizes of the other files, and the time, which is later than that of every
+    `begin_checkpoint`. To `state` come the marks of the other files, and the time, which is later than that of every
     checkpoint beside it."""
     others = states_in(checkpoint.parent).values()
     now = max([time.time(), *(other["saved_at"] + 1 for other in others)])  # clocks differ, and may be put back
-    state = {"format": FORMAT, "files": file_sizes(checkpoint), "saved_at": now, **state}
+    state = {"format": FORMAT, "files": file_marks(checkpoint), "saved_at": now, **state}
     part = checkpoint / PART_FILE
     with part.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(state, indent=2) + "\n")
+        file.write(json.dumps({**state, _SUM: _sum_of_state(state)}, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
     part.replace(checkpoint / STATE_FILE)
@@ -73,18 +78,24 @@ def read_state(checkpoint: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(state, dict):
         raise ValueError("no mapping")
+    if state.pop(_SUM, None) != _sum_of_state(state):
+        raise ValueError("its checksum differs")
     return state
 
 
-def file_sizes(checkpoint: Path) -> dict[str, int]:
-    """Bytes of each file that a resumed run reads, by its path inside the folder."""
+def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """Size in bytes and checksum of each file that a resumed run reads, by its path inside the folder."""
     files = [path for path in checkpoint.rglob("*") if path.is_file()]
     listed = sorted(path for path in files if not any(path.match(pattern) for pattern in _NOT_LISTED))
-    return {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in listed}
+    return {
+        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, _SUM: _checksum(path)}
+        for path in listed
+    }
 
 
-def why_incomplete(checkpoint: Path) -> str:
-    """Reason why a folder is no complete checkpoint, of this package or of plain TRL; empty when it is one."""
+def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
+    """Reason why a folder is no complete checkpoint, of this package or of plain TRL; empty when it is one.
+    `checksums`: read every file and compare its checksum, else only sizes."""
     if not os.path.isdir(checkpoint):
         return "it does not exist"
     if (checkpoint / PART_FILE).exists():
@@ -98,24 +109,32 @@ def why_incomplete(checkpoint: Path) -> str:
     except (OSError, ValueError):
         return f"{TRAINER_STATE} cannot be read"
     try:
-        sizes = (read_state(checkpoint) or {"files": {}})["files"]
+        marks = (read_state(checkpoint) or {"files": {}})["files"]
     except (OSError, ValueError) as error:
         return f"{STATE_FILE} cannot be read ({error})"
-    for name, size in sizes.items():
-        if not name.startswith(_NOT_NEEDED) and (reason := why_changed(checkpoint / name, size)):
-            return reason
+    needed = {name: mark for name, mark in marks.items() if not name.startswith(_NOT_NEEDED)}
+    for read in (False, True) if checksums else (False,):  # sizes cost nothing
+        for name, mark in needed.items():
+            if reason := why_changed(checkpoint, name, mark, read):
+                return reason
     return ""
 
 
-def why_changed(path: Path, size: int) -> str:
-    """Reason why a file of a checkpoint is not the one that was written, of so many bytes; empty when it is."""
+def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: bool = True) -> str:
+    """Reason why a file of a checkpoint is not the one that was written; empty when it is. `mark`: its entry in
+    [`file_marks`]."""
+    path = checkpoint / name
     try:
-        found = path.stat().st_size
+        found = path.stat()
+        if found.st_size != mark["bytes"]:
+            return f"{name} has {found.st_size} bytes instead of {mark['bytes']}"
+        if checksum and mark[_SUM] != _checksum_once(path, found.st_mtime_ns, found.st_ctime_ns):
+            return f"{name} was changed after it was written (its checksum differs)"
     except FileNotFoundError:
-        return f"{path.name} is missing"
+        return f"{name} is missing"
     except OSError as error:
-        return f"{path.name} cannot be read ({error.strerror})"
-    return "" if found == size else f"{path.name} has {found} bytes instead of {size}"
+        return f"{name} cannot be read ({error.strerror})"
+    return ""
 
 
 def has_optimizer(checkpoint: Path) -> bool:
@@ -143,7 +162,7 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
     states = states_in(output_dir)
     last = next(reversed(states), None)
     for path in folders:
-        reason = why_incomplete(path)
+        reason = why_incomplete(path, checksums=False)
         if not reason and ours and path not in states:
             reason = (
                 f"it has no {STATE_FILE}, so plain TRL wrote it, and it may be incomplete. To continue from it, "
@@ -151,7 +170,7 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
             )
         if not reason and last is not None:
             reason = _why_not_of_the_newest(path, states[path], last, states[last])
-        if not reason:
+        if not (reason := reason or why_incomplete(path)):
             return path
         logger.warning("%s is skipped: %s. Looking for an older one.", path, reason)
     return None
@@ -182,6 +201,21 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+@functools.cache
+def _checksum_once(path: Path, modified: int, changed: int) -> str:
+    """As `_checksum`; the command line and the trainer ask for the same file."""
+    return _checksum(path)
+
+
+def _sum_of_state(state: dict[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
 _MARK = "training_args.bin"  # beside the weights that a trainer saved: others are a base model, and no run
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "adapter_model.*")
 _GO_ON = "To continue it: trainer.train(resume_from_checkpoint=True), or --resume_from_checkpoint true."
@@ -192,19 +226,19 @@ _REPLACE = (
 )
 
 
-def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool) -> Path | None:
+def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, checksums: bool = True) -> Path | None:
     """
     The checkpoint that a run goes on from; `None` for a run that begins anew.
 
     `resume`: a checkpoint, or `True` for the newest complete one in `output_dir`. `overwrite`: the run may replace
-    another one there; else that is refused, like an incomplete checkpoint.
+    another one there; else that is refused, like an incomplete checkpoint. `checksums`: as in [`why_incomplete`].
     """
     if resume and overwrite:
         remedy = "One keeps the run in output_dir, the other deletes it: leave one of them out."
         got = f"true beside resume_from_checkpoint {str(resume).lower() if resume is True else resume}"
         raise InputError("overwrite_output_dir", got, "one of the two", remedy)
     checkpoint = newest_complete_checkpoint(output_dir) if resume is True else Path(resume) if resume else None
-    if checkpoint is not None and resume is not True and (reason := why_incomplete(checkpoint)):
+    if checkpoint is not None and resume is not True and (reason := why_incomplete(checkpoint, checksums)):
         remedy = "Name an older checkpoint-<step> folder, or set it to True for the newest complete one in output_dir."
         expected = "a complete checkpoint folder"
         raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)

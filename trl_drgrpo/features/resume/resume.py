@@ -168,7 +168,7 @@ class Resume(Feature):
         return room_needed(folder, self._what_is_saved)
 
     def _what_is_saved(self) -> str:
-        whole = [path for path in self._checkpoints_of_this_run if not why_incomplete(path)]
+        whole = [path for path in self._checkpoints_of_this_run if not why_incomplete(path, checksums=False)]
         if not whole:
             return "No checkpoint of this run is saved. Free disk space, then start it again."
         newest = max(whole, key=lambda path: path.stat().st_mtime_ns)

@@ -105,12 +105,12 @@ def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any
 
 
 def load_rollouts(
-    checkpoint: Path, rank: int, device: torch.device, files: dict[str, int]
+    checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]
 ) -> list[dict[str, Any]] | None:
     """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read.
-    `files`: sizes, as the checkpoint's state lists them."""
+    `files`: sizes and checksums, as the checkpoint's state lists them."""
     source = _rollouts_file(checkpoint, rank)
-    if source.name in files and (reason := why_changed(source, files[source.name])):
+    if (mark := files.get(source.name)) and (reason := why_changed(checkpoint, source.name, mark)):
         logger.warning("Completions not trained on yet in %s are not used: %s.", checkpoint, reason)
         return None
     try:

@@ -1,20 +1,23 @@
 """When a checkpoint folder counts as complete, which is the newest, and which run an output folder holds."""
 
 import json
+import os
 import re
 
 import pytest
 import torch
+import xxhash
 
 from trl_drgrpo.cli.job import run_folder
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.features.resume import checkpoints
 from trl_drgrpo.features.resume.checkpoints import (
     PART_FILE,
     STATE_FILE,
     begin_checkpoint,
     choose_start,
     delete_run,
-    file_sizes,
+    file_marks,
     finish_checkpoint,
     newest_complete_checkpoint,
     read_state,
@@ -40,13 +43,20 @@ def folder(tmp_path):
 
 
 def flip(path):
-    """Another bit pattern of the same size."""
+    """Another bit pattern of the same size, at another time: clocks of file systems are coarser than a test."""
     content = path.read_bytes()
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    os.utime(path, (0, 0))
+
+
+def swap(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
 
 
 def test_a_complete_one(folder):
-    assert json.loads((folder / STATE_FILE).read_text())["files"] == {"optimizer.pt": 5, "trainer_state.json": 2}
+    marks = json.loads((folder / STATE_FILE).read_text())["files"]
+    assert {name: mark["bytes"] for name, mark in marks.items()} == {"optimizer.pt": 5, "trainer_state.json": 2}
+    assert marks["optimizer.pt"]["xxh3_128"] == xxhash.xxh3_128(b"12345").hexdigest()
     assert not (folder / PART_FILE).exists()
     (folder / "README.md").write_text("a card that somebody has edited")
     assert why_incomplete(folder) == ""
@@ -57,8 +67,10 @@ def test_a_complete_one(folder):
     [
         (lambda f: (f / "optimizer.pt").write_bytes(b""), "optimizer.pt has 0 bytes instead of 5"),
         (lambda f: (f / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+        (lambda f: flip(f / "optimizer.pt"), "optimizer.pt was changed after it was written (its checksum differs)"),
         (lambda f: flip(f / STATE_FILE), f"{STATE_FILE} cannot be read (Expecting value: line 1 column 1 (char 0))"),
         (lambda f: (f / STATE_FILE).write_text("[]"), f"{STATE_FILE} cannot be read (no mapping)"),
+        (lambda f: swap(f / STATE_FILE, '"bytes": 5', '"bytes": 6'), f"{STATE_FILE} cannot be read (its checksum"),
         (lambda f: (f / "trainer_state.json").write_text("{"), "trainer_state.json cannot be read"),
         (lambda f: (f / "trainer_state.json").write_text("[]"), "trainer_state.json holds no state"),
         (lambda f: (f / "trainer_state.json").unlink(), "it holds no trainer_state.json"),
@@ -76,17 +88,29 @@ def test_a_damaged_one_is_refused_and_skipped(damage, reason, folder, caplog):
     assert re.search(f"{folder} is skipped: {reason}", caplog.text)
 
 
+def test_sizes_are_judged_without_reading(folder, monkeypatch):
+    flip(folder / "optimizer.pt")
+    assert why_incomplete(folder, checksums=False) == ""
+    monkeypatch.setattr(checkpoints, "_checksum_once", lambda *a: pytest.fail("was read"))
+    (folder / "optimizer.pt").write_bytes(b"")
+    assert why_incomplete(folder) == "optimizer.pt has 0 bytes instead of 5"
+
+
 def test_rollouts_may_be_lost_but_not_changed(folder, caplog):
     cpu = torch.device("cpu", 0)  # as accelerate names it where there are several processes
     save_rollouts(folder, 0, [{"completion_ids": torch.tensor([[1, 2]]), "num_images": [0], "ref": None}])
     finish_checkpoint(folder, {"run_id": "a"})
-    files = file_sizes(folder)
+    files = file_marks(folder)
     (loaded,) = load_rollouts(folder, 0, cpu, files)
     assert (loaded["completion_ids"].tolist(), loaded["num_images"], loaded["ref"]) == ([[1, 2]], [0], None)
     rollouts = folder / "drgrpo_rollouts_0.pt"
-    rollouts.write_bytes(rollouts.read_bytes() + b" ")
+    content = bytearray(rollouts.read_bytes())
+    content[content.index(torch.tensor([1, 2]).numpy().tobytes())] = 3  # torch loads it without a word
+    rollouts.write_bytes(content)
+    os.utime(rollouts, (0, 0))
+    assert load_rollouts(folder, 0, cpu, {})[0]["completion_ids"].tolist() == [[3, 2]]
     assert load_rollouts(folder, 0, cpu, files) is load_rollouts(folder, 1, cpu, files) is None  # no second rank
-    assert "are not used: drgrpo_rollouts_0.pt has" in caplog.text
+    assert "are not used: drgrpo_rollouts_0.pt was changed after it was written" in caplog.text
     assert "drgrpo_rollouts_1.pt cannot be read (FileNotFoundError" in caplog.text
     assert why_incomplete(folder) == ""
 
