@@ -25,9 +25,12 @@ from trl_drgrpo.report.records import (
     Span,
     Starts,
     finish_group,
+    flag,
+    listed,
     mapping,
     number,
     text,
+    whole,
 )
 from trl_drgrpo.rewards.scoring import TABLE_COLUMNS, read_parquet
 
@@ -89,29 +92,72 @@ class RecordedCompletions:
         with self._lines.path.open("rb") as file:
             file.seek(offset)
             value = self._lines.parse(file.read(size))
-        try:
-            return None if value is None else group_of(value)
-        except (KeyError, TypeError):
-            self._lines.unreadable += 1
-            return None
+        return None if value is None else group_of(value)
 
     def _head(self, line: bytes) -> tuple[int, float | None, str, int] | None:
         """Step, time, mode and group of a line."""
-        match = _HEAD.match(line)
-        if match is None or not line.rstrip().endswith(b"}"):  # torn by a crash, or just being written
+        if match := _HEAD.match(line):
+            if not line.rstrip().endswith(b"}"):  # torn by a crash, or just being written
+                self._lines.unreadable += 1
+                return None
+            step, time, mode, group = match.groups()
+            return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
+        value = self._lines.parse(line)
+        if value is None:
+            return None
+        step = whole(value.get("step"))
+        if step is None:
             self._lines.unreadable += 1
             return None
-        step, time, mode, group = match.groups()
-        return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
+        return step, number(value.get("time")), text(value.get("mode", "train")), whole(value.get("group")) or 0
 
 
 def group_of(value: dict[str, Any]) -> Group:
-    """A group from a line of `completions.jsonl`."""
-    rows = [Row(**{**row, "spans": [Span(**span) for span in row["spans"]]}) for row in value["rows"]]
-    group = Group(value["step"], value["mode"], value["group"], value["prompt"], rows)
-    group.baseline, group.std, group.columns = value["baseline"], value["std"], value["columns"]
-    group.forks = value.get("forks", [])
-    return finish_group(group)
+    """A group from a line of `completions.jsonl`, without what is missing or of another type."""
+    rows = listed(value.get("rows"))
+    return finish_group(
+        Group(
+            step=whole(value.get("step")) or 0,
+            mode=text(value.get("mode", "train")),
+            index=whole(value.get("group")) or 0,
+            prompt=text(value.get("prompt", "")),
+            rows=[_recorded_row(mapping(row)) for row in rows],
+            baseline=number(value.get("baseline")),
+            std=number(value.get("std")),
+            columns={str(name): text(entry)[:500] for name, entry in mapping(value.get("columns")).items()},
+            forks=_forks(value.get("forks"), len(rows)),
+        )
+    )
+
+
+def _forks(value: Any, rows: int) -> list[int]:
+    """Branches at each level, if complete trees of them are as many rows."""
+    if not isinstance(value, list) or any((whole(branches) or 0) < 2 for branches in value):
+        return []
+    return value if rows and rows % math.prod(value) == 0 else []
+
+
+def _recorded_row(value: Any) -> Row:
+    return Row(
+        spans=[_span(mapping(span)) for span in listed(value.get("spans"))],
+        rewards={str(name): number(reward) for name, reward in mapping(value.get("rewards")).items()},
+        reward=number(value.get("reward")),
+        advantage=number(value.get("advantage")),
+        length=whole(value.get("length")),
+        truncated=flag(value.get("truncated")),
+        right=flag(value.get("right")),
+    )
+
+
+def _span(value: Any) -> Span:
+    return Span(
+        text=text(value.get("text", "")),
+        advantage=number(value.get("advantage")),
+        step=whole(value.get("step")),
+        step_reward=number(value.get("step_reward")),
+        masked=value.get("masked") is True,
+        level=whole(value.get("level")),
+    )
 
 
 LOOKED_AT_ROWS = 120_000

@@ -24,7 +24,7 @@ from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, FORMAT, METRICS
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics
 from trl_drgrpo.report.completions import Completions, RecordedCompletions, SavedCompletions
-from trl_drgrpo.report.records import Group, JsonLines, Starts, mapping, number, read_object, text, whole
+from trl_drgrpo.report.records import Group, JsonLines, Starts, listed, mapping, number, read_object, text, whole
 
 _FILES = (RUN, METRICS, COMPLETIONS, WARNINGS)
 
@@ -125,28 +125,29 @@ def read_run_log(log: Path) -> Run:
     """Reads the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
     notes: list[str] = []
     about = _about(log / RUN, notes)
-    entries = about.get("starts", [])
-    starts = Starts([(entry["time"], entry["step"]) for entry in entries])
+    entries = [mapping(start) for start in listed(about.get("starts")) if isinstance(start, dict)]
+    starts = Starts([(number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0) for entry in entries])
     output_dir = log.resolve().parent
     run = Run(
         name=output_dir.name,
         path=str(log.parent),
         kind="trl-drgrpo",
         facts=_facts(about, entries, starts.began),
-        formula=about.get("formula", []),
-        objective=about.get("objective", {}),
-        settings=about.get("settings", {}),
-        right=about.get("right"),
+        formula=[text(line) for line in listed(about.get("formula")) if isinstance(line, str)],
+        objective=dict(mapping(about.get("objective"))),
+        settings=dict(mapping(about.get("settings"))),
+        right=dict(mapping(about.get("right"))) or None,
         resumed_at=starts.resumed_at,
         notes=notes,
     )
     logged, superseded = _entries(log / METRICS, starts, notes)
     for step, line in logged:
-        run.logged.append(Logged(step, line["mode"], line["logs"], line.get("time")))
+        metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
+        run.logged.append(Logged(step, text(line.get("mode", "train")), metrics, number(line.get("time"))))
     if superseded:
         notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")
     for step, line in _entries(log / WARNINGS, starts, notes)[0]:
-        run.warnings.append(Warned(step, line["cause"], line["message"]))
+        run.warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
     completions = RecordedCompletions(log / COMPLETIONS, starts)
     _note_unreadable(completions.unreadable, COMPLETIONS, notes)
     run.completions = completions if completions.groups else None
@@ -181,38 +182,47 @@ def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dic
         "model": about.get("model"),
         "adapter": about.get("adapter"),
         "dataset": about.get("dataset"),
-        "rewards": _weighted(about.get("rewards")),
-        "step rewards": _weighted(about.get("step_rewards")),
-        "correct": _correctness(about.get("right")),
+        "rewards": _weighted(mapping(about.get("rewards"))),
+        "step rewards": _weighted(mapping(about.get("step_rewards"))),
+        "correct": _correctness(mapping(about.get("right"))),
         "max_steps": about.get("max_steps"),
         "device": latest.get("device"),
         "processes": latest.get("processes"),
         "started": _moment(began),
-        "versions": ", ".join(f"{name} {version}" for name, version in latest.get("versions", {}).items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in mapping(latest.get("versions")).items()),
     }
     return {name: text(value) for name, value in facts.items() if value not in (None, "", {}, [])}
 
 
-def _weighted(functions: Mapping[str, Any] | None) -> str:
-    pairs = zip(functions["names"], functions["weights"], strict=True) if functions else ()
-    return " + ".join(name if weight == 1 else f"{weight} {name}" for name, weight in pairs)
+def _weighted(functions: Mapping[str, Any]) -> str:
+    names, weights = listed(functions.get("names")), listed(functions.get("weights"))
+    weights = weights if len(weights) == len(names) else [1] * len(names)
+    return " + ".join(
+        text(name) if weight in (1, None) else f"{weight} {text(name)}"
+        for name, weight in zip(names, weights, strict=True)
+    )
 
 
-def _correctness(rule: Mapping[str, Any] | None) -> str:
-    if not rule:
+def _correctness(rule: Any) -> str:
+    if "reward" not in rule:
         return ""
-    threshold = rule["threshold"]
-    return f"{rule['reward']} {'is 1 (of 0 and 1)' if threshold is None else f'at least {threshold}'}"
+    threshold = rule.get("threshold")
+    return f"{text(rule['reward'])} {'is 1 (of 0 and 1)' if threshold is None else f'at least {text(threshold)}'}"
 
 
 def _moment(time: float | None) -> str | None:
-    return None if time is None else f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M} UTC"
+    try:
+        return None if time is None else f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M} UTC"
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 def _status(about: dict[str, Any], logged: list[Logged]) -> str:
     """The end of the run. Without one it may be running or killed: the page says when it last wrote."""
-    if ended := about.get("ended"):
-        return f"{ended['how']} at step {ended['step']}"
+    ended = mapping(about.get("ended"))
+    if ended:
+        how = text(ended.get("how", "ended"))
+        return f"{how} at step {ended['step']}" if whole(ended.get("step")) is not None else how
     times = [entry.time for entry in logged if entry.time is not None]
     if not times:
         return "no end recorded"
@@ -226,10 +236,13 @@ def _entries(path: Path, starts: Starts, notes: list[str]) -> tuple[list[tuple[i
     lines = JsonLines(path)
     entries, superseded = [], 0
     for line in lines:
-        if starts.superseded(line["step"], line.get("time")):
+        step = whole(line.get("step"))
+        if step is None:
+            lines.unreadable += 1
+        elif starts.superseded(step, number(line.get("time"))):
             superseded += 1
         else:
-            entries.append((line["step"], line))
+            entries.append((step, line))
     _note_unreadable(lines.unreadable, path.name, notes)
     return sorted(entries, key=lambda entry: entry[0]), superseded
 

@@ -1,8 +1,8 @@
 """What a report reads of a run, whatever wrote it: plain data, checked when it is read.
 
-A run log may be half-written: lines that cannot be read, since the file grows, was torn by a crash or is damaged, are
-counted, not fatal. A line that can be read is taken as it was written. What TRL wrote is looked at value by value:
-what is no number is `None`, what is no text becomes one.
+A run log may be half-written, or written by another version. So every value is looked at here, once: what is no number
+is `None`, what is no text becomes one, and the rest of the report need not ask again. Lines that cannot be read, since
+the file grows, was torn by a crash or is damaged, are counted, not fatal.
 
 A run that crashed and was resumed did some steps twice: `Starts` says which entries of its log still count. A folder
 in which a run was started anew, from step 0, holds that run only: nothing of the one before counts.
@@ -115,6 +115,16 @@ def whole(value: Any) -> int | None:
 def text(value: Any) -> str:
     """A text as it is, anything else as JSON would write it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def flag(value: Any) -> bool | None:
+    """True or false as they are, anything else as `None`."""
+    return value if isinstance(value, bool) else None
+
+
+def listed(value: Any) -> list[Any]:
+    """A list as it is, anything else as an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """Which completions a small report shows of a large run; a group as JSON, as a tree, and under sliders."""
 
+import copy
 import random
 
 import pytest
@@ -19,7 +20,6 @@ from trl_drgrpo.report.groups import (
     spread,
 )
 from trl_drgrpo.report.page import embedded
-from trl_drgrpo.report.records import Group, Row, Span
 
 
 class InMemory:
@@ -91,8 +91,8 @@ def test_one_enormous_completion_does_not_push_the_others_out():
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=6), st.integers(4, 60))
 def test_shortening_keeps_start_and_end(texts, limit):
-    spans = [Span(text, float(i)) for i, text in enumerate(texts)]
-    group = Group(1, "train", 0, "p", [Row(spans, reward=1.0)])
+    spans = [{"text": text, "advantage": float(i)} for i, text in enumerate(texts)]
+    group = group_of({"step": 1, "prompt": "p", "rows": [{"spans": spans, "reward": 1.0}]})
     before = group.rows[0].text
     row = shortened(group, limit).rows[0]
     assert group.rows[0].text == before  # not changed in place
@@ -165,14 +165,17 @@ def test_a_long_branch_keeps_its_place_in_the_tree():
     assert [span.level for span in left_out if span.text == " [...] "] == [2]
 
 
-def test_a_group_without_forks_has_no_tree():
-    line = forked_line(3)
-    del line["forks"]
+@pytest.mark.parametrize("forks", [None, 2, [], [2, 1], [2, "2"], [True, 2], [3], [2, 2, 2, 2]])
+def test_what_says_no_tree_is_shown_flat(forks):
+    line = copy.deepcopy(forked_line(3, forks=forks))
+    if forks is None:
+        del line["forks"]  # as runs of 0.1 and 0.2 have it
     assert "tree" not in group_json(group_of(line))
+    assert len(group_json(group_of(line))["rows"]) == 8
 
 
 def test_defaults_of_spans_are_left_out():
-    group = Group(1, "train", 0, "p", [Row([Span("a", 1 / 3)])])
+    group = group_of({"step": 1, "rows": [{"spans": [{"text": "a", "advantage": 1 / 3, "masked": False}]}]})
     assert group_json(group)["rows"][0]["spans"] == [{"text": "a", "advantage": 0.333333}]
 
 

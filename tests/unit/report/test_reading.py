@@ -14,9 +14,9 @@ from report_runs import START, about, group_line, write_lines, write_run_log
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_log import RunLog
-from trl_drgrpo.report.completions import RecordedCompletions, conversation
+from trl_drgrpo.report.completions import RecordedCompletions, conversation, group_of
 from trl_drgrpo.report.reading import read_run, read_runs
-from trl_drgrpo.report.records import Group, JsonLines, Row, Starts, finish_group
+from trl_drgrpo.report.records import JsonLines, Starts
 
 
 @pytest.fixture
@@ -122,6 +122,23 @@ def test_any_file_may_be_missing_or_torn(folder, gone):
     assert ("run.json cannot be read" in run.notes[0]) == (gone == "run.json")
 
 
+def test_values_of_other_types_and_beyond_every_type_are_survived(folder):
+    log = folder / "_drgrpo"
+    odd = {"objective": [1], "settings": "x", "right": 3, "rewards": {"names": "r"}, "formula": 5}
+    for starts in ([{"time": "t"}, 7], 7):
+        (log / "run.json").write_text(json.dumps(about(**odd, starts=starts)))
+        assert read_run(folder).formula == []
+    rows = [7, {"spans": "text", "rewards": [], "reward": "1", "length": 2.5, "right": 1}]
+    write_lines(log / "completions.jsonl", [{"step": 1, "rows": rows}])
+    logged = [{"step": "1"}, {"step": 10**400}, {"step": 2, "logs": {"reward": "x", "kl": 1e400}}]
+    write_lines(log / "metrics.jsonl", [*logged, {"step": 3, "time": 10**400, "logs": {"reward": 10**400}}])
+    run = read_run(folder)
+    (group,) = looked_at(run).values()
+    assert [(row.reward, row.length, row.right) for row in group.rows] == [(None, None, None)] * 2
+    assert [entry.metrics for entry in run.logged] == [{"reward": None, "kl": None}, {"reward": None}]
+    assert any("metrics.jsonl: 2 unreadable lines" in note for note in run.notes)
+
+
 def test_another_format_is_refused(folder):
     (folder / "_drgrpo" / "run.json").write_text(json.dumps(about(format=2)))
     with pytest.raises(InputError, match="got format 2; expected format 1. Another version"):
@@ -155,11 +172,12 @@ def test_runs_get_different_names(tmp_path):
 
 def test_a_group_and_its_zscores():
     # rewards 1, 0, 0, 1: mean 0.5, sample std sqrt(1/3) = 0.57735; z = 0.5 / (0.57735 + 1e-4) = 0.86588
-    group = finish_group(Group(3, "train", 1, "p", [Row([], reward=reward) for reward in (1.0, 0.0, 0.0, 1.0)]))
+    rows = [{"reward": reward, "spans": [{"text": "a", "advantage": 0.5}]} for reward in (1.0, 0.0, 0.0, 1.0)]
+    group = group_of({"step": 3, "group": 1, "prompt": "p", "rows": rows})
     assert (group.baseline, group.std) == (0.5, pytest.approx(math.sqrt(1 / 3)))
     assert [row.zscore for row in group.rows] == pytest.approx([0.86588, -0.86588, -0.86588, 0.86588], abs=1e-5)
-    equal = finish_group(Group(1, "train", 0, "p", [Row([], reward=reward) for reward in (0.7, 0.7, None)]))
-    assert [row.zscore for row in equal.rows] == [0.0, 0.0, None]  # one is unscorable
+    equal = group_of({"step": 1, "rows": [{"reward": 0.7}, {"reward": 0.7}, {"reward": None}]})  # one is unscorable
+    assert [row.zscore for row in equal.rows] == [0.0, 0.0, None]
 
 
 @given(st.binary(max_size=300))

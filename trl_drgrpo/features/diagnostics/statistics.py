@@ -297,6 +297,9 @@ def weight_statistics(
     return {name: statistics.fmean(weights[i] for i in rows) for name, rows in sorted(chosen.items()) if rows}
 
 
+_POSITIONS = 4  # quarters of a completion
+
+
 def step_statistics(
     step_rewards: Sequence[Sequence[float | None]], outcome_rewards: Sequence[float | None]
 ) -> dict[str, float]:
@@ -314,6 +317,7 @@ def step_statistics(
 
         - `process/steps_mean`: steps per completion, over completions that have any;
         - `process/reward_mean`: mean over scorable steps, in the units of the reward;
+        - `process/reward_quarter_1` to `_4`: the same for the steps in each quarter of a completion;
         - `process/unscorable_frac`: share of steps without a reward, 0 to 1;
         - `process/outcome_correlation`: Pearson's, of a row's mean step reward with its outcome reward, -1 to 1.
 
@@ -333,8 +337,17 @@ def step_statistics(
     result = {"process/steps_mean": total / len(rows), "process/unscorable_frac": 1 - len(scored) / total}
     if scored:
         result["process/reward_mean"] = statistics.fmean(scored)
+    for quarter in range(_POSITIONS):
+        values = [s for row in rows for k, s in enumerate(row) if s is not None and _quarter(k, len(row)) == quarter]
+        if values:
+            result[f"process/reward_quarter_{quarter + 1}"] = statistics.fmean(values)
     correlation = _correlation(step_rewards, outcome_rewards)
     return result if correlation is None else {**result, "process/outcome_correlation": correlation}
+
+
+def _quarter(step: int, steps: int) -> int:
+    """Quarter of a completion that the middle of a step falls into."""
+    return int(_POSITIONS * (step + 0.5) / steps)
 
 
 def _correlation(

@@ -34,7 +34,7 @@ class Proposal:
     keys: dict[str, Any]
 
 
-def propose(planner: Planner, setup: Setup, memory: int, given: Any = ()) -> Proposal:
+def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: int | None = None) -> Proposal:
     """The best settings that fit.
 
     Args:
@@ -42,12 +42,14 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = ()) -> Pro
         setup ([`Setup`]): Given values and defaults.
         memory (`int`): Bytes of the device.
         given (`Collection[str]`): Recipe keys that must stay as they are.
+        rows (`int`, *optional*): Of an optimizer step; by default what the given batch sizes say, or 64.
 
     Returns:
         [`Proposal`]: With `fits=False`, the settings that need least.
     """
-    says = {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(given)
-    rows = setup.batch * setup.accumulation if says else ROWS_PER_STEP
+    if rows is None:
+        says = {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(given)
+        rows = setup.batch * setup.accumulation if says else ROWS_PER_STEP
     rows = lcm(rows, setup.group)  # every prompt with all its completions
     lengths = [setup.completion]
     if "max_completion_length" not in given:

@@ -198,7 +198,10 @@ def test_too_little_memory_says_what_to_change(model, shared):
         generate(model, ["x" * 400] * 6, shared)
     hook.remove()
     said = str(raised.value)
-    assert said.startswith("generation: got 6 completions of up to 40 tokens for prompts of up to 400 that do not fit")
+    assert said.startswith(
+        "generation: got 6 completions of up to 40 tokens for 1 prompts of up to 400 that do not fit"
+    )
+    assert ("each prompt is held 6 times" in said) == (not shared)
     assert said.endswith("(Tried to allocate 2 GiB)")
 
 

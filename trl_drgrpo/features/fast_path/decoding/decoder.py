@@ -19,7 +19,7 @@ from transformers import DynamicCache, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process as processors
 
-from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
+from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.upstream.private_state import swapped
 
@@ -212,18 +212,16 @@ def shared_prefill(
     generate = model.generate
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
-        if shares and not args and can_decode(model, kwargs):
+        is_ours = shares and not args and can_decode(model, kwargs)
+        if is_ours:
             kwargs["custom_generate"] = partial(decode, limits=limits, kept=kept)
         try:
             return generate(*args, **kwargs)
         except torch.OutOfMemoryError as error:
             if not isinstance(ids := kwargs.get("input_ids"), torch.Tensor):
                 raise
-            (rows, columns), new = ids.shape, _new_tokens(model, ids, kwargs.get("generation_config"))
-            raise torch.OutOfMemoryError(
-                f"generation: got {rows:,} completions of up to {new:,} tokens for prompts of up to {columns:,} that "
-                "do not fit into memory; expected fewer or shorter ones. Lower per_device_train_batch_size or "
-                f"steps_per_generation ({rows:,} rows at once), or max_completion_length. ({error})"
+            raise does_not_fit(
+                error, ids, _new_tokens(model, ids, kwargs.get("generation_config")), is_ours
             ) from error
 
     with swapped(model, generate=decoding_shared):
