@@ -44,6 +44,7 @@ from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
+from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model, check_prompt_lengths, context_length
 from trl_drgrpo.upstream.batches import (
     CreditedBatch,
@@ -206,6 +207,8 @@ class DrGRPOTrainer(HostTrainer):
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
+        if not self.in_lockstep:  # plans are of whole models
+            self.add_callback(MemoryWatch())
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
             splits = named_splits(train_dataset, eval_dataset)

@@ -32,6 +32,7 @@ BROKEN = {
     f"{ROOMS}.diagnostics.PhaseClock.phase": "The clock of the phases",
     f"{ROOMS}.diagnostics.PhaseClock.step_ends": "Diagnostics.on_step_end",
     f"{ROOMS}.progress.status_line": "ProgressCallback.on_log",
+    "trl_drgrpo.single_gpu.memory.warning.device_memory": "MemoryWatch.on_train_begin",
     f"{ROOMS}.movement._sample": "MovementWatch.on_train_begin",
     f"{ROOMS}.movement.MovementWatch.add_to_log": "The numbers of a step",
     "trl_drgrpo.features.fast_path.window.WindowMetrics.add": "The metrics of the loss",

@@ -26,6 +26,7 @@ from trl_drgrpo.features.model_card import card_facts
 from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves
 from trl_drgrpo.features.model_card.card_facts import code, fenced, objective_of, plain, without_paths
 from trl_drgrpo.process_rewards.steps import step_segmenter
+from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.host import swapped
 
 
@@ -237,6 +238,7 @@ def test_fields_of_trl_that_are_none_break_no_description(plain_card, tmp_path):
         with swapped(trainer.args, **{name: None}):
             card_text(trainer, trainer.model, False, tmp_path, None)
             run_facts(trainer, None)
+            setup_of(trainer.args, trainer.model)
 
 
 def test_a_quantised_base_is_stated(model):

@@ -23,11 +23,13 @@ from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
-from trl_drgrpo.single_gpu.memory.devices import find_card, margin_of, parse_memory, readable
+from trl_drgrpo.single_gpu.memory.devices import find_card, parse_margin, parse_memory, readable
 
 if TYPE_CHECKING:
     from trl_drgrpo.cli.plan_probe import Probe
     from trl_drgrpo.single_gpu.memory.proposal import Proposal
+
+Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class PlanReport:
     Args:
         name (`str`): The model.
         card (`str`, *optional*): The device, where it was named.
-        memory (`int`): Bytes of the device.
+        memory, margin (`int`): Bytes of the device, and how many of them stay free.
         proposal ([`Proposal`]): The settings.
+        host (`dict[str, dict[str, int]]`): Bytes of the host's memory, by phase and part.
         recipe (`dict[str, Any]`): The settings with the given ones, as recipe keys.
         probe ([`Probe`], *optional*): What real steps took.
     """
@@ -46,14 +49,11 @@ class PlanReport:
     name: str
     card: str | None
     memory: int
+    margin: int
     proposal: "Proposal"
+    host: Phases
     recipe: dict[str, Any]
     probe: "Probe | None" = None
-
-    @property
-    def margin(self) -> int:
-        """Bytes of it that stay free."""
-        return margin_of(self.memory)
 
     @property
     def room(self) -> str:
@@ -62,18 +62,12 @@ class PlanReport:
         return f"{card}{readable(self.memory)} less a margin of {readable(self.margin)}"
 
     def table(self) -> str:
-        """Components down, phases across; the phase that decides is marked."""
+        """Components down, phases across, of the device and of the host; the phase that decides is marked."""
         estimate = self.proposal.estimate
         counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
-        phases = {f"{phase.name}{'*' if phase is estimate.peak else ''}": phase.parts for phase in estimate.phases}
-        parts = dict.fromkeys(part for phase in phases.values() for part in phase)
-        lines = [f"{self.name}: {counts}", f"{'on the device':32}" + "".join(f"{name:>11}" for name in phases)]
-        for part in parts:
-            cells = (readable(phase[part]) if part in phase else "-" for phase in phases.values())
-            lines.append(f"{part:32}" + "".join(f"{cell:>11}" for cell in cells))
-        totals = (readable(phase.total) for phase in estimate.phases)
-        lines.append(f"{'total':32}" + "".join(f"{total:>11}" for total in totals))
-        return "\n".join([*lines, self.verdict()])
+        device = {f"{phase.name}{'*' if phase is estimate.peak else ''}": phase.parts for phase in estimate.phases}
+        lines = [*_lines("on the device", device), *(_lines("on the host", self.host) if self.host else ())]
+        return "\n".join([f"{self.name}: {counts}", *lines, self.verdict()])
 
     def verdict(self) -> str:
         """Whether it fits, by how much, and what decides."""
@@ -111,10 +105,24 @@ class PlanReport:
             "parameters": estimate.parameters,
             "trained_parameters": estimate.trained,
             "prompt_tokens": estimate.setup.prompt,
-            "phases": {phase.name: {**phase.parts, "total": phase.total} for phase in estimate.phases},
+            "phases": _with_totals({phase.name: phase.parts for phase in estimate.phases}),
+            "host": _with_totals(self.host),
             "recipe": self.recipe,
             **({"probe": asdict(self.probe)} if self.probe else {}),
         }
+
+
+def _with_totals(phases: Phases) -> dict[str, dict[str, int]]:
+    return {name: {**parts, "total": sum(parts.values())} for name, parts in phases.items()}
+
+
+def _lines(title: str, phases: Phases) -> list[str]:
+    parts = dict.fromkeys(part for phase in phases.values() for part in phase)
+    lines = [f"{title:32}" + "".join(f"{name:>11}" for name in phases)]
+    for part in parts:
+        cells = (readable(phase[part]) if part in phase else "-" for phase in phases.values())
+        lines.append(f"{part:32}" + "".join(f"{cell:>11}" for cell in cells))
+    return [*lines, f"{'total':32}" + "".join(f"{readable(sum(p.values())):>11}" for p in phases.values())]
 
 
 # Keys of a recipe that decide its memory; a recipe may hold any other key as well.
@@ -145,6 +153,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     console.add_model(parser, "Folder with config.json, or Hub id. Default: the recipe's.", metavar="MODEL")
     add = parser.add_argument
     add("--memory", metavar="SIZE", help="Memory of one device, such as 24GB; a plain number is GB.")
+    margin = "Memory to leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more)."
+    add("--margin", metavar="SIZE", help=margin)
     preset = "As in `train`; full: train all weights, even if the recipe has a preset."
     add("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
     length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
@@ -172,6 +182,7 @@ def run(args: argparse.Namespace) -> int:
     if memory is None:
         remedy = "Set the memory of one device, or its name: --device T4."
         raise InputError("--memory", "none", "an amount such as 24GB", remedy)
+    margin = parse_margin(args.margin, memory)
     longest = whole(1, optional=True, remedy="Set the longest prompt's length.")
     refuse_outside("--max_prompt_length", args.max_prompt_length, longest)
     given = read_given(args)
@@ -191,11 +202,12 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()
     try:
         from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
+        from trl_drgrpo.single_gpu.memory.estimate import host_phases
 
         config, is_part = read_config(model_path(name))
         setup = replace(setup, prompt=_longest_prompt(config, args.max_prompt_length, given))
         planner = Planner(config, setup, memory)
-        proposal = propose(planner, setup, memory - margin_of(memory), given)
+        proposal = propose(planner, setup, memory - margin, given)
     finally:
         gc.enable()
     recipe = {**added, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
@@ -206,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
         from trl_drgrpo.cli.plan_probe import run_probe
 
         probe = run_probe(model_path(name), recipe, device, setup.prompt)
-    report = PlanReport(name, card, memory, proposal, recipe, probe)
+    report = PlanReport(name, card, memory, margin, proposal, host_phases(planner), recipe, probe)
     if args.json:
         print(json.dumps(report.as_json(), indent=2))
     else:

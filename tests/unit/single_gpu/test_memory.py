@@ -14,7 +14,8 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwe
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.planner import Budget, Row, plan_window
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
-from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card
+from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card, parse_margin
+from trl_drgrpo.single_gpu.memory.estimate import host_phases
 from trl_drgrpo.single_gpu.memory.passes import Passes
 from trl_drgrpo.single_gpu.memory.setup import from_keys
 from trl_drgrpo.single_gpu.memory.shapes import Shape, _costs, _shape, scored_shapes, shares_prompts, trained_shapes
@@ -190,6 +191,14 @@ def test_names_of_cards():
     assert find_card("h100")[0] == "H100-80GB"
 
 
+@pytest.mark.parametrize(
+    ("text", "gigabytes", "margin"),
+    [(None, 10, 0.7), (None, 20, 1.0), ("8%", 100, 8.0), ("1.5GB", 8, 1.5), ("0", 8, 0)],
+)
+def test_margins(text, gigabytes, margin):
+    assert parse_margin(text, gigabytes * 2**30) == int(margin * 2**30)
+
+
 def test_more_of_anything_needs_more():
     setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, steps_per_generation=4)
     planner = Planner(qwen(), setup)
@@ -215,6 +224,21 @@ def test_a_reference_model_and_vllm_are_counted():
     asleep = replace(setup, vllm_sleeps=True)
     phases = {p.name: p.parts for p in Planner(qwen(), asleep, 2**34).estimate(asleep).phases}
     assert [name for name, parts in phases.items() if "vLLM" in parts] == ["sync"]
+
+
+def test_the_host_beside_a_gpu():
+    full, lora = Setup(), Setup(adapter=Adapter(4, "all-linear"), dtype="bfloat16")
+    planner = Planner(qwen(), full)
+    phases = host_phases(planner)  # float32 from files in bfloat16: four threads cast what they read
+    assert phases["load"]["weights, on their way"] == 4 * (2 * 500 * 64 + 2 * 128 * 64)
+    assert phases["save"]["weights, to be written"] == 4 * planner.parameters
+    assert set(phases) == {"load", "save"}
+    adapted = Planner(qwen(), lora)
+    phases = host_phases(adapted)
+    assert "weights, on their way" not in phases["load"]  # pages of the files
+    assert phases["save"]["weights, to be written"] == adapted.adapters
+    assert phases["merge"]["base in float32"] == 4 * planner.parameters
+    assert set(host_phases(Planner(qwen(), replace(lora, device="cpu")))) == {"merge"}
 
 
 def test_the_setup_of_a_recipe():

@@ -16,7 +16,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-from trl_drgrpo.features.diagnostics.movement import first_loss_remark, is_first_loss
+from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
 from trl_drgrpo.features.diagnostics.run_log import RunLog, group_records, recorded_groups
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
@@ -265,10 +265,10 @@ class Diagnostics(DescribingFeature):
             self.run_log.metrics(state.global_step, state.epoch, logs)
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
-        with self.describing("The remark on the first loss"):
-            is_due = self.run_warnings.thresholds and is_first_loss(logs, state.log_history)  # no thresholds: silence
-            if is_due and (remark := first_loss_remark(self.trainer, logs["loss"])):
-                logger.warning(remark)
+        with self.describing("The remarks on the first loss"):
+            if self.run_warnings.thresholds and is_first_loss(logs, state.log_history):  # no thresholds: silence
+                for remark in first_loss_remarks(self.trainer, logs["loss"]):
+                    logger.warning(remark)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not self.trainer.args.run_log:

@@ -6,9 +6,10 @@ ever, and the model does not learn. `MovementWatch` compares sampled elements wi
 `nothing_moves` in `warning_causes.py` warns. Only elements that had a gradient count, and only steps with a learning
 rate behind its warm-up and a gradient that is not 0, so dead batches, a warm-up and unused experts do not trigger it.
 
-`first_loss_remark` explains what looks like a fault in the first logged loss.
+`first_loss_remarks` explains what looks like a fault in the first logged loss, or has no effect.
 """
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,16 +132,36 @@ def _has_loss(logs: Mapping[str, Any]) -> bool:
     return "loss" in logs and logs.get("drgrpo/zero_signal_frac", 0) < 1
 
 
-def first_loss_remark(trainer: Any, loss: float) -> str | None:
-    """The remark on a loss of about 0, where it is as it should be: every optimizer step holds whole groups whose
-    advantages sum to 0, and nothing else is in the loss. `loss`: the first that was logged."""
+_BOUNDS = ("epsilon", "epsilon_high", "delta")  # of the ratio of the policy to the one that sampled
+
+
+def first_loss_remarks(trainer: Any, loss: float) -> list[str]:
+    """Remarks on a loss of about 0 and on clipping without effect.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): In training.
+        loss (`float`): The first that was logged.
+
+    Returns:
+        `list[str]`: The first remark where every optimizer step holds whole groups whose advantages sum to 0, and
+        nothing else is in the loss; the second where bounds of the ratio were set and each generation batch serves one
+        optimizer step.
+    """
     args = trainer.args
+    remarks = []
     whole_groups = args.gradient_accumulation_steps % args.steps_per_generation == 0
     sum_to_zero = trainer.step_scorer is None and trainer.own_advantages is None
     nothing_else = not (args.beta or args.entropy_coef or args.use_adaptive_entropy or trainer.own_losses)
-    if not (whole_groups and sum_to_zero and nothing_else):
-        return None
-    return (
-        f"loss {loss:.2g} is as it should be: every importance ratio is 1 and the advantages of a group sum to 0, "
-        "so only differences in length remain. The gradient still trains: watch the reward."
-    )
+    if whole_groups and sum_to_zero and nothing_else:
+        remarks.append(
+            f"loss {loss:.2g} is as it should be: every importance ratio is 1 and the advantages of a group sum to 0, "
+            "so only differences in length remain. The gradient still trains: watch the reward."
+        )
+    if args.gradient_accumulation_steps % trainer.generate_every == 0:
+        defaults = {field.name: field.default for field in dataclasses.fields(args) if field.name in _BOUNDS}
+        if bounds := [name for name, default in defaults.items() if getattr(args, name) != default]:
+            remarks.append(
+                f"{', '.join(bounds)}: no effect with one optimizer step per generation batch, where every ratio is 1 "
+                "and nothing is clipped. Raise num_iterations or steps_per_generation if you want clipping."
+            )
+    return remarks

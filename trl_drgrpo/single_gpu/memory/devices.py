@@ -12,10 +12,19 @@ import re
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 
-# Left free: the larger of a share of the device and an amount.
+# Left free by default: the larger of a share of the device and an amount.
 MARGIN_SHARE, MARGIN_BYTES = 0.05, int(0.7 * 2**30)
 
 _POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def _bytes(text: str, whole: int = 0) -> int | None:
+    """Bytes of an amount, or of a share of `whole` bytes; `None` for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(?:i?b)?)", text.strip().lower())
+    if found is None:
+        return None
+    size = float(found[1]) / 100 * whole if found[2] else float(found[1]) * 1024 ** _POWERS[found[3]]
+    return int(size) if math.isfinite(size) else None
 
 
 def parse_memory(text: str) -> int:
@@ -38,17 +47,47 @@ def parse_memory(text: str) -> int:
 
     ```
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    size = float(found[1]) * 1024 ** _POWERS[found[2]] if found else 0.0
-    if not (1 <= size < math.inf):
+    size = _bytes(text)
+    if not size:
         remedy = "Write the memory of one device; a number alone is in GB."
         raise InputError("--memory", shortened(text), "an amount above zero, such as 24GB", remedy)
-    return int(size)
+    return size
 
 
-def margin_of(memory: int) -> int:
-    """Bytes that a plan leaves free on a device: 5% of it or 0.7 GB, whichever is more."""
+def default_margin(memory: int) -> int:
+    """Bytes to leave free on a device: 5% of it or 0.7 GB, whichever is more."""
     return max(int(MARGIN_SHARE * memory), MARGIN_BYTES)
+
+
+def parse_margin(text: str | None, memory: int) -> int:
+    """Bytes to leave free on a device of `memory` bytes.
+
+    Args:
+        text (`str`, *optional*): An amount as [`parse_memory`] takes it, a share such as `8%`, or `0`. `None`:
+            [`default_margin`].
+        memory (`int`): Bytes of the device.
+
+    Raises:
+        `InputError`: Neither of them, or a margin that leaves nothing.
+
+    Example:
+
+    ```python
+    >>> parse_margin("10%", 20 * 2**30) == parse_margin("2GB", 20 * 2**30) == 2 * 2**30
+    True
+
+    ```
+    """
+    default = default_margin(memory)
+    margin = default if text is None else _bytes(text, memory)
+    if margin is None:
+        remedy = f"Leave it out for the default, here {readable(default)}."
+        expected = "an amount or a share to leave free, such as 1GB, 5% or 0"
+        raise InputError("--margin", shortened(str(text)), expected, remedy)
+    if margin >= memory:
+        got = f"{readable(margin)}, which leaves nothing of {readable(memory)}"
+        raise InputError("--margin", got, "less than the memory", "Give a smaller margin, or more memory.")
+    return margin
 
 
 def readable(size: float) -> str:

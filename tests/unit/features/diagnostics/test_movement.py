@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.features.diagnostics.movement import MovementWatch, first_loss_remark, is_first_loss
+from trl_drgrpo.features.diagnostics.movement import MovementWatch, first_loss_remarks, is_first_loss
 
 
 class Model(torch.nn.Module):
@@ -127,12 +127,17 @@ def test_in_the_trainer(settings, prompts, tokenizer, reward, dead):
     assert logged == [] if dead else logged[0] > 0.99
 
 
-def remark(step_scorer=None, own_advantages=None, own_losses=(), **fields):
+def remarks(step_scorer=None, own_advantages=None, own_losses=(), **fields):
     args = DrGRPOConfig(use_cpu=True, bf16=False, gradient_accumulation_steps=4, **fields)
+    every = args.steps_per_generation * args.num_iterations
     trainer = SimpleNamespace(
-        args=args, step_scorer=step_scorer, own_advantages=own_advantages, own_losses=list(own_losses)
+        args=args,
+        generate_every=every,
+        step_scorer=step_scorer,
+        own_advantages=own_advantages,
+        own_losses=list(own_losses),
     )
-    return first_loss_remark(trainer, -0.00123) or ""
+    return first_loss_remarks(trainer, -0.00123)
 
 
 def test_the_first_loss_is_that_of_a_step_with_a_signal_of_the_whole_run():
@@ -143,19 +148,31 @@ def test_the_first_loss_is_that_of_a_step_with_a_signal_of_the_whole_run():
     assert not is_first_loss(alive, [alive, dead, alive])  # resumed: the history came with the checkpoint
 
 
+EXPLAINED, NO_EFFECT = "loss -0.0012 is as it should be", "{}: no effect with one optimizer step per generation batch"
+HIGHER, BOTH = {"epsilon_high": 0.28}, {"epsilon": 0.1, "delta": 2.0}
+
+
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ({}, True),
-        ({"num_iterations": 2}, True),  # begins at zero, too
+        ({}, [EXPLAINED]),
+        ({"num_iterations": 2}, [EXPLAINED]),  # begins at zero, too
         # A loss that is not zero by itself.
-        ({"step_scorer": object()}, False),
-        ({"own_advantages": "advantage_func 'mine'"}, False),
-        ({"own_losses": ["_compute_loss"]}, False),
-        ({"beta": 0.1}, False),
-        ({"entropy_coef": 0.01}, False),
-        ({"steps_per_generation": 8}, False),  # groups are cut in two
+        ({"step_scorer": object()}, []),
+        ({"own_advantages": "advantage_func 'mine'"}, []),
+        ({"own_losses": ["_compute_loss"]}, []),
+        ({"beta": 0.1}, []),
+        ({"entropy_coef": 0.01}, []),
+        ({"steps_per_generation": 8}, []),  # groups are cut in two
+        # Clipping that does nothing, and such that does something.
+        *(
+            ({**bounds, "steps_per_generation": steps}, [EXPLAINED, NO_EFFECT.format(", ".join(bounds))])
+            for bounds in (HIGHER, BOTH)
+            for steps in (2, 4)
+        ),
+        ({**HIGHER, "num_iterations": 2}, [EXPLAINED]),
+        ({**HIGHER, "steps_per_generation": 8}, []),
     ],
 )
 def test_what_is_said_of_the_first_loss(run, said):
-    assert remark(**run).startswith("loss -0.0012 is as it should be") == said
+    assert [remark[: len(start)] for remark, start in zip(remarks(**run), said, strict=True)] == said

@@ -1,0 +1,90 @@
+"""Before training: a warning when the plan of the run does not fit the device, with settings that would.
+
+It never stops a run: what cannot be planned is noted in the debug log and left alone.
+"""
+
+import logging
+from typing import Any
+
+import torch
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.single_gpu.memory.devices import default_margin, readable
+from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
+from trl_drgrpo.single_gpu.memory.proposal import propose
+from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup, from_keys
+from trl_drgrpo.upstream.description import DescribingCallback
+
+logger = logging.getLogger(__name__)
+
+# Prompts are not tokenized yet when training starts; what a plan assumes without being told.
+ASSUMED_PROMPT = 512
+
+
+class MemoryWatch(DescribingCallback):
+    """Warns when training begins, on a GPU."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        memory = device_memory(args.device)
+        try:
+            message = what_does_not_fit(args, model, memory) if memory else None
+        except (InputError, NotImplementedError) as error:
+            logger.debug("No memory plan for this run: %s: %s", type(error).__name__, error)
+            return
+        if message and args.process_index == 0:
+            logger.warning(message)
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of an NVIDIA or AMD GPU; `None` for anything else, whose allocators are not planned."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+
+
+def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
+    """The warning for a run on a device of `memory` bytes, two lines; `None` when the plan fits."""
+    setup = setup_of(args, model)
+    config = getattr(model, "base_model", model).config.get_text_config(decoder=True)
+    planner = Planner(config, setup, memory)
+    estimate: Estimate = planner.estimate(setup)
+    if estimate.total <= memory:
+        return None
+    rows, room = setup.batch * setup.accumulation, memory - default_margin(memory)
+    proposal = propose(planner, setup, room, given=("max_completion_length",), rows=rows)
+    if not proposal.fits:
+        proposal = propose(planner, setup, room, rows=rows)
+    settings = ", ".join(f"{key}: {value}" for key, value in proposal.keys.items())
+    advice = f"would fit: {settings}." if proposal.fits else f"nothing fits; the smallest tried: {settings}."
+    peak, over = readable(estimate.total), readable(estimate.total - memory)
+    return (
+        f"The planned peak of {peak} ({estimate.peak.name}) is {over} "
+        f"more than this device has ({readable(memory)}), with prompts of {setup.prompt} tokens.\n"
+        f"`trl-drgrpo plan`: {advice}"
+    )
+
+
+def setup_of(args: Any, model: Any) -> Setup:
+    """The setup of a trainer's run."""
+    device = "cuda" if args.device.type == "cuda" else "cpu"
+    values = {name: getattr(args, name) for name in vars(args)}
+    values["optim"] = getattr(args.optim, "value", args.optim)
+    values["dtype"] = _dtype(model)
+    values["load_in_4bit"] = bool(getattr(model, "is_loaded_in_4bit", False))
+    values["load_in_8bit"] = bool(getattr(model, "is_loaded_in_8bit", False))
+    lora = getattr(model, "peft_config", {}).get("default")
+    if lora is not None and lora.peft_type != "LORA":
+        raise NotImplementedError(f"no plan for adapters of type {lora.peft_type}")
+    if lora is not None:
+        targets = lora.target_modules
+        values |= {
+            "use_peft": True,
+            "lora_r": lora.r,
+            "lora_dropout": lora.lora_dropout,
+            "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
+        }
+    values["generation_batch_size"] = None  # per process it is what steps_per_generation says
+    return from_keys(values, ASSUMED_PROMPT, device)
+
+
+def _dtype(model: Any) -> str:
+    names = (str(p.dtype).removeprefix("torch.") for name, p in model.named_parameters() if "lora_" not in name)
+    return next(name for name in names if name in LOADED_IN)
