@@ -29,7 +29,6 @@ from trl_drgrpo.features.forks import ForkedRollouts
 from trl_drgrpo.features.model_card.publishing import ModelCard
 from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
-from trl_drgrpo.features.trackers import Trackers
 from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
 from trl_drgrpo.objective.fork_advantages import fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
@@ -227,9 +226,9 @@ class DrGRPOTrainer(HostTrainer):
         self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
         self.resume, self.model_card = Resume(self), ModelCard(self)
         self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, segmenter)
-        self.movement_watch, trackers = MovementWatch(self), Trackers(self)
-        describing, training = [self.diagnostics, trackers], [self.fast_path, self.sampling, self.forks]
-        self.features = [self.resume, *describing, *training, self.model_card, self.turns]
+        self.movement_watch = MovementWatch(self)
+        training = [self.fast_path, self.sampling, self.forks]
+        self.features = [self.resume, self.diagnostics, *training, self.model_card, self.turns]
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)

@@ -36,7 +36,7 @@ def shares(base, tokenizer, folder, adapter_dtype, learning_rate):
     trainer = build(DrGRPOTrainer, run, prompts, tokenizer, length_reward, base, peft_config=lora_preset("qlora"))
     trainer.movement_watch.steps = STEPS
     without_prints(trainer).train()
-    return {movement.group: movement.share for movement in trainer.movement_watch.movements}
+    return trainer.movement_watch.shares
 
 
 def main():

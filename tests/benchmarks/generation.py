@@ -23,7 +23,6 @@ from fast_path import build_model
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.features.fast_path.decoding.forwards import forked_prefill
 
 GROUP = 8
 TABLES = ["prompts", "ends", "long-ends", "continuous"]
@@ -85,7 +84,7 @@ def continuous_seconds(model, prompt, prompts, device, **settings):
     config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, **settings)
     room = ContinuousBatchingConfig(page_size=32, num_blocks=512, max_batch_tokens=512)
     start = now(device)
-    with torch.no_grad(), forked_prefill(model):
+    with torch.no_grad():
         outputs = model.generate_batch(
             ids, generation_config=config, continuous_batching_config=room, progress_bar=False
         )

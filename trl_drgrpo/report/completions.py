@@ -63,24 +63,11 @@ class RecordedCompletions:
                 found[mode, step, group] = (offset, len(line))
         self._entries = list(found.values())
         self._damaged: set[int] = set()
-        self._rows_seen = self._groups_seen = 0
 
     @property
     def groups(self) -> int:
         """Groups that are recorded."""
         return len(self._entries) - len(self._damaged)
-
-    @property
-    def rows(self) -> int:
-        """Completions that are recorded; scaled up from the groups that were looked at unless that was all."""
-        if not self._groups_seen:
-            return 0
-        return self._rows_seen if self.rows_are_exact else round(self._rows_seen / self._groups_seen * self.groups)
-
-    @property
-    def rows_are_exact(self) -> bool:
-        """Whether every group was looked at."""
-        return self._groups_seen == self.groups
 
     @property
     def unreadable(self) -> int:
@@ -91,16 +78,13 @@ class RecordedCompletions:
         """Number and content of the newest groups, then of others spread evenly, as `parsed_bytes` allows."""
         total = sum(size for _, size in self._entries)
         stride = max(1, -(-total // self._parsed_bytes))
-        self._rows_seen = self._groups_seen = 0
         last = len(self._entries) - 1
         for chosen in (*range(last, max(-1, last - NEWEST), -1), *range(last - NEWEST, -1, -stride)):
             group = self.load(chosen)
             if group is None:
                 self._damaged.add(chosen)
-                continue
-            self._groups_seen += 1
-            self._rows_seen += len(group.rows)
-            yield chosen, group
+            else:
+                yield chosen, group
 
     def load(self, number: int) -> Group | None:
         """The group of that number; `None` if its line is damaged."""
@@ -189,17 +173,14 @@ class SavedCompletions:
 
     Attributes:
         notes (`list[str]`): What could not be read, and how gaps were filled.
-        rows (`int`): Completions that were saved: every file was read.
         one_is_correct (`bool`): Whether a reward of 1 makes a completion correct: set once all are known to be 0 or 1.
     """
-
-    rows_are_exact = True
 
     def __init__(self, folder: Path):
         self._folder = folder
         self.notes: list[str] = []
         self.one_is_correct = False
-        self.rows = 0
+        self._rows = 0
         self._groups: list[tuple[Path, int]] = []
         self._open: tuple[Path, list[Group]] | None = None
         unreadable, seen = 0, None
@@ -214,7 +195,7 @@ class SavedCompletions:
             if not rows or rows == seen:  # logged again while the same generations were still trained on
                 continue
             seen = rows
-            self.rows += len(rows)
+            self._rows += len(rows)
             self._groups += [(path, index) for index in range(len(_group_sizes([str(row[0]) for row in rows])))]
         if unreadable:
             self.notes.append(f"{unreadable} files of completions cannot be read (cut off?), left out.")
@@ -239,7 +220,7 @@ class SavedCompletions:
 
     def looked_at(self) -> Iterator[tuple[int, Group]]:
         """Number and content of groups, spread evenly over the run, the newest first."""
-        stride = max(1, -(-self.rows // LOOKED_AT_ROWS))
+        stride = max(1, -(-self._rows // LOOKED_AT_ROWS))
         for chosen in range(len(self._groups) - 1, -1, -stride):
             yield chosen, self.load(chosen)
 

@@ -15,15 +15,12 @@ from trl_drgrpo.common.version import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import (
     Curve,
-    PushRow,
     axes_of,
     curves_of,
     ends_of,
     headline,
     known_points,
     mean,
-    push_note,
-    push_rows,
     rounded,
 )
 from trl_drgrpo.report.groups import group_json, sample_groups
@@ -142,8 +139,7 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
 def _run(
     run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
 ) -> dict[str, Any]:
-    pushed: list[list[PushRow]] = []
-    sample = sample_groups(run.completions, budget, max_groups, seen=lambda group: pushed.append(push_rows(group)))
+    sample = sample_groups(run.completions, budget, max_groups)
     thinned = curves if points is None else curves_of(run.logged, "train", points)
     evals = curves_of(run.logged, "eval", points)
     return {
@@ -157,7 +153,6 @@ def _run(
         "objective": run.objective,
         "right": run.right,
         "notes": run.notes,
-        "push": push_note(pushed),
         "resumed_at": run.resumed_at,
         "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
         "axes": axes_of(run.logged, run.resumed_at),
@@ -167,9 +162,6 @@ def _run(
         "evaluations": without_folders(evaluations_of(run.path)),
         "warnings": [vars(warning) for warning in run.warnings],
         "groups_total": sample.groups_total,
-        "rows_total": sample.rows_total,
-        "rows_are_exact": sample.rows_are_exact,
-        "rows_shown": sample.rows,
         "text_limit": sample.text_limit,
         "groups": [group_json(group) for group in sample.groups],
     }

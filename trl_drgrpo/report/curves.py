@@ -2,8 +2,7 @@
 
 A curve is its own list of steps and of values. A value that was logged as NaN is a gap (`None`), and so is a stretch
 of steps that is many times longer than usual; a metric that is only logged now and then is joined. The numbers on the
-first screen are values as logged, with the steps they come from; never smoothed. The push of a run's updates on the
-decision to stop comes from its recorded completions (`diagnostics/statistics.py` defines it).
+first screen are values as logged, with the steps they come from; never smoothed.
 """
 
 import math
@@ -14,11 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
-
-from trl_drgrpo.features.diagnostics.statistics import Push, decision_scores, stop_push
 from trl_drgrpo.report.reading import Logged, Run
-from trl_drgrpo.report.records import Group, Row
 
 _HOLE = 8  # times the usual distance of two logged steps
 _ONCE = ("train_", "total_flos")  # written at the end of a run: no curves
@@ -165,7 +160,7 @@ def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
     rate, speed = curves.get("drgrpo/pass_rate"), curves.get("time/tokens_per_s")
     dead = curves.get("drgrpo/zero_signal_frac", curves.get("frac_reward_zero_std"))
     warned = None if run.kind == "trl" else len(run.warnings)
-    mean_speed = {"last": rounded(_over_time(speed, curves))} if speed else {}
+    mean_speed = {"last": rounded(mean(speed.values))} if speed else {}
     return [
         _logged("Pass rate", rate, share=True) if rate else _logged("Reward", curves.get("reward")),
         _logged("Mean length", curves.get("completions/mean_length"), unit="tokens"),
@@ -185,72 +180,3 @@ def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False)
     (start, first), (end, last) = known_points(curve)[0], known_points(curve)[-1]
     number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
     return {**number, "last_tenth": rounded(ends_of(curve)[1])}
-
-
-_SECONDS = ("time/generate_s", "time/score_s", "time/train_s")  # per step
-
-
-def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
-    """What was done in all steps over the seconds that they took: a mean of rates would count short steps like long
-    ones."""
-    seconds: dict[int, float] = defaultdict(float)
-    for name in _SECONDS:
-        for step, value in known_points(curves[name]) if name in curves else []:
-            seconds[step] += value
-    # A logged value is of all steps since the one before.
-    steps = zip(rates.values, pairwise([0, *rates.steps]), strict=True)
-    spans = [(rate, seconds[step] * (step - before)) for rate, (before, step) in steps if rate is not None]
-    total = sum(span for _, span in spans)
-    return sum(rate * span for rate, span in spans) / total if total else None
-
-
-_FEWEST = 8  # groups with a signal that an interval is worth
-
-
-# Input of a push from one row: its step, length, whether it ended by itself, whether it is correct, its advantage.
-PushRow = tuple[int, int, bool, bool, float]
-
-
-def push_rows(group: Group) -> list[PushRow]:
-    """The rows of a training group that all say whether they are correct and were cut off; none of another group."""
-    if group.mode != "train" or not all(_is_known(row) for row in group.rows):
-        return []
-    return [
-        (group.step, row.length or 0, not row.truncated, bool(row.right), row.advantage or 0.0) for row in group.rows
-    ]
-
-
-def push_note(groups: Sequence[Sequence[PushRow]]) -> str | None:
-    """Push of correct and of incorrect completions, under the weights of the run and under a mean per row.
-
-    Args:
-        groups (`Sequence[Sequence[PushRow]]`): Of recorded groups (`push_rows`).
-
-    Returns:
-        `str` or `None`: One sentence with 95% intervals; `None` where too little is recorded.
-    """
-    rows = [(number, *row) for number, group in enumerate(groups) for row in group]
-    if not rows:
-        return None
-    number, step, lengths, stopped, correct, advantages = map(np.array, zip(*rows, strict=True))
-    scores = decision_scores(lengths, stopped, number, step)
-    pushes = {
-        name: (stop_push(weights, scores, ~correct, number), stop_push(weights, scores, correct, number))
-        for name, weights in (("this run's weights", advantages), ("a mean per row (GRPO)", advantages / lengths))
-    }
-    if min(push.groups for pair in pushes.values() for push in pair) < _FEWEST:
-        return None
-    said = [f"incorrect {_said(a)}, correct {_said(b)} under {name}" for name, (a, b) in pushes.items()]
-    groups_seen = next(iter(pushes.values()))[0].groups
-    return f"Push to go on instead of stopping, {groups_seen} recorded groups with a signal, ± 95%: {'; '.join(said)}."
-
-
-def _is_known(row: Row) -> bool:
-    """Whether a row has all that a push needs, and one advantage for all of its tokens: with credit per step or forks
-    one number says too little."""
-    is_judged = row.right is not None and row.truncated is not None and bool(row.length)
-    return is_judged and row.advantage is not None and len({s.advantage for s in row.spans if not s.masked}) < 2
-
-
-def _said(push: Push) -> str:
-    return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"

@@ -37,34 +37,20 @@ class Sample:
 
     Args:
         groups (`list[Group]`): In the order of the steps.
-        groups_total, rows_total (`int`): Of which.
-        rows_are_exact (`bool`): Whether `rows_total` was counted or scaled up.
+        groups_total (`int`): Of which.
         text_limit (`int`): Characters above which a completion lost its middle.
     """
 
     groups: list[Group]
     groups_total: int = 0
-    rows_total: int = 0
-    rows_are_exact: bool = True
     text_limit: int = TEXT_LIMITS[0]
 
-    @property
-    def rows(self) -> int:
-        """Completions that were chosen."""
-        return sum(len(group.rows) for group in self.groups)
 
-
-def sample_groups(
-    completions: Completions | None,
-    budget: int,
-    max_groups: int | None = None,
-    seen: Callable[[Group], Any] = lambda group: None,
-) -> Sample:
-    """Chooses at most `max_groups` groups that fit into `budget` bytes as JSON. `seen` is called with every group that
-    is looked at: parsing them takes long."""
+def sample_groups(completions: Completions | None, budget: int, max_groups: int | None = None) -> Sample:
+    """Chooses at most `max_groups` groups that fit into `budget` bytes as JSON."""
     if completions is None:
         return Sample([])
-    order = _order(completions, seen)[:max_groups]
+    order = _order(completions)[:max_groups]
     chosen: dict[int, Group] = {}
     limit = 0
     for limit in TEXT_LIMITS:
@@ -73,16 +59,15 @@ def sample_groups(
             break
     groups = [chosen[number] for number in sorted(chosen)]
     groups.sort(key=lambda group: group.step)
-    return Sample(groups, completions.groups, completions.rows, completions.rows_are_exact, limit)
+    return Sample(groups, completions.groups, limit)
 
 
-def _order(completions: Completions, seen: Callable[[Group], Any]) -> list[int]:
+def _order(completions: Completions) -> list[int]:
     """The numbers of the groups that were looked at, the most wanted first."""
     kinds: Sequence[Callable[[Group], float]] = (_longest, _largest_advantage, _unscored, _lowest_reward)
     tops: list[list[tuple[float, int]]] = [[] for _ in kinds]
     numbers = []
     for number, group in completions.looked_at():  # the newest first
-        seen(group)
         numbers.append(number)
         for top, kind in zip(tops, kinds, strict=True):
             top.append((kind(group), number))

@@ -66,7 +66,7 @@ _SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "charts.js", "tools.js", "diffi
 _SCRIPTS += ("completions.js", "group_widget.js", "page.js")
 _PAGE_DATA = ("buckets", "panels", "other_metrics")
 # Of a run, what the template writes and no script reads.
-_WRITTEN = ("status", "headline", "facts", "formula", "objective", "right", "notes", "push", "mean_of", "evaluations")
+_WRITTEN = ("status", "headline", "facts", "formula", "objective", "right", "notes", "mean_of", "evaluations")
 
 
 def html_page(contents: dict[str, Any], version: str | None = None) -> str:

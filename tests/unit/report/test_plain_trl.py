@@ -42,7 +42,7 @@ def test_a_stock_run(stock_run):
     assert (run.kind, run.status) == ("trl", "finished at step 4")
     assert [entry.step for entry in run.logged][:4] == [1, 2, 3, 4]
     assert {"reward", "grad_norm", "completions/mean_length"} <= set(run.logged[0].metrics)
-    assert (run.completions.groups, run.completions.rows) == (8, 32)
+    assert run.completions.groups == 8
     groups = list(dict(run.completions.looked_at()).values())
     assert {len(group.rows) for group in groups} == {4}
     scored = [row for group in groups for row in group.rows if row.zscore]

@@ -86,7 +86,7 @@ def test_a_hundred_thousand_completions(tmp_path):
     assert len(page.encode()) < 5_000_000
     (run,) = data_of(page)["runs"]
     assert run["groups_total"] == 12_500
-    assert 500 < run["rows_shown"] < run["rows_total"] == 100_000
+    assert len(run["groups"]) > 60
     steps = [group["step"] for group in run["groups"]]
     assert all(any(start < step <= start + 1250 for step in steps) for start in range(0, 12_500, 1250))
     assert steps[-1] == 12_500

@@ -138,7 +138,6 @@ class Diagnostics(DescribingFeature):
     def __init__(self, trainer: Any):
         super().__init__(trainer)
         self.correctness_rule: CorrectnessRule | None = None
-        self.newest_groups: list[dict[str, Any]] = []  # recorded, on the main process; who shows them empties it
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
         self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
@@ -249,7 +248,6 @@ class Diagnostics(DescribingFeature):
             with self.describing("The run log's completions"):
                 groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
                 self.run_log.completions(groups)
-                self.newest_groups = groups
         return batch_statistics(rows, trains)
 
     def _groups_before(self, mode: str, step: int, groups: int) -> int:

@@ -2,19 +2,15 @@
 should be?
 
 In bfloat16 an update of 1e-6 next to a weight of 0.01 rounds to nothing: loss, rewards and gradient norm look as
-ever, and the model does not learn. `MovementWatch` compares sampled elements with copies from the start of training
-and warns once. Only elements that had a gradient count, and only steps with a learning rate behind its warm-up and a
-gradient that is not 0, so dead batches, a warm-up and unused experts do not trigger it.
-
-The threshold lies in a gap that was measured (share of LoRA-A that changed in 20 steps, base of width 256, see
-`tests/benchmarks/adapter_dtype.py`): in bfloat16 0.4% at learning rate 1e-6, 4.4% at 1e-5, 50% at 1e-4; in float32
-more than 99.9% at each. Wider layers start smaller, so in bfloat16 somewhat more of them moves.
+ever, and the model does not learn. `MovementWatch` compares sampled elements with copies from the start of training;
+`nothing_moves` in `warning_causes.py` warns. Only elements that had a gradient count, and only steps with a learning
+rate behind its warm-up and a gradient that is not 0, so dead batches, a warm-up and unused experts do not trigger it.
 
 `first_loss_remarks` explains what looks like a fault in the first logged loss, or has no effect.
 """
 
 import dataclasses
-import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,32 +18,6 @@ from typing import Any
 import torch
 
 from trl_drgrpo.upstream.description import DescribingFeature
-
-logger = logging.getLogger(__name__)
-
-LEAST_SHARE = 0.5  # of a group's elements: below, the watch warns
-
-
-@dataclass(frozen=True)
-class Movement:
-    """Movement of a group of parameters since training began.
-
-    Args:
-        group (`str`): `LoRA-A`, `LoRA-B`, `norms and biases` or `weights`.
-        dtype (`torch.dtype`): Of the parameters.
-        touched (`int`): Sampled elements that had a gradient.
-        moved (`int`): Those of them whose value is another one now.
-    """
-
-    group: str
-    dtype: torch.dtype
-    touched: int
-    moved: int
-
-    @property
-    def share(self) -> float:
-        """`moved / touched`, 0 to 1; 1 where nothing was touched."""
-        return self.moved / self.touched if self.touched else 1.0
 
 
 @dataclass
@@ -66,39 +36,42 @@ class _Sample:
 
 class MovementWatch(DescribingFeature):
     """
-    Warns once when parameters with a gradient do not move in the first optimizer steps.
+    Measures once, in the first optimizer steps, how many of the parameters with a gradient move.
 
     Args:
         trainer ([`DrGRPOTrainer`], *optional*): The trainer it belongs to.
         steps (`int`, *optional*, defaults to `10`): Optimizer steps with signal after which it looks.
         elements (`int`, *optional*, defaults to `100_000`): Elements that are sampled, over all parameters.
+
+    Attributes:
+        shares (`dict[str, float]`): Of the sampled elements that had a gradient, those that have changed, 0 to 1, by
+            group: `LoRA-A`, `LoRA-B`, `norms and biases`, `weights`. Empty until it is known.
     """
 
     def __init__(self, trainer: Any = None, steps: int = 10, elements: int = 100_000):
         super().__init__(trainer)
         self.steps, self.elements = steps, elements
-        self.movements: list[Movement] = []  # what was found; empty until then
+        self.shares: dict[str, float] = {}
         self._samples: list[_Sample] = []
         self._signal_steps = 0
-        self._learning_rate = 0.0
         self._is_logged = False
 
     def add_to_log(self, logs: dict[str, Any]) -> None:
         """Adds `drgrpo/moved_frac`, the smallest share over the groups, the first time that it is known."""
-        if self.movements and not self._is_logged and self.trainer.model.training:
+        if self.shares and not self._is_logged and self.trainer.model.training:
             self._is_logged = True
-            logs["drgrpo/moved_frac"] = min(movement.share for movement in self.movements)
+            logs["drgrpo/moved_frac"] = min(self.shares.values())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self._samples = [] if self.movements else _sample(model, self.elements)
+        self._samples = [] if self.shares else _sample(model, self.elements)
         self._signal_steps = 0
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note which elements have a gradient in a step that is about to be taken."""
         if not self._samples or optimizer is None:
             return
-        self._learning_rate = max(float(group["lr"]) for group in optimizer.param_groups)
-        if self._learning_rate <= 0 or state.global_step < args.get_warmup_steps(state.max_steps):
+        is_still = max(float(group["lr"]) for group in optimizer.param_groups) <= 0
+        if is_still or state.global_step < args.get_warmup_steps(state.max_steps):
             return
         had_signal = False
         for sample in self._samples:
@@ -109,29 +82,8 @@ class MovementWatch(DescribingFeature):
         self._signal_steps += had_signal
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self._samples or self._signal_steps < self.steps:
-            return
-        self.movements, self._samples = _movements(self._samples), []
-        least = min(self.movements, key=lambda movement: movement.share, default=None)
-        if least is not None and least.share < LEAST_SHARE:
-            dtype = str(least.dtype).removeprefix("torch.")
-            logger.warning(
-                f"Of the elements of {least.group} ({dtype}) that had a gradient, {least.share:.1%} changed in the "
-                f"first {self._signal_steps} optimizer steps with signal, at learning rate {self._learning_rate:.1e}: "
-                f"{_remedy(least)}"
-            )
-
-
-def _remedy(movement: Movement) -> str:
-    if movement.dtype not in (torch.bfloat16, torch.float16):
-        return "check that the optimizer holds these parameters; if it does, raise the learning rate."
-    reason = "the dtype rounds most updates away, so most of the training is lost."
-    if movement.group.startswith("LoRA"):
-        return f"{reason} Keep the adapter in float32 (adapter_dtype='float32'), or raise the learning rate."
-    return (
-        f"{reason} Load the model in float32 (model_init_kwargs={{'dtype': 'float32'}}; with bf16=True it still "
-        "computes in bfloat16), or raise the learning rate."
-    )
+        if self._samples and self._signal_steps >= self.steps:
+            self.shares, self._samples = _shares(self._samples), []
 
 
 def _sample(model: Any, elements: int) -> list[_Sample]:
@@ -156,17 +108,14 @@ def _group(name: str, parameter: torch.nn.Parameter) -> str:
     return "norms and biases" if parameter.dim() < 2 else "weights"
 
 
-def _movements(samples: list[_Sample]) -> list[Movement]:
-    counts: dict[tuple[str, torch.dtype], list[int]] = {}
+def _shares(samples: list[_Sample]) -> dict[str, float]:
+    touched: dict[str, int] = defaultdict(int)
+    moved: dict[str, int] = defaultdict(int)
     for sample in samples:
-        moved = (sample.of(sample.parameter.detach()) != sample.start) & sample.touched
-        entry = counts.setdefault((sample.group, sample.parameter.dtype), [0, 0])
-        entry[0] += int(sample.touched.sum())
-        entry[1] += int(moved.sum())
-    return [Movement(group, dtype, *entry) for (group, dtype), entry in counts.items() if entry[0]]
-
-
-_BOUNDS = ("epsilon", "epsilon_high", "delta")  # of the ratio of the policy to the one that sampled
+        has_moved = (sample.of(sample.parameter.detach()) != sample.start) & sample.touched
+        touched[sample.group] += int(sample.touched.sum())
+        moved[sample.group] += int(has_moved.sum())
+    return {group: moved[group] / count for group, count in touched.items() if count}
 
 
 def is_first_loss(logs: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> bool:
@@ -181,6 +130,9 @@ def is_first_loss(logs: Mapping[str, Any], history: Sequence[Mapping[str, Any]])
 
 def _has_loss(logs: Mapping[str, Any]) -> bool:
     return "loss" in logs and logs.get("drgrpo/zero_signal_frac", 0) < 1
+
+
+_BOUNDS = ("epsilon", "epsilon_high", "delta")  # of the ratio of the policy to the one that sampled
 
 
 def first_loss_remarks(trainer: Any, loss: float) -> list[str]:

@@ -111,15 +111,15 @@ class RunWarnings:
         self._say((w, w.take(step, logs)) for w in self._windows if w.cause.from_logs)
 
     def finish(self) -> None:
-        """The run is over: judge what was too short for a window, and a run in which no group had a signal."""
-        self._say(((w, w.conclude()) for w in self._windows), is_over=True)
+        """The run is over: judge what was too short for a window."""
+        self._say((w, w.conclude()) for w in self._windows)
 
-    def _say(self, judged: Iterable[tuple[Window, str | None]], is_over: bool = False) -> None:
+    def _say(self, judged: Iterable[tuple[Window, str | None]]) -> None:
         """Say what is not said yet, and is not explained by a cause that was said and still holds."""
         explained: set[str] = set()
         for window, message in judged:
             cause = window.cause
-            if message is None or cause.name in explained or (cause.at_end and not is_over):
+            if message is None or cause.name in explained:
                 continue
             explained.update(cause.explains)
             if cause.name in self.said:

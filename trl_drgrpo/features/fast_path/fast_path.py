@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.features.fast_path.decoding.forwards import ON_A_CPU, forked_prefill, takes_the_machine
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.features.fast_path.packing import Packed, pack_rows, rows_of, scored_only
 from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, plan_window
@@ -285,15 +284,11 @@ class FastPath(Feature):
 
         `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
         """
-        if self.trainer.use_vllm:
+        if self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching:
             return nullcontext()
         fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
         shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
-        if self.trainer.use_transformers_continuous_batching:
-            if takes_the_machine(self.trainer.accelerator.device.type, self.trainer.continuous_batching_config):
-                self._say_once(ON_A_CPU)
-            return forked_prefill(model) if shares else nullcontext()
         return shared_prefill(model, shares, limits, self._kept)
 
     def _say_once(self, message: str) -> None:

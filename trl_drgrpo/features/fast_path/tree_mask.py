@@ -1,12 +1,11 @@
-"""Cuts the tokens of a pack into blocks that attend apart, without tensors.
+"""Cuts the tokens of a pack into blocks that attend apart: its stem, which all branches have in common, causally and
+without a mask, then each branch to the stem and itself.
 
-A pack is a tree of tokens, depth first. Its first block is what all branches have in common; each of the others
-attends to the blocks on its path to the root, all of whose tokens it sees, and to itself. Branches that are short are
-cheaper together, and stay so. Costs are in query-key pairs.
+Branches that are short are cheaper together, and stay so; forks within a branch are left to its mask. Costs are in
+query-key pairs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,29 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 KEY_COST, BLOCK_COST = 64, 2048
 
 
-@dataclass(frozen=True)
-class Block:
-    """Neighboring tokens of a pack that attend together.
-
-    Args:
-        start (`int`), end (`int`): Their places.
-        path (`tuple[int, ...]`): The blocks, by number, that all of them see all of.
-        chain (`bool`): Whether each follows the one before it.
-    """
-
-    start: int
-    end: int
-    path: tuple[int, ...]
-    chain: bool
-
-    @property
-    def size(self) -> int:
-        """Queries."""
-        return self.end - self.start
-
-
-def cut_into_blocks(ends: Sequence[int]) -> list[Block]:
-    """The blocks of a pack at the least cost.
+def cut_into_blocks(ends: Sequence[int]) -> list[range]:
+    """The stem of a pack and its branches; one block where that costs less.
 
     Args:
         ends (`Sequence[int]`): For each place, where the tokens that follow it, on any branch, end.
@@ -48,52 +26,34 @@ def cut_into_blocks(ends: Sequence[int]) -> list[Block]:
 
     ```python
     >>> prompt, long = [1600] * 1000, [1300] * 300 + [1600] * 300
-    >>> [(block.start, block.end, block.path) for block in cut_into_blocks(prompt + long)]
-    [(0, 1000, ()), (1000, 1300, (0,)), (1300, 1600, (0,))]
-    >>> len(cut_into_blocks([4] * 2 + [3, 4]))  # too short to be told apart
-    1
+    >>> cut_into_blocks(prompt + long)
+    [range(0, 1000), range(1000, 1300), range(1300, 1600)]
+    >>> cut_into_blocks([4] * 2 + [3, 4])  # too short to be told apart
+    [range(0, 4)]
 
     ```
     """
-    return _subtree(ends, 0, (), 0, 0)[1]
-
-
-def _subtree(
-    ends: Sequence[int], start: int, path: tuple[int, ...], seen: int, number: int
-) -> tuple[int, list[Block]]:
-    """Cost and blocks of a token and all that follow it. `path`: blocks above it, of `seen` tokens; `number`: of the
-    first block."""
-    end = ends[start]
-    middle = next((place for place in range(start, end) if ends[place] != end), end)
-    whole = Block(start, end, path, chain=middle == end)
-    cost = _cost(whole.size, seen) if path or not whole.chain else _causal_cost(whole.size)
-    if whole.chain:
-        return cost, [whole]
-    stem = Block(start, middle, path, chain=True)
-    apart, blocks = _cost(stem.size, seen) if path else _causal_cost(stem.size), [stem]
-    path, seen = (*path, number), seen + stem.size
-    place, before = middle, 0  # before: cost of the block before, where it may grow
-    while place < end:
-        branch_cost, branch = _subtree(ends, place, path, seen, number + len(blocks))
-        place = ends[place]
-        together = _cost(place - blocks[-1].start, seen)
-        if before and len(branch) == 1 and together <= before + branch_cost:
-            apart, before = apart - before + together, together
-            blocks[-1] = Block(blocks[-1].start, place, path, chain=False)
+    whole = range(len(ends))
+    stem = range(next((place for place in whole if ends[place] != len(ends)), len(ends)))
+    branches: list[range] = []
+    place = len(stem)
+    while place < len(ends):
+        branch = range(place, ends[place])
+        place = branch.stop
+        before = branches[-1] if branches else range(0)
+        together = range(before.start, branch.stop)
+        if before and _cost(together, stem) <= _cost(before, stem) + _cost(branch, stem):
+            branches[-1] = together
         else:
-            apart, before = apart + branch_cost, branch_cost if len(branch) == 1 else 0
-            blocks += branch
-    return (cost, [whole]) if cost <= apart else (apart, blocks)
+            branches.append(branch)
+    # The stem gathers nothing, and half of its pairs are left out.
+    apart = len(stem) ** 2 // 2 + BLOCK_COST + sum(_cost(branch, stem) for branch in branches)
+    return [whole] if branches and _cost(whole, range(0)) <= apart else [stem, *branches]
 
 
-def _cost(queries: int, seen: int) -> int:
-    """Cost of a block, in pairs."""
-    return (queries + KEY_COST) * (queries + seen) + BLOCK_COST
-
-
-def _causal_cost(queries: int) -> int:
-    """Cost of the chain at the root: it gathers nothing, and half of its pairs are left out."""
-    return queries**2 // 2 + BLOCK_COST
+def _cost(branch: range, stem: range) -> int:
+    """Cost of a branch, in pairs."""
+    return (len(branch) + KEY_COST) * (len(branch) + len(stem)) + BLOCK_COST
 
 
 # Types of devices where blocks were measured to be faster than the plain mask (guides/benchmarks.md, 2026-11-22).
@@ -109,7 +69,7 @@ def attends_apart(device: str) -> bool:
 class TreeMask(torch.Tensor):
     """A boolean mask `(N, 1, W, W)` that knows the blocks of its packs. Made by [`TreeMask.of`]."""
 
-    blocks: list[list[tuple[Block, torch.Tensor | None]]]  # of each pack, with their masks; `None`: plain causal
+    blocks: list[list[tuple[range, torch.Tensor | None]]]  # of each pack, with their masks; a chain has none
 
     @classmethod
     def of(cls, mask: torch.Tensor, ends: Sequence[Sequence[int]]) -> "TreeMask":
@@ -121,9 +81,13 @@ class TreeMask(torch.Tensor):
         tree = mask.as_subclass(cls)
         tree.blocks = []
         for one, of_pack in zip(mask, ends, strict=True):
-            blocks = cut_into_blocks(of_pack)
-            masks = [_mask(one, block, blocks) for block in blocks]
-            tree.blocks.append(list(zip(blocks, masks, strict=True)))
+            stem, *branches = cut_into_blocks(of_pack)
+            is_chain = bool(branches) or min(of_pack) == len(of_pack)
+            blocks = [(stem, None if is_chain else one[None, :, : len(stem), : len(stem)])]
+            for branch in branches:
+                own = slice(branch.start, branch.stop)
+                blocks.append((branch, torch.cat([one[:, own, : len(stem)], one[:, own, own]], dim=2)[None]))
+            tree.blocks.append(blocks)
         return tree
 
     @classmethod
@@ -132,13 +96,6 @@ class TreeMask(torch.Tensor):
             if func is scaled_dot_product_attention:
                 return _attended(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))
-
-
-def _mask(mask: torch.Tensor, block: Block, blocks: Sequence[Block]) -> torch.Tensor | None:
-    if block.chain and not block.path:
-        return None
-    columns = [*(blocks[number] for number in block.path), block]
-    return torch.cat([mask[:, block.start : block.end, one.start : one.end] for one in columns], dim=2)[None]
 
 
 def _attended(
@@ -156,11 +113,13 @@ def _attended(
         return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **named)
     packs_attended = []
     for blocks, *pack in zip(attn_mask.blocks, query.split(1), key.split(1), value.split(1), strict=True):
-        sizes = [block.size for block, _ in blocks]
+        sizes = [len(block) for block, _ in blocks]
         queries, keys, values = (each.split([*sizes, width - sum(sizes)], dim=2) for each in pack)
         attended = []
-        for number, (block, mask) in enumerate(blocks):
-            seen, content = (_gathered(each, (*block.path, number)) for each in (keys, values))
+        for number, (_, mask) in enumerate(blocks):
+            seen, content = (
+                torch.cat([each[0], each[number]], dim=2) if number else each[0] for each in (keys, values)
+            )
             causal = mask is None
             attended.append(
                 scaled_dot_product_attention(queries[number], seen, content, mask, dropout_p, causal, **named)
@@ -168,7 +127,3 @@ def _attended(
         attended.append(values[-1])  # padding sees itself
         packs_attended.append(torch.cat([each.transpose(1, 2) for each in attended], dim=1))  # as the kernel lays out
     return torch.cat(packs_attended).transpose(1, 2)
-
-
-def _gathered(parts: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
-    return torch.cat([parts[number] for number in numbers], dim=2) if len(numbers) > 1 else parts[numbers[0]]

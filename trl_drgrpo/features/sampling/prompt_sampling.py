@@ -96,18 +96,11 @@ class PromptSampling(Feature):
         """Take in pass rates from before the run, if they are of these prompts."""
         rates = read_pass_rates(path)
         self.pass_rates.take_prior(rates)
-        if (found := self.stream.count_known(rates)) is None:
-            return
-        known, looked_up = found
-        if not known:
+        known = self.stream.count_known(rates)
+        if known == 0:
             raise unknown_prompts(path)
-        logger.info(
-            "prior_pass_rates: %s has %d prompts; of %d training prompts that were looked up, it knows %d.",
-            path,
-            len(rates),
-            looked_up,
-            known,
-        )
+        if known:
+            logger.info("prior_pass_rates: %s has %d prompts, and knows %d training prompts.", path, len(rates), known)
 
     def _cap(self, wanted: int) -> int:
         return wanted * self.trainer.args.max_sampling_rounds

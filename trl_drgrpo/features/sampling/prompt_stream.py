@@ -105,7 +105,6 @@ def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
     )
 
 
-_LOOKED_UP = 1000  # examples
 _ANOTHER_ORDER = 7919  # added to the seed, so that this order is not the dataloader's
 
 
@@ -150,24 +149,12 @@ class PromptStream:
             return (self.dataset[row] for row in self._rows(number, len(first), len(self.dataset)))
         return itertools.chain(first, self._streamed())
 
-    def count_known(self, keys: Container[str]) -> tuple[int, int] | None:
-        """Counts examples with one of the keys, among some that are evenly spread, or among all if those have none.
-
-        Args:
-            keys (`Container[str]`): See [`key`].
-
-        Returns:
-            `tuple[int, int]` or `None`: Known ones, and looked up ones; `None` of a stream, which is not read for it.
-        """
+    def count_known(self, keys: Container[str]) -> int | None:
+        """Counts the examples with one of the keys; `None` of a stream, which is not read for it."""
         if not isinstance(self.dataset, Dataset):
             return None
         dataset: Any = self.dataset if self.whole_rows else self.dataset.select_columns(["prompt"])
-        some = dataset.select(range(0, len(dataset), -(-len(dataset) // _LOOKED_UP)))
-        known = sum(self.key(example) in keys for example in some)
-        if known:
-            return known, len(some)
-        known = sum(self.key(example) in keys for example in dataset)
-        return known, len(dataset)
+        return sum(self.key(example) in keys for example in dataset)
 
     def _rows(self, number: int, first: int, size: int) -> Iterator[int]:
         """Indices of a batch's rows: `first` of a pass, then all others. As in TRL a pass leaves out what is less than

@@ -120,8 +120,8 @@ function filterBar() {
 
 // Where the page does not hold everything that was recorded.
 function howMany() {
-  const some = RUNS.filter((run) => run.rows_shown < run.rows_total).map((run) =>
-    `${MANY ? plain(run.name) + ": " : ""}${run.rows_shown} of ${run.rows_are_exact ? "" : "about "}${run.rows_total} recorded completions`);
+  const some = RUNS.filter((run) => run.groups.length < run.groups_total).map((run) =>
+    `${MANY ? plain(run.name) + ": " : ""}${run.groups.length} of ${run.groups_total} recorded groups`);
   return some.length ? some.join("; ") + ": the newest, some spread over the whole run, and the extremes." : "";
 }
 

@@ -200,11 +200,11 @@ def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Sha
 def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
     copied = pairs = 0
     for pack in batch if any(len(pack) > 1 for pack in batch) else []:
-        blocks = cut_into_blocks(_ends(rows, pack))
-        for block in blocks:
-            seen = block.size + sum(blocks[number].size for number in block.path)
-            copied += seen if block.path else 0
-            pairs += 0 if block.chain and not block.path else block.size * seen
+        ends = _ends(rows, pack)
+        stem, *branches = cut_into_blocks(ends)
+        copied += sum(len(stem) + len(branch) for branch in branches)
+        pairs += sum(len(branch) * (len(stem) + len(branch)) for branch in branches)
+        pairs += len(stem) ** 2 if not branches and min(ends) < len(ends) else 0
     return copied, pairs
 
 

@@ -1,6 +1,5 @@
 """The watch counts what had a gradient and moved; dead batches, a warm-up and unused elements do not trigger it."""
 
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +30,7 @@ class Run:
     def steps(self, count, gradient, lr=None):
         for _ in range(count):
             self.step(gradient, lr)
-        return self.watch.movements[0] if self.watch.movements else None
+        return self.watch.shares.get("weights")
 
     def step(self, gradient, lr=None):
         if lr is not None:
@@ -47,32 +46,25 @@ class Run:
         return self
 
 
-def test_bfloat16_stands_still_at_a_small_rate_and_float32_does_not(caplog):
+def test_bfloat16_stands_still_at_a_small_rate_and_float32_does_not():
     run = Run(Model())
-    movement = run.steps(3, 1.0)
-    assert (movement.moved, movement.touched, movement.dtype) == (0, 600, torch.bfloat16)
+    assert run.steps(3, 1.0) == 0.0
     run.watch.trainer = SimpleNamespace(model=run.model)
     first, second = {}, {}
     run.watch.add_to_log(first)
     run.watch.add_to_log(second)
     assert (first, second) == ({"drgrpo/moved_frac": 0.0}, {})
-    (record,) = caplog.records
-    assert "0.0% changed in the first 3 optimizer steps with signal, at learning rate 1.0e-06" in record.message
-    assert "model_init_kwargs={'dtype': 'float32'}" in record.message
-    caplog.clear()
-    assert Run(Model(torch.float32)).steps(3, 1.0).share == 1.0
-    assert caplog.records == []
+    assert Run(Model(torch.float32)).steps(3, 1.0) == 1.0
 
 
-def test_dead_batches_and_warm_up_do_not_count(caplog):
+def test_dead_batches_and_warm_up_do_not_count():
     run = Run(Model(torch.float32), warmup=4)
     run.steps(4, 1.0, lr=1e-12)  # in the warm-up
     run.steps(5, 0.0, lr=0.0)
     run.steps(5, 0.0, lr=1e-3)  # no signal
     run.steps(5, None)
     assert run.steps(5, 1.0, lr=0.0) is None  # signal, but no rate
-    assert run.steps(3, 1.0, lr=1e-3).share == 1.0
-    assert caplog.records == []
+    assert run.steps(3, 1.0, lr=1e-3) == 1.0
 
 
 def test_elements_without_a_gradient_do_not_count():
@@ -82,17 +74,17 @@ def test_elements_without_a_gradient_do_not_count():
     run.optimizer.param_groups[0]["weight_decay"] = 0.1  # moves the others, too
     for step in range(3):
         run.step(gradient.roll(step, 0))  # other entries in each step
-    assert (run.watch.movements[0].moved, run.watch.movements[0].touched) == (15, 15)
+    assert run.watch.shares == {"weights": 1.0}
     gradient[0], gradient[10:] = 0.0, 1.0
-    run = Run(Model(torch.float32), lr=1e-3, watch=MovementWatch(steps=1, elements=60))
-    assert run.steps(1, gradient).touched == 30  # the sample is spread over a parameter
+    run = Run(Model(torch.float32), lr=1e-3, watch=MovementWatch(steps=2, elements=60))
+    run.step(gradient)
+    assert sum(int(each.touched.sum()) for each in run.watch._samples) == 30  # the sample is spread over a parameter
 
 
-def test_parameters_that_the_optimizer_does_not_hold(caplog):
+def test_parameters_that_the_optimizer_does_not_hold():
     run = Run(Model(torch.float32), lr=1e-3)
     run.optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.zeros(1))]
-    run.steps(3, 1.0)
-    assert "check that the optimizer holds these parameters" in caplog.text
+    assert run.steps(3, 1.0) == 0.0
 
 
 @given(
@@ -101,16 +93,15 @@ def test_parameters_that_the_optimizer_does_not_hold(caplog):
 def test_the_sample_is_bounded_and_sees_any_share(shape, elements, seed):
     model = Model(torch.float32, shape=shape)
     size = model.weight.numel()
-    logging.disable()
-    try:
-        run = Run(model, lr=1e-2, watch=MovementWatch(steps=1, elements=elements))
-        moves = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
-        run.step(moves.float())
-    finally:
-        logging.disable(logging.NOTSET)
-    if elements >= size and moves.any():
-        assert run.watch.movements[0].touched == run.watch.movements[0].moved == int(moves.sum())
-    assert sum(movement.touched for movement in run.watch.movements) <= max(1, elements)
+    run = Run(model, lr=1e-2, watch=MovementWatch(steps=2, elements=elements))
+    moves = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    run.step(moves.float())
+    touched = sum(int(each.touched.sum()) for each in run.watch._samples)
+    if elements >= size:
+        assert touched == int(moves.sum())
+    assert touched <= max(1, elements)
+    run.step(moves.float())
+    assert set(run.watch.shares.values()) <= {1.0}
 
 
 def test_groups_keep_apart_what_starts_at_zero():
@@ -123,8 +114,7 @@ def test_groups_keep_apart_what_starts_at_zero():
     torch.nn.init.zeros_(model.layer.lora_B["default"].weight)
     run = Run(model)
     run.steps(3, 1.0)
-    shares = {movement.group: movement.share for movement in run.watch.movements}
-    assert shares == {"LoRA-A": 0.0, "LoRA-B": 1.0, "norms and biases": 1.0}
+    assert run.watch.shares == {"LoRA-A": 0.0, "LoRA-B": 1.0, "norms and biases": 1.0}
 
 
 def remarks(step_scorer=None, own_advantages=None, own_losses=(), **fields):

@@ -10,7 +10,7 @@ from runs import short_run
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path import fast_path
-from trl_drgrpo.features.fast_path.decoding import decoder, forwards
+from trl_drgrpo.features.fast_path.decoding import decoder
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.features.fast_path.planner import Costs
 from trl_drgrpo.upstream.batches import TokenBatch
@@ -135,31 +135,6 @@ def test_all_ranks_share_prompts_or_none(reason, together, trainer, monkeypatch,
 
 
 # Generation
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "calls"),
-    [
-        ("use_transformers_continuous_batching", True, [([[1, 2], [1, 2], [3, 4]], 2)]),
-        ("use_vllm", True, [([[1, 2]] * 4 + [[3, 4]] * 2, None)]),
-        ("args.fast_generation", False, [([[1, 2]] * 4 + [[3, 4]] * 2, None)]),
-    ],
-)
-def test_generation_is_trls_where_prompts_do_not_run_once(place, value, calls, trainer, monkeypatch):
-    monkeypatch.setattr(forwards, "returns_forks", lambda model: True)
-    change(monkeypatch, trainer, "use_transformers_continuous_batching", place != "use_vllm")
-    change(monkeypatch, trainer, "continuous_batching_config", SimpleNamespace(num_blocks=8))
-    change(monkeypatch, trainer, place, value)
-    seen, model = [], trainer.model_wrapped
-    monkeypatch.setattr(
-        model,
-        "generate_batch",
-        lambda inputs, generation_config: seen.append((inputs, generation_config.num_return_sequences)),
-    )
-    with trainer.fast_path.generating():
-        config = SimpleNamespace(num_return_sequences=None)
-        model.generate_batch([[1, 2]] * 4 + [[3, 4]] * 2, generation_config=config)
-    assert seen == calls
 
 
 @pytest.mark.parametrize(

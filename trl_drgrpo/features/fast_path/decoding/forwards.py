@@ -1,18 +1,11 @@
-"""The model's side of generation: prompts that run once, in this package's loop (`Forwards`) and in the continuous
-batching of transformers (`forked_prefill`), and an error that says what to change when a generation does not fit.
-
-In continuous batching TRL hands over the prompt of each completion by itself. Here equal prompts that follow each
-other become one request with `num_return_sequences`: transformers prefills all but its last token once, and each fork
-draws from there by itself.
+"""The model's side of generation: prompts that run once in this package's loop (`Forwards`), and an error that says
+what to change when a generation does not fit.
 """
 
 import copy
-import inspect
 import logging
-import math
-from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
-from itertools import groupby
+from collections.abc import MutableMapping
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +14,6 @@ from transformers import DynamicCache
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
-from trl_drgrpo.upstream.private_state import swapped
 
 logger = logging.getLogger(__name__)
 
@@ -67,50 +59,6 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
         " that do not fit into memory; expected fewer or shorter ones. "
         f"{remedy[0].upper()}{remedy[1:]}. ({error})"
     )
-
-
-ON_A_CPU = (
-    "transformers_continuous_batching_config: got no num_blocks on a CPU; expected the size of the cache. "
-    "transformers would fill half of the machine's memory with it before the first token. Set "
-    "num_blocks=512, page_size=32 (block_size below transformers 5.18) and max_batch_tokens=512 (16,384 tokens in the "
-    "cache), or "
-    "use_transformers_continuous_batching=False, which is faster on a CPU."
-)
-
-
-def takes_the_machine(device: str, config: Any) -> bool:
-    """Whether transformers would size its cache by the memory of the whole machine, and not of a GPU."""
-    return device == "cpu" and config.num_blocks is None
-
-
-def returns_forks(model: Any) -> bool:
-    """Whether `generate_batch` returns the completions of forks: transformers 5.17 drops all but the first."""
-    try:
-        return "__child#" in inspect.getsource(type(model).generate_batch)
-    except (AttributeError, OSError, TypeError):
-        return False
-
-
-@contextmanager
-def forked_prefill(model: Any) -> Iterator[None]:
-    """Inside the block, `model.generate_batch` prefills each prompt once, where transformers can. Results are in the
-    order of the inputs."""
-    if not returns_forks(model):
-        yield
-        return
-    generate_batch = model.generate_batch
-
-    def forking(inputs: list[list[int]], *args: Any, generation_config: Any = None, **kwargs: Any) -> Any:
-        size = math.gcd(*(len(list(equal)) for _, equal in groupby(inputs)))
-        asked = getattr(generation_config, "num_return_sequences", None) or 1
-        if args or generation_config is None or asked > 1 or size < 2 or min(map(len, inputs)) < 2:
-            return generate_batch(inputs, *args, generation_config=generation_config, **kwargs)
-        forked = copy.deepcopy(generation_config)
-        forked.num_return_sequences = size
-        return generate_batch(inputs[::size], generation_config=forked, **kwargs)
-
-    with swapped(model, generate_batch=forking):
-        yield
 
 
 # How far logits of the first step may be apart, as a share of the largest (from their mean).
