@@ -381,7 +381,7 @@ STEPS = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "rows.jsonl")
         ),
         ([*CALL, "--plot", "x.png"], "plot: got x.png; expected none without step_reward_funcs"),
         (
-            ["--step_reward_funcs", "{policy_log_ratio: {beta: 1}}", *STEPS[2:]],
+            ["--step_reward_funcs", "ends.py:by_token", *STEPS[2:]],
             "got a step reward that reads the policy's",
         ),
         ([*STEPS, "--pass_rates", "x.jsonl"], "pass_rates: got x.jsonl; expected none without reward_funcs"),
@@ -413,6 +413,7 @@ def test_bad_flags_are_one_line_and_exit_code_2(here, capsys, argv, message):
     (here / "exits.py").write_text("import sys; sys.exit(3)")
     for name, more in (("cut", {"labels": [True, False]}), ("soft", {"labels": [0.75]}), ("steps", {"steps": "a"})):
         write_json_lines(f"{name}.jsonl", [{"prompt": "p", "steps": ["a"], **more}])
+    (here / "ends.py").write_text("def by_token(steps, step_ends, **kwargs): return step_ends")
     (here / "raises.py").write_text("class E(Exception): pass\nraise E('own')")
     before = (here / "rows.jsonl").read_text()
     assert score(*argv) == 2
