@@ -15,7 +15,6 @@ import functools
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,27 +185,21 @@ def _metadata(node: ast.expr | None) -> dict[str, Any]:
         entries = {_literal(key): value for key, value in zip(node.keys, node.values, strict=True)}
     choices = _literal(entries.get("choices"))
     return {
-        "help": "".join(_strings(entries.get("help"))).replace("%%", "%"),
+        "help": _text(entries.get("help")).replace("%%", "%"),
         "choices": tuple(choices) if isinstance(choices, list | tuple) else None,
     }
+
+
+def _text(node: ast.expr | None) -> str:
+    """The string pieces of an expression; of f-strings the fixed part."""
+    pieces = [] if node is None else ast.walk(node)
+    return "".join(each.value for each in pieces if isinstance(each, ast.Constant) and isinstance(each.value, str))
 
 
 def literal_choices(annotation: str) -> tuple | None:
     """The values of `Literal[...]`, alone or beside `None`; `None` for any other annotation."""
     head, bracket, values = annotation.removeprefix("typing.").removesuffix(" | None").partition("[")
     return ast.literal_eval(f"({values.removesuffix(']')},)") if head == "Literal" and bracket else None
-
-
-def _strings(node: ast.expr | None) -> Iterator[str]:
-    """The string pieces of an expression, left to right: literals, sums of literals, the fixed part of f-strings."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, ast.BinOp):
-        yield from _strings(node.left)
-        yield from _strings(node.right)
-    elif isinstance(node, ast.JoinedStr):
-        for part in node.values:
-            yield from _strings(part)
 
 
 def import_dataclass(name: str) -> type:

@@ -69,13 +69,9 @@ class Given:
     def template(self) -> dict[str, Any]:
         """More that the chat template is given: of the recipe, or JSON after the flag."""
         given = self.values.get(TEMPLATE_KEY) or {}
-        try:
-            found = json.loads(given) if isinstance(given, str) else given
-        except ValueError as error:
-            raise InputError(TEMPLATE_KEY, repr(given), "a JSON mapping", f"It is not valid JSON: {error}.") from None
-        if not isinstance(found, dict):
+        if not isinstance(given, dict):
             raise InputError(TEMPLATE_KEY, repr(given), "a mapping", "For example '{\"enable_thinking\": false}'.")
-        return found
+        return given
 
     def decoding(self) -> "Decoding":
         """Sampling settings; defaults as in training."""

@@ -78,14 +78,13 @@ def coerce(flag: Flag, value: Any, text: str | None = None, where: str = "") -> 
         text (`str`, *optional*): The text of a YAML scalar as written, for fields that want text.
         where (`str`, *optional*): Place of the value, for the message: `" in recipe.yaml, line 3"`.
     """
-    members = _members(ast.parse(flag.annotation, mode="eval").body)
     try:
-        result = _fit(members, value, text, flag)
+        result = _fit(flag.annotation, value, text, flag)
     except _NoFit as reason:
         raise InputError(
             flag.name,
             f"{value!r}{where}",
-            _spell(members),
+            _spell(flag.annotation),
             str(reason) or f"Its default is {flag.default!r}.",
         ) from None
     if flag.choices is not None and result is not None and result not in flag.choices:
@@ -95,57 +94,48 @@ def coerce(flag: Flag, value: Any, text: str | None = None, where: str = "") -> 
     return result
 
 
-def _members(node: ast.expr) -> list[ast.expr]:
-    """The alternatives of `A | B | None`, in the order written."""
-    if isinstance(node, ast.BinOp):
-        return [*_members(node.left), *_members(node.right)]
-    return [node]
+def _kinds(annotation: str) -> dict[str, str]:
+    """The alternatives of `A | B[C] | None`, and what stands in their brackets."""
+    parts = [each.partition("[") for each in re.split(r" \| (?![^\[]*\])", annotation)]
+    return {name.rpartition(".")[2]: inner.removesuffix("]") for name, _, inner in parts}
 
 
-def _name(member: ast.expr) -> str:
-    head = member.value if isinstance(member, ast.Subscript) else member
-    return ast.unparse(head).rpartition(".")[2]
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_WORDS |= {"dict": "a mapping", "None": "null"}
 
 
-def _spell(members: list[ast.expr]) -> str:
-    words = {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "str": "text",
-        "dict": "a mapping",
-        "None": "null",
-    }
-    return " or ".join(words.get(_name(member), ast.unparse(member)) for member in members)
+def _spell(annotation: str) -> str:
+    named = {name: f"{name}[{inner}]" if inner else name for name, inner in _kinds(annotation).items()}
+    return " or ".join(_WORDS.get(name, whole) for name, whole in named.items())
 
 
 # Tried in this order, so that text is what is left when nothing else fits.
 _KINDS = ("bool", "int", "float", "Literal", "list", "dict", "str", "Any")
 
 
-def _fit(members: list[ast.expr], value: Any, text: str | None, flag: Flag) -> Any:
-    names = [_name(member) for member in members]
+def _fit(annotation: str, value: Any, text: str | None, flag: Flag) -> Any:
+    kinds = _kinds(annotation)
     if value is None:
-        if "None" in names or flag.default is None:
+        if "None" in kinds or flag.default is None:
             return None
         raise _NoFit("Leave the key out for the default.")
-    if isinstance(value, str) and value.lower() in ("none", "null") and "None" in names and "str" not in names:
+    if isinstance(value, str) and value.lower() in ("none", "null") and "None" in kinds and "str" not in kinds:
         return None
     reason = ""
-    for member in sorted(members, key=lambda member: (*_KINDS, _name(member)).index(_name(member))):
+    for name in sorted(kinds, key=lambda name: (*_KINDS, name).index(name)):
         try:
-            return _convert(member, value, text, flag, takes_text="str" in names)
+            return _convert(name, kinds[name], value, text, flag, takes_text="str" in kinds)
         except _NoFit as error:
             reason = str(error) or reason
-    if unknown := [name for name in names if name not in (*_KINDS, "None")]:
+    if unknown := [name for name in kinds if name not in (*_KINDS, "None")]:
         return _fit_class(unknown[0], value, flag)
     raise _NoFit(reason)
 
 
-def _convert(member: ast.expr, value: Any, text: str | None, flag: Flag, takes_text: bool) -> Any:
+def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, takes_text: bool) -> Any:
     """The value as one type of the annotation; where the field takes text as well, text is not forced into it."""
     reason = ""
-    match _name(member):
+    match name:
         case "bool":
             words = {"true": True, "false": False} if takes_text else _BOOLEANS
             if isinstance(value, bool | str | int) and str(value).lower() in words:
@@ -159,22 +149,17 @@ def _convert(member: ast.expr, value: Any, text: str | None, flag: Flag, takes_t
         case "Literal" if flag.choices is not None and isinstance(value, str):
             return value  # judged with all choices
         case "Literal":
-            choices = ast.literal_eval(member.slice) if isinstance(member, ast.Subscript) else ()
-            for choice in choices if isinstance(choices, tuple) else (choices,):
-                if type(choice) is type(value) and choice == value:
-                    return choice
+            if any(type(choice) is type(value) and choice == value for choice in ast.literal_eval(f"({inner},)")):
+                return value
         case "list" if not (takes_text and isinstance(value, str)):
-            inner = _members(member.slice if isinstance(member, ast.Subscript) else ast.Name("Any"))
-            return [_fit(inner, item, None, flag) for item in (value if isinstance(value, list) else [value])]
+            items = value if isinstance(value, list) else [value]
+            return [_fit(inner or "Any", item, None, flag) for item in items]
         case "dict":
             if isinstance(value, dict):
                 return value
             if isinstance(value, str) and value.lstrip().startswith("{"):
-                mapping = _read_json(value, flag)
-                if not takes_text:  # else TRL and transformers read the text themselves
-                    return mapping
-            else:
-                reason = "Write a mapping in the recipe, or JSON after the flag."
+                return _read_json(value, flag)
+            reason = "Write a mapping in the recipe, or JSON after the flag."
         case "str":
             if isinstance(value, bool) and flag.name in _TEXT_OR_BOOLEAN:
                 return value
@@ -268,11 +253,10 @@ def help_text(flag: Flag, brief: bool = False) -> str:
 
 def _takes_list(flag: Flag) -> bool:
     """Whether the flag is followed by several values: a list, and not text as well (as in TRL's parser)."""
-    names = [_name(member) for member in _members(ast.parse(flag.annotation, mode="eval").body)]
-    return "list" in names and "str" not in names
+    kinds = _kinds(flag.annotation)
+    return "list" in kinds and "str" not in kinds
 
 
 def _is_boolean(flag: Flag) -> bool:
     """Whether the flag may stand alone: `--use_peft`, also where a mapping may follow it."""
-    names = {_name(member) for member in _members(ast.parse(flag.annotation, mode="eval").body)}
-    return flag.annotation in ("bool", "bool | None") or {"bool", "dict"} <= names
+    return flag.annotation in ("bool", "bool | None") or {"bool", "dict"} <= _kinds(flag.annotation).keys()

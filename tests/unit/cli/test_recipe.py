@@ -40,7 +40,7 @@ def read(tmp_path):
         ("reward_weights: [1, 0.5, 1e-1]", "reward_weights", [1, 0.5, 0.1]),
         ("lora_target_modules: all-linear", "lora_target_modules", ["all-linear"]),
         ("model_init_kwargs: {rope_theta: 1e6}", "model_init_kwargs", {"rope_theta": 1e6}),
-        ("""generation_kwargs: '{"top_k": 5}'""", "generation_kwargs", '{"top_k": 5}'),  # TRL reads it itself
+        ("""generation_kwargs: '{"top_k": 5}'""", "generation_kwargs", {"top_k": 5}),
         ("""liger_kernel_config: '{"rope": true}'""", "liger_kernel_config", {"rope": True}),
         ("pad_to_multiple_of: 8", "pad_to_multiple_of", 8),
         ("pad_to_multiple_of: auto", "pad_to_multiple_of", "auto"),
