@@ -9,7 +9,6 @@ the file ends up the same, byte by byte. Another command does not touch it.
 import argparse
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
 from trl_drgrpo.cli.values import reward_spec
-from trl_drgrpo.common.disk import sole_writer
+from trl_drgrpo.common.disk import sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import column_values
 from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
@@ -119,7 +118,7 @@ def completed_rows(
         rows = rows[:kept]
 
         def note() -> None:
-            _write_whole(beside, json.dumps({**facts, _GROUPS: groups}) + "\n")
+            write_whole(beside, json.dumps({**facts, _GROUPS: groups}) + "\n")
 
         with path.open("ab") as file:
             file.truncate(sum(map(len, lines[:kept])))
@@ -177,11 +176,4 @@ def to_lines(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def write_rows(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a JSON Lines file, whole or not at all."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(Path(path), to_lines(rows))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(partial, path)
+    write_whole(Path(path), to_lines(rows))
