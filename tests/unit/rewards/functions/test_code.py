@@ -457,16 +457,13 @@ def test_tests_that_check_nothing_or_belong_to_nobody_are_unscorable(tests, entr
 def test_the_helper_that_nobody_defines_is_named(caplog):
     reward = CodeReward(sandbox="none", name="helper_reward")
     assert reward(completions=[fenced(RIGHT)] * 2, tests=[["assert same(f(1), 1)"]] * 2) == [None, None]
-    assert caplog.text.count("the tests use f, same together, all undefined") == 1
+    assert caplog.text.count("the tests use f, same, all undefined") == 1
 
 
 @pytest.mark.parametrize(
     ("tests", "setup", "entry_point", "names"),
     [
-        (["assert f(1) == 1", "assert g(1) == 2"], "", None, ["f", "g"]),
-        ("def test_a():\n    assert f(1) == 1\ndef test_b():\n    assert g(1) == 2", "", None, ["f", "g"]),
-        ("r = f(1)\nassert r == 1\nr = g(1)\nassert r == 2", "", None, ["f", "g"]),
-        ("import math\nassert math.isclose(f(1), 1)\nassert math.isclose(g(1), 2)", "", None, ["f", "g"]),
+        (["assert f(1) == 1", "assert g(1) == 2"], "", "f, g", ["f", "g"]),
         (["assert f(g(1)) == 1"], "", "f, g", ["f", "g"]),
         ("def check(one, other):\n    assert other(one(1)) == 1", "", "f, g", ["f", "g"]),
         (["same(1, 1)"], "def same(x, y): assert f(x) == y", None, ["f"]),
@@ -479,12 +476,12 @@ def test_the_helper_that_nobody_defines_is_named(caplog):
         ("assert (lambda x: f(x))(1) and (y := 3) == y", "", None, ["f"]),
     ],
 )
-def test_several_names_are_asked_for_where_none_can_judge_another(tests, setup, entry_point, names):
+def test_names_that_the_completion_is_asked_for(tests, setup, entry_point, names):
     assert examiner.prepare(tests, setup, entry_point)[2] == names
 
 
 def test_a_helper_that_the_setup_calls_and_nobody_defines_is_not_asked_for():
-    with pytest.raises(ValueError, match="the tests use f, same together"):
+    with pytest.raises(ValueError, match="the tests use f, same, all"):
         examiner.prepare(["compare(1, 1)"], "def compare(x, y): assert same(f(x), y)", None)
 
 

@@ -10,9 +10,9 @@ read all of it: expected values or a reference solution in it are given away. A 
 tests, so earlier calls can influence later ones.
 
 What is asked of the completion: the entry point; without one, what the tests import from `solution`; without either,
-the one name that they call and nobody defines. Two such names in tests that belong together (`deep_equal(f(3), [9])`)
-are one too many, for the completion would examine itself: define the helper in `setup` or in the tests, or give
-all that is tested as the entry point (`"encode, decode"`).
+the one name that they call and nobody defines. Two such names (`deep_equal(f(3), [9])`) are one too many, for the
+completion would examine itself: define the helper in `setup` or in the tests, or give all that is tested as the entry
+point (`"encode, decode"`).
 
 What results may be: plain data, dates and named tuples; an enumeration or a class that `setup` or the tests define:
 objects are compared by their attributes, as that class of theirs says. Objects of the completion's own classes can be

@@ -8,7 +8,7 @@ must not pass it.
 
 Whoever defines the helper of a test (`assert deep_equal(f(3), [9])`) decides the test, so a name is only asked of the
 completion where it is sure to be what is tested: the entry point, what is imported from `solution`, or else the only
-name that nobody defines in tests that belong together. Any other name that nobody defines raises `ValueError`.
+name that nobody defines. Any other name that nobody defines raises `ValueError`.
 """
 
 import ast
@@ -280,13 +280,12 @@ def names_to_ask(split, namespace, entry_point, setup):
     """
     nodes = [node for part in split for half in part for node in half]
     helpers = {node.name: node for node in setup.body if isinstance(node, _FUNCTIONS)}
-    statements = [_Statement(node, helpers, namespace) for node in nodes]
+    read, made = _globals_of(nodes, helpers, namespace)
     imported = {name for node in nodes for name in used(node)[2]}
     theirs = _theirs(nodes, helpers, entry_point, imported)
-    own = MARKS.union(*(statement.made for statement in statements))
     asked = []
-    for name in dict.fromkeys(name for statement in statements for name in statement.read):
-        if name in own or (name in namespace and not (entry_point and name in theirs)):
+    for name in read:
+        if name in MARKS | made or (name in namespace and not (entry_point and name in theirs)):
             continue
         if name in theirs or name == "Solution":
             asked.append(name)
@@ -299,8 +298,12 @@ def names_to_ask(split, namespace, entry_point, setup):
             )
     if not asked and not imported:
         raise ValueError("the tests use nothing from the completion")
-    if not entry_point:
-        _check_told_apart(statements, set(asked))
+    if len(asked) > 1 and not entry_point:  # one of them may be a helper that judges the other
+        listed = ", ".join(sorted(asked))
+        raise ValueError(
+            f"the tests use {listed}, all undefined, so it is unclear which of them is tested: define helpers in the "
+            f"tests or in setup, or name what is tested in the column of entry_point ({listed!r} for all of them)"
+        )
     return asked
 
 
@@ -313,82 +316,26 @@ def _theirs(nodes, helpers, entry_point, imported):
     return reached(nodes, helpers).union(*(used(node)[1] for node in nodes)) - _LIBRARY
 
 
-def _check_told_apart(statements, asked):
-    """
-    Refuses tests that leave several names to the completion: one of them may be a helper that judges the other.
-
-    Statements belong together where one reads what another made. What has nothing in common does not matter to each
-    other: `assert add(1, 2) == 3` and `assert sub(3, 2) == 1` are sure to test `add` and `sub`.
-    """
-    read_later = {name for statement in statements for name in statement.read_later}
-    versions = collections.Counter()
-    # An imported module carries nothing from one statement to the next.
-    carriers = {name for statement in statements if not statement.is_import for name in statement.made}
-    groups = []  # of (variables, names asked for)
-    for statement in statements:
-        variables = {(name, versions[name]) for name in statement.read}
-        # `result = ...` again is another variable, unless a function may read either.
-        versions.update(statement.assigned - read_later)
-        variables |= {(name, versions[name]) for name in statement.made}
-        variables = {variable for variable in variables if variable[0] in carriers}
-        names = asked.intersection(statement.read)
-        for group in [group for group in groups if group[0] & variables]:
-            groups.remove(group)
-            variables, names = variables | group[0], names | group[1]
-        groups.append((variables, names))
-    for _, names in groups:
-        if len(names) > 1:
-            listed = ", ".join(sorted(names))
-            raise ValueError(
-                f"the tests use {listed} together, all undefined, so it is unclear which of them is tested: define "
-                "helpers in the tests or in setup, or name what is tested in the column of entry_point "
-                f"({listed!r} for all of them)"
-            )
-
-
-class _Statement:
-    """
-    Global names of one statement of the tests.
-
-    Attributes:
-        read (`dict`): Names that it reads, in order; also those that functions of the setup read for it.
-        read_later (`set`): Those of them that a function reads, at a time of its own.
-        made (`set`): Names that it makes.
-        assigned (`set`): Those of them that it makes anew.
-    """
-
-    def __init__(self, node, helpers, namespace):
-        self.read, self.read_later, self.made = {}, set(), set()
-        self._add(compile(ast.Module([node], []), "<tests>", "exec"))
-        for name in reached([node], helpers) & set(helpers):
-            if inspect.isfunction(namespace.get(name)):
-                self._add(namespace[name].__code__)
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        self.assigned = {
-            inner.id
-            for target in targets
-            for inner in ast.walk(target)
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-        }
-        self.is_import = isinstance(node, (ast.Import, ast.ImportFrom))
-
-    def _add(self, code):
-        """The compiler knows best what is local to a function or a comprehension."""
+def _globals_of(nodes, helpers, namespace):
+    """Global names that statements read, in order, also those that functions of the setup read for them, and names
+    that they make. The compiler knows best what is local to a function or a comprehension."""
+    codes = [compile(ast.Module([node], []), "<tests>", "exec") for node in nodes]
+    called_helpers = [namespace.get(name) for name in sorted(reached(nodes, helpers) & set(helpers))]
+    codes += [helper.__code__ for helper in called_helpers if inspect.isfunction(helper)]
+    read, made = {}, set()
+    for code in codes:
         is_module = code.co_name == "<module>"
         is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED
         own = set()
         for step in dis.get_instructions(code):
             if step.opname == "STORE_GLOBAL" or (step.opname == "STORE_NAME" and is_module):
-                self.made.add(step.argval)
+                made.add(step.argval)
             elif step.opname == "STORE_NAME" and is_class:
                 own.add(step.argval)
             elif step.opname in _READ and step.argval not in own:
-                self.read[step.argval] = None
-                if not is_module:
-                    self.read_later.add(step.argval)
-        for inner in code.co_consts:
-            if inspect.iscode(inner):
-                self._add(inner)
+                read[step.argval] = None
+        codes += [inner for inner in code.co_consts if inspect.iscode(inner)]  # read in their turn
+    return read, made
 
 
 def _entry_names(entry_point):
