@@ -387,8 +387,8 @@ class DrGRPOTrainer(HostTrainer):
         try:
             advantages = self.advantage_func(batch)
         except Exception as error:  # a user's function: what was computed up to here is saved before the run ends
-            failed = RewardError("advantage_func", told(error), "a tensor of advantages", to_fix(error, option=None))
-            raise failed.caught_as(error) from error
+            remedy = to_fix(error, option=None)
+            raise RewardError("advantage_func", told(error), "a tensor of advantages", remedy) from error
         return checked_advantages(advantages, batch, "advantage_func")
 
     @property

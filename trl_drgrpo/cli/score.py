@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--data",
         required=True,
-        help="completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a run",
+        help="completions: .jsonl, .parquet (as log_completions writes them), a folder of such files, or a run",
     )
     add(
         "--dataset_name",

@@ -6,7 +6,6 @@ command line catches `InputError` alone and prints its single line without a tra
 
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
 
@@ -71,8 +70,7 @@ class InputError(ValueError):
 
     def __init__(self, field: str, got: str, expected: str, remedy: str):
         got = got if len(got) <= _LONGEST else got[:_LONGEST] + "..."  # a model's name of 5,000 characters
-        # by name: behind it may come a user's error, see `RewardError.caught_as`
-        ValueError.__init__(self, f"{field}: got {got}; expected {expected}. {remedy}")
+        super().__init__(f"{field}: got {got}; expected {expected}. {remedy}")
         self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
 
     def under(self, field: str) -> "InputError":
@@ -96,32 +94,6 @@ class UnknownNameError(InputError, TypeError):
 
 class RewardError(InputError):
     """A reward function broke its contract: incorrect number of rewards, incorrect type, or an exception."""
-
-    __str__ = BaseException.__str__  # `KeyError` and others have one of their own
-
-    def __reduce__(self):
-        return RewardError, (self.field, self.got, self.expected, self.remedy)
-
-    def caught_as(self, error: BaseException) -> "RewardError":
-        """The same error, which `except` also catches as the class of the error that a user's function raised, with
-        that one's attributes; as it is where no class can be both, or Python treats the class in a way of its own."""
-        kind = type(error)
-        if not issubclass(kind, Exception) or issubclass(kind, _PYTHONS_OWN):
-            return self
-        try:
-            both = _caught_as(kind)(self.field, self.got, self.expected, self.remedy)
-        except Exception:  # layouts or metaclasses that conflict, a `__new__` that wants other arguments
-            return self
-        vars(both).update({**vars(error), **vars(self)})
-        return both
-
-
-_PYTHONS_OWN = (StopIteration, StopAsyncIteration, SyntaxError)  # a traceback shows no `str` of the last
-
-
-@cache
-def _caught_as(kind: type[Exception]) -> type[RewardError]:
-    return type(RewardError.__name__, (RewardError, kind), {"__module__": RewardError.__module__})
 
 
 class UnscorableError(ValueError):

@@ -277,7 +277,7 @@ class StepScorer:
             if isinstance(error, RewardError):
                 raise error from error.__cause__
             field, expected = f"step reward function '{name}'", "one list of rewards per completion"
-            raise RewardError(field, told(error), expected, to_fix(error)).caught_as(error) from error
+            raise RewardError(field, told(error), expected, to_fix(error)) from error
         if name not in self._logged_failures:
             self._logged_failures.add(name)
             message = "Step reward function '%s' failed; its steps get no score, rows without an outcome are left out."

@@ -91,7 +91,7 @@ class Failures:
                 remedy = "Fix the method; its traceback is with this message."
                 if self.raises:
                     remedy = to_fix(error, what="method")
-                failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy).caught_as(error), error
+                failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy), error
             if self.raises:
                 raise failure from cause
             self.rows.add(row)

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
-from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, parameters
+from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials
 
 logger = logging.getLogger(__name__)
 
@@ -72,16 +72,16 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     """
     guard = _Guard(reward_func, on_error, name or reward_name(reward_func))
 
-    async def scored_later(*args, **kwargs):
-        kwargs, finish = guard.begin(args, kwargs)
+    async def scored_later(**kwargs):
+        finish = guard.begin(kwargs)
         try:
             output = await reward_func(**kwargs)
         except _OWN_FAILURES as error:
             output = error
         return finish(output)
 
-    def scored_now(*args, **kwargs):
-        kwargs, finish = guard.begin(args, kwargs)
+    def scored_now(**kwargs):
+        finish = guard.begin(kwargs)
         try:
             output = reward_func(**kwargs)
         except _OWN_FAILURES as error:
@@ -227,20 +227,6 @@ def without_frames(error: RewardError) -> RewardError:
     return error.with_traceback(None)
 
 
-def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """Keywords of a call made by hand: in the order of the function's parameters, or `(prompts, completions)`. TRL's
-    function for an environment's own reward needs `environments` alone."""
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    own = [parameter.name for parameter in parameters(reward_func) or () if parameter.kind in by_position]
-    names = own if len(args) <= len(own) else ["prompts", "completions"]
-    given = dict(zip(names, args, strict=False))
-    if len(args) > len(names) or given.keys() & kwargs or not {"completions", "environments"} & {*given, *kwargs}:
-        got = f"a call with {len(args)} arguments by position and {', '.join(kwargs) or 'none'} by name"
-        expected = "prompts, completions and columns, each once"
-        raise InputError(f"reward function '{name}'", got, expected, "Pass them by name, as the trainer does.")
-    return {**given, **kwargs}
-
-
 class _Guard:
     """Around the calls of one reward function: its rewards are validated, and a failure is turned into its due."""
 
@@ -249,12 +235,11 @@ class _Guard:
         self.metric = f"rewards/{name}/failed_frac"
         self.has_logged = False
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Rewards]]:
-        """The keywords of a call, and what makes of its output, or of its exception, the rewards."""
-        kwargs = _by_name(self.reward_func, args, kwargs, self.name)
-        rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
+    def begin(self, kwargs: dict[str, Any]) -> Callable[[Any], Rewards]:
+        """Watches what a call logs; returns what makes of its output, or of its exception, the rewards."""
+        # TRL's function for an environment's own reward needs `environments` alone.
+        rows = kwargs["environments" if "completions" not in kwargs else "completions"]
         log_metric, logged = kwargs.get("log_metric"), set[str]()
-
         if log_metric is not None:
 
             def log(metric: str, value: float) -> None:
@@ -270,7 +255,7 @@ class _Guard:
                 log_metric(self.metric, float(failed))
             return rewards
 
-        return kwargs, finish
+        return finish
 
     def _settled(self, output: Any, count: int) -> tuple[Rewards, bool]:
         """The rewards, and whether the call failed."""
@@ -284,8 +269,7 @@ class _Guard:
             raise error from error.__cause__
         if self.raises:
             remedy = (adapter_hint(self.reward_func) if isinstance(error, TypeError) else "") or to_fix(error)
-            failure = RewardError(f"reward function '{self.name}'", told(error), "a list of rewards", remedy)
-            raise failure.caught_as(error) from error
+            raise RewardError(f"reward function '{self.name}'", told(error), "a list of rewards", remedy) from error
         if not self.has_logged:
             self.has_logged = True
             message = (

@@ -1,6 +1,6 @@
 """Saved completions and rewards over them: what `trl-drgrpo score` does, without its command line.
 
-Completions come as JSON Lines, CSV, or the Parquet files that TRL logs. With `log_completions=True` it writes
+Completions come as JSON Lines, or as the Parquet files that TRL logs. With `log_completions=True` it writes
 `completions/completions_<step>.parquet`: step, prompt, completion, the value of every reward function under its name,
 what rewards gave to `log_extra`, and the advantage. The dataset's other columns are not in it, so a reward that needs
 the answer finds it in the dataset, by the prompt ([`with_columns_of`]).
@@ -11,13 +11,10 @@ more; then the call's time is divided among its rows, and an exception fails all
 """
 
 import asyncio
-import csv
 import inspect
-import io
 import itertools
 import json
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +29,7 @@ from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.rewards.signatures import parameters
 
 Row = dict[str, Any]
-READERS = (".jsonl", ".json", ".csv", ".parquet")
+READERS = (".jsonl", ".json", ".parquet")
 # What TRL's table has beside prompt, completion and the rewards; no dataset column.
 TABLE_COLUMNS = ("step", "advantage")
 
@@ -41,8 +38,8 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     """The rows of a file.
 
     Args:
-        path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, or
-            for all JSON Lines files, in the order of their names. CSV has texts only.
+        path (`str` or `Path`): A `.jsonl` or `.parquet` file; a folder stands for all Parquet files in it, or for all
+            JSON Lines files, in the order of their names.
         field (`str`, *optional*, defaults to `"data"`): Name of the setting in error messages.
 
     Returns:
@@ -64,8 +61,6 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
         raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
     elif file.suffix == ".parquet":
         rows = read_parquet(file, field)
-    elif file.suffix == ".csv":
-        rows = _read_csv(file, field)
     elif file.suffix in READERS:
         rows = read_json_lines(file, field)
     else:
@@ -140,8 +135,12 @@ def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
     file = Path(path)
     if not file.is_file():
         raise InputError(field, f"{str(path)!r}, which is not a file", "a JSON Lines file", "Check the path.")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(field, f"{str(file)!r} ({error})", "a file of UTF-8 text", "Convert it.") from error
     rows: list[Row] = []
-    for number, line in enumerate(_text(file, field).split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -162,24 +161,6 @@ def _not_empty(rows: list[Row], path: str | Path, field: str) -> list[Row]:
     return rows
 
 
-def _read_csv(file: Path, field: str) -> list[Row]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # completions are longer than the default of 128 KiB
-    reader = csv.DictReader(io.StringIO(_text(file, field), newline=""), strict=True)
-    rows = []
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                got = f"{'more' if None in row else 'fewer'} fields than the first line names"
-                raise InputError(f"{file}, line {reader.line_num}", got, "one field per column", "Fix the quotes.")
-            rows.append(dict(row))
-    except csv.Error as error:
-        remedy = "Fix the line; double a quote inside a field."
-        raise InputError(
-            f"{file}, line {reader.reader.line_num}", f"invalid CSV ({error})", "a row", remedy
-        ) from error
-    return rows
-
-
 def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None = None) -> list[Row]:
     """The rows of a Parquet file; with `columns` these only, where it has them."""
     import pyarrow
@@ -190,13 +171,6 @@ def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None 
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(field, f"{str(file)!r} ({reason})", "a Parquet file", "Write the file again.") from error
-
-
-def _text(file: Path, field: str) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(field, f"{str(file)!r} ({error})", "a file of UTF-8 text", "Convert it.") from error
 
 
 def _is_text(value: Any) -> bool:

@@ -1,6 +1,5 @@
 """`trl-drgrpo score`, on files as users and TRL write them, and on files that are broken."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -198,15 +197,10 @@ def test_token_ids_come_from_a_tokenizer(report, capsys, saved_model):
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet", "json"])
+@pytest.mark.parametrize("ending", ["parquet", "json"])
 def test_other_files_hold_the_same(report, ending):
     rows = ROWS[:3]
-    if ending == "csv":
-        with open("rows.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif ending == "parquet":
+    if ending == "parquet":
         parquet.write_table(pyarrow.Table.from_pylist(rows), "rows.parquet")
     else:
         write_json_lines("rows.json", rows)
@@ -268,11 +262,8 @@ PAIR = b'{"prompt": "p", "completion": '
         ("list.jsonl", b"[1]\n", "list.jsonl, line 1: got list; expected a JSON object"),
         ("deep.jsonl", b"[" * 100_000, "deep.jsonl, line 1: got invalid JSON"),
         ("latin.jsonl", '{"prompt": "é"}'.encode("latin-1"), "data: got 'latin.jsonl' ('utf-8' codec"),
-        ("rows.txt", b"x", "expected a file that ends in .jsonl, .json, .csv, .parquet"),
+        ("rows.txt", b"x", "expected a file that ends in .jsonl, .json, .parquet"),
         ("rows.parquet", b"PAR1 not really", "data: got 'rows.parquet' ("),
-        ("short.csv", b"prompt,completion\np\n", "short.csv, line 2: got fewer fields"),
-        ("long.csv", b"prompt,completion\np,c,x\n", "long.csv, line 2: got more fields"),
-        ("quote.csv", b'prompt,completion\np,"c\n', "quote.csv, line 2: got invalid CSV (unexpected end of data)"),
         ("named.jsonl", b'{"prompt": "p", "response": "c"}\n', "data, row 1: got the columns prompt, response"),
         ("number.jsonl", PAIR + b"4}\n", "data, row 1: got a completion of type int: 4"),
         ("null.jsonl", PAIR + b"null}\n", "data, row 1: got a completion of type NoneType"),
@@ -308,7 +299,7 @@ CALL = ("--rewards", "mine.py:exact", "--data", "rows.jsonl")
         ([*CALL, "--columns", "x=y"], "one of the columns answer, comp"),
         ([*CALL, "--columns", "answer=prompt"], "there is a column prompt"),
         ([*CALL, "--output", "rows.jsonl/x"], "output: got rows.jsonl, but"),
-        ([*CALL, "--dataset", "gone.csv"], "dataset: got 'gone.csv'"),
+        ([*CALL, "--dataset", "gone.jsonl"], "dataset: got 'gone.jsonl'"),
         ([*CALL, "--output", ""], "output: got ''"),
         ([*CALL, "--output", "./rows.jsonl"], "which is also an input"),
         ([*CALL, "--output", "linked.jsonl"], "which is also an input or another output; expected a file of its own"),

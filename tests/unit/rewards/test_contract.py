@@ -1,6 +1,5 @@
 import asyncio
 import functools
-import json
 import pickle
 import traceback
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.rewards.contract import checked_reward, reward_name, validate_rewards
 
 
@@ -91,36 +90,6 @@ def test_a_function_of_another_stack_is_pointed_to_its_adapter():
         call(compute_score)
 
 
-def prompts_first(prompts, completions, **kwargs):
-    return [float(prompt == completion) for prompt, completion in zip(prompts, completions, strict=True)]
-
-
-def columns_first(answer, completions, **kwargs):
-    return [float(one == completion) for one, completion in zip(answer, completions, strict=True)]
-
-
-def completions_only(completions, **kwargs):
-    return [float("prompts" in kwargs)] * len(completions)
-
-
-def test_a_call_by_hand_may_be_by_position():
-    assert checked_reward(prompts_first)(["a", "b"], ["a", "c"]) == [1.0, 0.0]
-    assert checked_reward(columns_first)(["a", "b"], ["a", "c"]) == [1.0, 0.0]  # in the function's own order
-    assert checked_reward(columns_first)(["a", "b"], completions=["a", "c"]) == [1.0, 0.0]
-    assert checked_reward(completions_only)(["a", "b"]) == [0.0, 0.0]
-    assert checked_reward(completions_only)(["p", "p"], ["a", "b"]) == [1.0, 1.0]
-    assert asyncio.run(checked_reward(judge)(["a", "b"])) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [((), {}), ((), {"prompts": ["a"]}), ((["a"],), {"completions": ["a"]}), ((["a"], ["b"], ["c"]), {})],
-)
-def test_a_call_by_hand_that_cannot_be_read_is_one_error(args, kwargs):
-    with pytest.raises(InputError, match="^reward function 'completions_only': got a call with"):
-        checked_reward(completions_only)(*args, **kwargs)
-
-
 def test_an_exception_names_the_function_and_keeps_its_cause():
     def broken(completions, **kwargs):
         return 1 / 0
@@ -136,12 +105,6 @@ def test_an_exception_names_the_function_and_keeps_its_cause():
     )
 
 
-class OwnError(ValueError):
-    def __init__(self, reason, code):
-        super().__init__(reason)
-        self.code = code
-
-
 class Mute(Exception):
     def __str__(self):
         raise ValueError("no text")
@@ -149,36 +112,17 @@ class Mute(Exception):
 
 @pytest.mark.parametrize(
     "raised",
-    [
-        *(OwnError("down", 503), KeyError("gold"), FileNotFoundError(2, "no file"), Mute()),
-        json.JSONDecodeError("bad", "x", 0),
-    ],
+    [KeyError("gold"), Mute(), ExceptionGroup("two", [ValueError()]), StopIteration(), SystemExit(1)],
 )
-def test_an_exception_is_caught_as_itself_too(raised):
-    def broken(completions, **kwargs):
-        raise raised
-
-    with pytest.raises(type(raised)) as caught:
-        call(broken)
-    error = caught.value
-    assert isinstance(error, RewardError)
-    assert getattr(error, "code", None) == getattr(raised, "code", None)
-    assert str(error).startswith(f"reward function 'broken': got {type(raised).__name__}")
-    assert (str(pickle.loads(pickle.dumps(error))), error.under("f").field) == (str(error), "f")
-
-
-@pytest.mark.parametrize(
-    "raised", [ExceptionGroup("two", [ValueError()]), StopIteration(), SyntaxError("x"), SystemExit(1)]
-)
-def test_what_cannot_be_both_is_a_reward_error(raised):
+def test_whatever_is_raised_is_a_reward_error(raised):
     def broken(completions, **kwargs):
         raise raised
 
     with pytest.raises(RewardError) as caught:
         call(broken)
-    assert type(caught.value) is RewardError
     assert caught.value.__cause__ is raised
     assert f"got {type(raised).__name__}" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert call(broken, on_error="unscorable") == [None, None]
 
 

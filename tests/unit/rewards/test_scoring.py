@@ -1,18 +1,9 @@
 """Saved completions as rows: files, columns of a dataset, new names; rows on which two rewards differ."""
 
-import csv
-
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.scoring import disagreements, read_rows, renamed, with_columns_of
-
-
-def test_csv_keeps_long_fields_line_breaks_and_quotes(tmp_path):
-    text = 'a "quoted",\nsecond line \u2028 x' + "y" * 200_000
-    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["prompt", "completion"], ["p", text]])
-    assert read_rows(tmp_path / "rows.csv") == [{"prompt": "p", "completion": text}]
+from trl_drgrpo.rewards.scoring import disagreements, renamed, with_columns_of
 
 
 def test_a_dataset_gives_the_columns_that_are_missing():
