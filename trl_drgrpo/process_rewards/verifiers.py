@@ -133,7 +133,6 @@ _JUDGE_SETTINGS: dict[str, Any] = {
     "batch_timeout": 600.0,
     "max_tokens": 4096,
     "extra_body": None,
-    "price": None,
     "log_replies": False,
     "on_error": "unscorable",
     "name": "step_judge",
@@ -158,7 +157,7 @@ class StepJudge(Judge):
         batch_timeout (`float`, *optional*, defaults to 600.0): Seconds for a whole call.
         max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
         name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
-        extra_body, price, log_replies, on_error, **endpoint: As in [`JudgeReward`].
+        extra_body, log_replies, on_error, **endpoint: As in [`JudgeReward`].
 
     Attributes:
         is_causal (`bool`): Whether the score of a step reads no further than the end of that step, which

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.combine import cached as cached
     from trl_drgrpo.rewards.combine import clipped as clipped
     from trl_drgrpo.rewards.combine import gated as gated
-    from trl_drgrpo.rewards.combine import noted_if_not_binary as noted_if_not_binary
     from trl_drgrpo.rewards.combine import weighted_sum as weighted_sum
     from trl_drgrpo.rewards.contract import RewardFunction as RewardFunction
     from trl_drgrpo.rewards.contract import checked_reward as checked_reward

@@ -1,4 +1,4 @@
-"""Rewards made of rewards: sums with weights, gates, bounds, a cache, a note on rewards that are not binary.
+"""Rewards made of rewards: sums with weights, gates, bounds, a cache.
 
 TRL adds up `reward_funcs` with weights by itself; what it cannot do is to call one only where another passed, to keep
 a part within bounds, or to leave a row out because one part could not score it. Each function here takes reward
@@ -18,7 +18,6 @@ import functools
 import hashlib
 import inspect
 import json
-import logging
 import math
 import pickle
 from collections import OrderedDict
@@ -33,8 +32,6 @@ from trl_drgrpo.rewards.contract import Rewards, check_name, innermost, log_mean
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.signatures import required, select, signature_of
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -319,24 +316,6 @@ def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
     return composed(name or part.name, [part], _cached, max_entries=max_entries, entries=_Entries())
 
 
-def noted_if_not_binary(reward: Any, name: str = "") -> Composed:
-    """The same reward, and one warning in the log should it ever take more than two values.
-
-    A verifiable reward (mathematics, code, exact match) is correct or incorrect. A third value there is a partial
-    score that nobody meant, or two graders mixed up; with a mean baseline and no division by the standard deviation it
-    also changes the size of the advantages.
-
-    Args:
-        reward (`Callable` or `str`): The reward.
-        name (`str`, *optional*): Name in logs. Defaults to the reward's own.
-
-    Returns:
-        `Callable`: A reward function; asynchronous where the reward is.
-    """
-    part = _part_of(reward, "reward")
-    return composed(name or part.name, [part], _noted_if_not_binary, seen=set())
-
-
 def _weighted_sum(
     reward: Composed, kwargs: dict[str, Any], names: Sequence[str], weights: Sequence[float], skips_none: bool
 ) -> Steps:
@@ -416,16 +395,6 @@ def _row_key(kwargs: dict[str, Any], row: int) -> bytes:
     }
     text = json.dumps(values, sort_keys=True, default=lambda value: pickle.dumps(value).hex())
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _noted_if_not_binary(reward: Composed, kwargs: dict[str, Any], seen: set[float]) -> Steps:
-    [rewards] = yield [reward.parts[0].called(kwargs)]
-    if len(seen) <= 2:
-        seen.update(value for value in rewards if value is not None)
-        if len(seen) > 2:
-            values = ", ".join(f"{value:g}" for value in sorted(seen)[:5])
-            logger.warning("Reward '%s' is not binary: it took the values %s.", reward.__name__, values)
-    return rewards
 
 
 def _named_parts(parts: Any) -> list[tuple[str, Part, float]]:

@@ -172,7 +172,7 @@ REWARDS: dict[str, Entry] = {
     "reasoning_gym": Entry(_OURS, "reasoning_gym_reward", "from_reasoning_gym"),
 }
 _PENALTIES = ("repetition_penalty", "overlong_penalty", "length_penalty")
-_AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped", "cached", "noted_if_not_binary")
+_AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped", "cached")
 REWARDS |= {name: Entry(_OURS, None, name) for name in (*_PENALTIES, *_AROUND_OTHERS)}
 _STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")
 REWARDS |= {stack: Entry(_OURS, None, f"from_{stack}") for stack in _STACKS}

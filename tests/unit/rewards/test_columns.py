@@ -12,7 +12,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.rewards import CodeReward, Sandbox, choice_reward, from_trl, numeric_reward
 from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
-from trl_drgrpo.rewards.combine import cached, clipped, gated, noted_if_not_binary, weighted_sum
+from trl_drgrpo.rewards.combine import cached, clipped, gated, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.isolation import isolate
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
@@ -152,7 +152,6 @@ AROUND = {
     "gated": lambda reward: gated(nothing, gate=reward),
     "cached": cached,
     "clipped": clipped,
-    "noted": noted_if_not_binary,
     "from_trl": lambda reward: from_trl(reward, completions_as="messages"),
     "checked_reward": checked_reward,
     "partial": functools.partial,

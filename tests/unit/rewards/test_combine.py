@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import inspect
-import logging
 import os
 import pickle
 import threading
@@ -17,7 +16,7 @@ from runs import train
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards import exact_match_reward, format_reward
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.combine import cached, clipped, gated, noted_if_not_binary, weighted_sum
+from trl_drgrpo.rewards.combine import cached, clipped, gated, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.isolation import isolate
 
@@ -259,28 +258,12 @@ def test_a_pickle_takes_no_entries_along():
     assert (values, metrics[hit]) == ([1.0], 0.0)
 
 
-# Notes ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_third_value_is_noted_once(caplog):
-    reward = noted_if_not_binary(Given("a"))
-    with caplog.at_level(logging.WARNING):
-        assert call(reward, a=[1, 0, None])[0] == [1.0, 0.0, None]
-        assert call(reward, a=[0, 1, 1])[0] == [0.0, 1.0, 1.0]
-        assert caplog.records == []
-        for _ in range(2):
-            assert call(reward, a=[0.5, 0, 1])[0] == [0.5, 0.0, 1.0]
-    assert [record.getMessage() for record in caplog.records] == [
-        "Reward 'a' is not binary: it took the values 0, 0.5, 1."
-    ]
-
-
 # As a reward function of the trainer's -------------------------------------------------------------------------------
 
 
 def nested(part):
     inner = gated(cached(part), gate=format_reward)
-    return noted_if_not_binary(clipped(weighted_sum([(inner, 1.0), (format_reward, 0.1)]), -1, 1), name="nested")
+    return clipped(weighted_sum([(inner, 1.0), (format_reward, 0.1)]), -1, 1, name="nested")
 
 
 def test_compositions_nest_and_pickle():

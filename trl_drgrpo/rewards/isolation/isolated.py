@@ -19,7 +19,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.columns import pass_on_checks
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_flag, check_on_error, declared, reward_name
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.nursery import pickled, portable
 from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
 from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
@@ -46,7 +46,6 @@ def isolate(
     timeout: float = 5.0,
     memory_mb: int | None = 4096,
     workers: int | None = None,
-    batched: bool = False,
     on_error: OnError = "unscorable",
     failed: float | None = None,
 ) -> "IsolatedReward":
@@ -58,12 +57,9 @@ def isolate(
             [`resolve_reward`] takes it (then each worker imports it itself). What is
             defined in the script that runs, a lambda or a closure is sent by value, and must pickle so. Otherwise
             its module is imported in each worker, and again in each that replaces one: keep slow imports out of it.
-        timeout (`float`, *optional*, defaults to `5.0`): Wall-clock seconds per completion (per call if `batched`).
+        timeout (`float`, *optional*, defaults to `5.0`): Wall-clock seconds per completion.
         memory_mb (`int`, *optional*, defaults to `4096`): Megabytes per worker; `None` sets no limit.
         workers (`int`, *optional*): Completions scored at once. `None`: cores / trainer processes on this machine.
-        batched (`bool`, *optional*, defaults to `False`):
-            Send the whole call to one worker, under one limit: for rewards that compare rows. A failure then makes
-            every row unscorable (`None`): no number could tell the row that caused it from the others.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
             `"unscorable"`: a failure is counted in `rewards/<name>/failed_frac`, and the first one is logged with its
             traceback. `"raise"`: the first failure is a `RewardError`.
@@ -89,7 +85,7 @@ def isolate(
 
     ```
     """
-    return IsolatedReward(reward, Limits(timeout, memory_mb, workers), batched, on_error, failed)
+    return IsolatedReward(reward, Limits(timeout, memory_mb, workers), on_error, failed)
 
 
 class IsolatedReward:
@@ -103,7 +99,6 @@ class IsolatedReward:
     Args:
         reward (`Callable`, `str` or `Mapping[str, Any]`): The function, or its name.
         limits ([`Limits`]): Limits of one call.
-        batched (`bool`): Whether a call has all rows, or one.
         on_error (`str`): `"unscorable"` or `"raise"`.
         failed (`float`, *optional*): Reward of a failure.
     """
@@ -112,15 +107,10 @@ class IsolatedReward:
         self,
         reward: Callable | str | Mapping[str, Any],
         limits: Limits,
-        batched: bool,
         on_error: OnError,
         failed: float | None = None,
     ):
         check_on_error(on_error)
-        check_flag("batched", batched)
-        if batched and failed is not None:
-            remedy = "The rows of a call fail together, so none could be paid less than the others: leave it out."
-            raise InputError("failed", f"{failed!r} with batched=True", "None", remedy)
         function = resolve_reward(reward, field="reward") if isinstance(reward, (str, Mapping)) else reward
         if not callable(function) or inspect.isclass(function):
             got = f"the class {function.__name__}" if inspect.isclass(function) else repr(function)
@@ -132,9 +122,9 @@ class IsolatedReward:
         known = parameters(function)  # of some built-in functions nobody knows them
         self.__signature__ = signature_of(()) if known is None else inspect.Signature(known)
         self.reward = portable(reward if isinstance(reward, str) else function)
-        self.limits, self.batched = limits, batched
+        self.limits = limits
         lowest = declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
-        self.lowest_reward = None if batched else lowest
+        self.lowest_reward: float | None = lowest
         self.on_error: OnError = on_error
         pass_on_checks(self, function)
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
@@ -148,16 +138,15 @@ class IsolatedReward:
         kwargs |= {"completions": list(completions)}
         if "trainer_state" in kwargs:
             kwargs["trainer_state"] = _snapshot(kwargs["trainer_state"])
-        rows = [kwargs] if self.batched else [_row(kwargs, index, count) for index in range(count)]
+        rows = [_row(kwargs, index, count) for index in range(count)]
         outcomes = pool_for(self.limits).run(
             self._pickled(tuple(loggers)), [((row,), {}) for row in rows], stop_at_failure=self.on_error == "raise"
         )
         log_metric = loggers.get("log_metric")
-        size = count if self.batched else 1
-        failed = None if self.lowest_reward is None else Scored([self.lowest_reward], [], [])
-        scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed, size)
-        _repeat_logs(scored, size, log_metric, loggers.get("log_extra"))
-        return [reward for one in scored for reward in (one.rewards if one else [None] * size)]
+        failed = None if self.lowest_reward is None else Scored(self.lowest_reward, [], [])
+        scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed)
+        _repeat_logs(scored, log_metric, loggers.get("log_extra"))
+        return [one.reward if one else None for one in scored]
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
@@ -235,29 +224,27 @@ def settled(
     on_error: OnError,
     log_metric: Callable[[str, float], None] | None,
     failed: Any,
-    size: int = 1,
 ) -> list[Any]:
-    """The outcomes, of `size` completions each, with `failed` for failures, or `None` for those of the row; they are
-    counted and the first is logged, or raised where `on_error` says so."""
+    """The outcomes, with `failed` for failures, or `None` for those of the row; they are counted and the first is
+    logged, or raised where `on_error` says so."""
     failures = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
     if failures:
         failure: Failure = outcomes[failures[0]]
-        where = f"completion {failures[0]}" if size == 1 else f"a call of {size} completions"
         if on_error == "raise":
             raise RewardError(
                 f"reward function '{name}'",
-                f"{failure.reason} at {where}",
+                f"{failure.reason} at completion {failures[0]}",
                 "a number, or None for a completion it cannot score",
                 'Fix the function, or set on_error="unscorable" to go on and count them.',
             ) from (WorkerTraceback(failure.traceback) if failure.traceback else None)
         if _is_first_failure(name):
-            message = "Reward function '%s' failed for %d of %d completions. %s The first, at %s: %s%s"
-            counts = len(failures) * size, len(outcomes) * size
+            message = "Reward function '%s' failed for %d of %d completions. %s The first, at completion %d: %s%s"
+            counts = len(failures), len(outcomes)
             due = "They get its lowest reward, or None where the row is to blame. Further failures are only counted."
             if failed is None:
                 due = f"They are left out of their groups. {FAILING_IS_FREE} Set `failed`, or `lowest_reward`."
             trace = failure.traceback and "\n" + failure.traceback
-            logger.error(message, name, *counts, due, where, failure.reason, trace)
+            logger.error(message, name, *counts, due, failures[0], failure.reason, trace)
     if outcomes and on_error != "raise" and log_metric is not None:
         log_metric(f"rewards/{name}/failed_frac", len(failures) / len(outcomes))
     return [(None if outcome.of_row else failed) if isinstance(outcome, Failure) else outcome for outcome in outcomes]
@@ -272,7 +259,6 @@ def _is_first_failure(name: str) -> bool:
 
 def _repeat_logs(
     scored: list[Scored | None],
-    size: int,
     log_metric: Callable[[str, float], None] | None,
     log_extra: Callable[[str, list[Any]], None] | None,
 ) -> None:
@@ -280,14 +266,14 @@ def _repeat_logs(
     columns: dict[str, list[Any]] = {}
     for index, one in enumerate(scored):
         for column, values in one.extras if one else []:
-            column_values = columns.setdefault(column, [])
-            column_values += [None] * (index * size - len(column_values)) + values
+            for value in values[:1]:
+                columns.setdefault(column, [None] * len(scored))[index] = value
         if one and log_metric is not None:
             for name, value in one.metrics:
                 log_metric(name, value)
     if log_extra is not None:
         for column, values in columns.items():
-            log_extra(column, values + [None] * (len(scored) * size - len(values)))
+            log_extra(column, values)
 
 
 def _row(kwargs: dict[str, Any], index: int, count: int) -> dict[str, Any]:

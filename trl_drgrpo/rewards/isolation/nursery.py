@@ -123,7 +123,6 @@ def _is_importable(module: str) -> bool:
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PARENT_CHECK = 1.0  # seconds; a forked child of the trainer may hold the control socket open after its death
-_PRINTS = 10_000_000  # bytes of standard output and error that workers may pass on
 _FAREWELL = 3.0  # seconds for killed processes to go
 
 
@@ -153,9 +152,7 @@ class Nursery:
         self.parent = parent
         self.numbers: dict[int, int] = {}  # of the workers, by pid
         self.wakeup, self.alarm = os.pipe()
-        self.prints, self.printing = os.pipe()  # of all workers
-        self.passed_on = 0
-        for end in (self.prints, self.alarm, self.wakeup):
+        for end in (self.alarm, self.wakeup):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -164,9 +161,7 @@ class Nursery:
         """Until the trainer is gone; then ends all workers."""
         try:
             while os.getppid() == self.parent:
-                ready, _, _ = select.select([self.control, self.wakeup, self.prints], [], [], _PARENT_CHECK)
-                if self.prints in ready:
-                    self._pass_on()
+                ready, _, _ = select.select([self.control, self.wakeup], [], [], _PARENT_CHECK)
                 if self.wakeup in ready:
                     os.read(self.wakeup, 4096)
                 self._bury()
@@ -174,16 +169,6 @@ class Nursery:
                     break
         finally:
             self._end()
-
-    def _pass_on(self) -> None:
-        """What workers print, to standard error: no result of the trainer. Beyond a limit it is dropped, not kept."""
-        with contextlib.suppress(OSError):  # nothing there, or nobody to read it
-            text = os.read(self.prints, 1 << 16)
-            if self.passed_on < _PRINTS:
-                os.write(2, text)
-                self.passed_on += len(text)
-                if self.passed_on >= _PRINTS:
-                    os.write(2, b"\n[prints of reward functions in workers: 10 MB shown, the rest is dropped]\n")
 
     def _obey(self) -> bool:
         try:
@@ -225,9 +210,7 @@ class Nursery:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.control.close()
-        for stream in (1, 2):
-            os.dup2(self.printing, stream)
-        for own in (self.wakeup, self.alarm, self.prints, self.printing):
+        for own in (self.wakeup, self.alarm):
             os.close(own)
         os.set_inheritable(channel, False)
         if memory_mb:
@@ -254,10 +237,6 @@ class Nursery:
         return (pid, status) if pid else None
 
     def _end(self) -> None:
-        for _ in range(2 * _PRINTS >> 16):
-            if not select.select([self.prints], [], [], 0)[0]:
-                break
-            self._pass_on()
         deadline = time.monotonic() + _FAREWELL
         while time.monotonic() < deadline and (left := _children() | self.numbers.keys()):
             for pid in left:

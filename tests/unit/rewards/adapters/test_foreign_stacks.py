@@ -120,8 +120,7 @@ def test_a_grader_by_its_file_in_killable_workers():
 # OpenRLHF ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_openrlhf_grader_in_a_reward_func(batched):
+def test_openrlhf_grader_in_a_reward_func():
     import torch
 
     with importable("openrlhf", "openrlhf.utils"):
@@ -136,7 +135,7 @@ def test_openrlhf_grader_in_a_reward_func(batched):
             scores = torch.tensor(right, dtype=torch.float)
             return {"rewards": scores, "scores": scores, "extra_logs": {"right": scores}}
 
-        reward = checked_reward(adapters.from_openrlhf(reward_func, batched=batched))
+        reward = checked_reward(adapters.from_openrlhf(reward_func))
         prompts = ["Not \\boxed{\\frac{1}{2}}. What then? "] * 3  # the prompt must not be graded
         assert reward(prompts=prompts, completions=BOXED, label=HALVES) == [1.0, 0.0, 0.0]
 

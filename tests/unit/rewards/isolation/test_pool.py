@@ -236,16 +236,6 @@ def test_prints_go_to_stderr_and_disturb_nothing(new_pool, capfd):
     assert printed.err.count("noise by print") == 6
 
 
-def test_prints_are_passed_on_up_to_a_limit(new_pool, capfd):
-    pool = new_pool(timeout=60)
-    talk = cloudpickle.dumps(lambda _: sys.stdout.write("x" * 5_000_000))
-    assert pool.run(talk, calls(*range(6))) == [5_000_000] * 6
-    pool.close()
-    printed = capfd.readouterr().err
-    assert 10_000_000 <= len(printed) < 10_200_000
-    assert printed.count("the rest is dropped") == 1
-
-
 @pytest.mark.parametrize("end", ["hang", "segmentation fault", "close"])
 def test_processes_that_a_call_started_end_with_its_worker(new_pool, tmp_path, end):
     def start(what):

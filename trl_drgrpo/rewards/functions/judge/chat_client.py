@@ -10,7 +10,6 @@ The API key is read from the environment when a session opens and lives in its h
 """
 
 import asyncio
-import email.utils
 import importlib
 import itertools
 import json
@@ -241,14 +240,11 @@ def _count(usage: Any, key: str) -> int:
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds that `Retry-After` asks for, in either of its forms; 0 where it says nothing that can be read."""
+    """Seconds that `Retry-After` asks for; 0 where it says nothing that can be read, or a date."""
     try:
         seconds = float(value or 0)
     except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value or "").timestamp() - time.time()
-        except (TypeError, ValueError, OverflowError):
-            return 0.0
+        return 0.0
     return seconds if 0 < seconds < math.inf else 0.0
 
 
