@@ -35,7 +35,7 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             `get_repetition_penalty_reward`, `get_cosine_scaled_reward`), a dotted path `package.module.function`,
             `path/to/file.py:function`, or a mapping `{name: {option: value}}` (in quotes after the flag), for example
             `{verl: path/to/file.py:compute_score}` or `{isolate: {reward: path/to/file.py:f, timeout: 5}}`. Mappings
-            around other rewards: `weighted_sum`, `gated`, `clipped`, `cached`, `isolate`; of
+            around other rewards: `weighted_sum`, `gated`, `clipped`, `isolate`; of
             other stacks: `trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`. The name
             `get_soft_overlong_punishment` alone stands for `max_completion_len=1280`, `soft_punish_cache=256`. See
             [`~trl_drgrpo.rewards.resolve_reward`].

@@ -17,13 +17,11 @@ from trl_drgrpo.common.lazy import attach
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters.stacks import from_openrlhf as from_openrlhf
     from trl_drgrpo.rewards.adapters.stacks import from_r1_zero as from_r1_zero
-    from trl_drgrpo.rewards.adapters.stacks import from_reasoning_gym as from_reasoning_gym
     from trl_drgrpo.rewards.adapters.stacks import from_swift as from_swift
     from trl_drgrpo.rewards.adapters.stacks import from_trl as from_trl
     from trl_drgrpo.rewards.adapters.stacks import from_verifiers as from_verifiers
     from trl_drgrpo.rewards.adapters.stacks import from_verl as from_verl
     from trl_drgrpo.rewards.columns import check_columns as check_columns
-    from trl_drgrpo.rewards.combine import cached as cached
     from trl_drgrpo.rewards.combine import clipped as clipped
     from trl_drgrpo.rewards.combine import gated as gated
     from trl_drgrpo.rewards.combine import weighted_sum as weighted_sum

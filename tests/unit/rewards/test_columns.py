@@ -12,7 +12,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.rewards import CodeReward, Sandbox, choice_reward, from_trl, numeric_reward
 from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
-from trl_drgrpo.rewards.combine import cached, clipped, gated, weighted_sum
+from trl_drgrpo.rewards.combine import clipped, gated, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.isolation import isolate
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
@@ -44,7 +44,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...
 def reward_func(queries, prompts, labels): ...
 def boxed_reward_fn(model_response, gt_answer, fast=False): ...
 def correct(completion, answer, **kwargs): ...
-def score_answer(answer, entry): ...
 
 
 class Instance:
@@ -78,7 +77,6 @@ def test_rewards_that_fit(reward):  # models, and a built-in without a signature
         (reward_func, "from_openrlhf\\(reward_func\\)"),
         (boxed_reward_fn, "from_r1_zero"),
         (correct, "from_verifiers"),
-        (score_answer, "from_reasoning_gym"),
         (Accuracy, "got the class Accuracy; expected .* pass trl_drgrpo.rewards.from_swift\\(Accuracy\\)"),
         (Rubric(), "got Rubric; expected .*from_verifiers"),
         (Instance, "got the class Instance; .*Pass an instance: Instance"),
@@ -150,12 +148,11 @@ AROUND = {
     "isolate": isolate,
     "weighted_sum": summed_by_name,
     "gated": lambda reward: gated(nothing, gate=reward),
-    "cached": cached,
     "clipped": clipped,
     "from_trl": lambda reward: from_trl(reward, completions_as="messages"),
     "checked_reward": checked_reward,
     "partial": functools.partial,
-    "several": lambda reward: isolate(clipped(from_trl(functools.partial(cached(reward)), completions_as="text"))),
+    "several": lambda reward: isolate(clipped(from_trl(functools.partial(clipped(reward)), completions_as="text"))),
 }
 
 

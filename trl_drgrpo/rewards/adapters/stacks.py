@@ -30,10 +30,6 @@ understand-r1-zero and oat: `grader(response, gt, fast=...) -> (info, reward)`. 
 Qwen-Math template, `answer_tag_reward_fn` with the R1 template; both are in `oat.utils.math_grader`. They bound their
 own work with SIGALRM, on a main thread only: give a `timeout`, which runs them in killable workers. Delta: the
 official oracle scores a grading that takes too long 0, here it is unscorable.
-
-reasoning-gym: `score_answer(answer, entry)` for datasets that other programs wrote. Rows that `make_splits` of
-`rewards/functions/reasoning_gym.py` wrote are scored by the reward `reasoning_gym`, which knows the task of every row.
-Here the task is named once, and the entry is put together from the columns that reasoning-gym's own exports have.
 """
 
 import functools
@@ -59,7 +55,6 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     translated,
 )
 from trl_drgrpo.rewards.contract import OnError, check_flag, check_on_error, innermost, reward_name
-from trl_drgrpo.rewards.functions.reasoning_gym import factory_of, score_text
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_text
 
@@ -534,66 +529,3 @@ def _r1_zero_reward(result: Any) -> Any:
         got = f"{type(result).__name__} {result!r}"[:80]
         raise RewardError("an understand-r1-zero grader", got, "a pair (info, reward)", "Use another adapter.")
     return result[1]
-
-
-def from_reasoning_gym(
-    task: Any,
-    *,
-    entry_column: str | None = None,
-    name: str = "reasoning_gym",
-    timeout: float | None = None,
-    on_error: OnError = "unscorable",
-) -> Callable:
-    """
-    The scorer of a reasoning-gym task as a reward function of TRL's form.
-
-    Args:
-        task (`str`, dataset or `Callable`):
-            Name of a task (`chain_sum`), a reasoning-gym dataset, or a `score_answer(answer, entry)`.
-        entry_column (`str`, *optional*):
-            Column that holds the whole entry, a mapping or its JSON. Defaults to putting it together from the columns
-            `question`, `answer` and `metadata`.
-        name (`str`, *optional*, defaults to `"reasoning_gym"`):
-            Name in logs.
-        timeout (`float`, *optional*):
-            Seconds per completion. Defaults to no limit, in this process.
-        on_error (`str`, *optional*, defaults to `"unscorable"`):
-            What a failing call makes of its completion. An answer that the scorer cannot read is no failure but 0.
-
-    Returns:
-        `Callable`: `f(completions, <columns>) -> list[float | None]`.
-
-    Raises:
-        [`InputError`]: For an unknown task.
-    """
-    scorer = functools.partial(_scored, _score_answer(task))
-    needed = (entry_column,) if entry_column else ("answer", "metadata")
-
-    def row(sample: Sample, reward: str) -> tuple[str, Any]:
-        columns = sample.columns
-        if entry_column:
-            return sample.text, decoded(columns[entry_column])
-        parts = {"question": columns.get("question"), "answer": columns["answer"]}
-        return sample.text, {**parts, "metadata": decoded(columns["metadata"])}
-
-    convention = Convention(row, lambda function, rows: (rows[0], {}))
-    return adapted([scorer], convention, name=name, columns=needed, timeout=timeout, on_error=on_error)
-
-
-def _score_answer(task: Any) -> Callable[..., Any]:
-    if isinstance(task, str):
-        return factory_of(task, "task", repr(task))[1].get_score_answer_fn(task)
-    if hasattr(task, "score_answer"):
-        return task.score_answer
-    if not callable(task):
-        remedy = "Name one of `reasoning_gym.factory.DATASETS`."
-        raise InputError("task", repr(task)[:100], "a task's name, a dataset, or a score_answer function", remedy)
-    return task
-
-
-def _scored(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float:
-    """The task's score of the answer in a text; what it cannot read scores 0."""
-    return score_text(score_answer, text, entry) or 0.0
-
-
-_scored.lowest_reward = 0.0  # pyright: ignore[reportFunctionMemberAccess]
