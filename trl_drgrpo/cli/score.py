@@ -6,7 +6,6 @@ done, 1 a reward failed on some row, 2 bad input.
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import write_rates
 from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER
 from trl_drgrpo.cli.values import reward_spec
-from trl_drgrpo.common.disk import check_file
+from trl_drgrpo.common.disk import check_file, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import Range, refuse_outside, whole
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
@@ -284,16 +283,14 @@ def _ending(row: dict[str, Any]) -> str:
 
 
 def _write(path: str, rows: list[dict[str, Any]], scores: list[Any]) -> None:
-    partial = Path(f"{path}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    with partial.open("w", encoding="utf-8") as file:
-        for index, row in enumerate(rows):
-            given = {each.name: each.rewards[index] for each in scores}
-            failed = {each.name: each.failures[index] for each in scores if index in each.failures}
-            seconds = {each.name: round(each.seconds[index], 6) for each in scores}
-            line = {**row, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
-            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
-    os.replace(partial, path)
+    lines = []
+    for index, row in enumerate(rows):
+        given = {each.name: each.rewards[index] for each in scores}
+        failed = {each.name: each.failures[index] for each in scores if index in each.failures}
+        seconds = {each.name: round(each.seconds[index], 6) for each in scores}
+        line = {**row, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
+        lines.append(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+    write_whole(Path(path), "".join(lines))
 
 
 def _write_pass_rates(path: str, threshold: float | None, rows: list[dict[str, Any]], scores: Any) -> None:

@@ -1,4 +1,4 @@
-"""Disks and folders: one clear error where a disk is full, and whether a folder can be written to.
+"""Files written whole, one clear error where a disk is full, and whether a folder can be written to.
 
 Python, torch and safetensors each say it in their own way when a disk is full; here it is one error. Whether a folder
 can be written to is tried, as permission bits say nothing about a full or read-only disk."""
@@ -71,6 +71,14 @@ def _file_of(error: BaseException, folder: Path) -> str:
 
 
 logger = logging.getLogger(__name__)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all, its folder too; what is no UTF-8 becomes a question mark."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"_{path.name}.{os.getpid()}")  # transformers uploads no file whose name begins like this
+    part.write_bytes(text.encode("utf-8", errors="replace"))
+    part.replace(path)
 
 
 def check_writable(field: str, name: str) -> None:

@@ -12,7 +12,6 @@ models are compared prompt by prompt: the interval of the difference is that of 
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.evaluation.running import KIND, Row
@@ -205,9 +205,7 @@ def as_json(content: Mapping[str, Any]) -> str:
 
 def write_results(path: Path, content: Mapping[str, Any]) -> None:
     """Write the result, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(as_json(content), encoding="utf-8", errors="replace")
-    os.replace(partial, path)
+    write_whole(path, as_json(content))
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:

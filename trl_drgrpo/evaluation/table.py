@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
+from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.features.model_card.card_facts import is_hub_id, plain
 
 _FEW_PROMPTS = 30
@@ -169,9 +170,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     before = data.eval_results or []
     others = [each for each in before if (each.metric_args or {}).get("measured_with") != MEASURED_WITH]
     data.eval_results = others + [each for content in shown for each in _metadata(content)]
-    part = readme.with_name(f"_{readme.name}")  # transformers uploads no file whose name begins like this
-    part.write_text(str(card), encoding="utf-8", newline="\n")
-    part.replace(readme)
+    write_whole(readme, str(card))
 
 
 def _metadata(content: Mapping[str, Any]) -> list[EvalResult]:

@@ -6,7 +6,6 @@ requests that name another host, as a foreign page's would whose name was bent t
 """
 
 import json
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import html_page, markdown_page
@@ -91,9 +91,7 @@ def _write(contents: dict[str, Any], path: Path, format: str) -> None:
         written = markdown_page(contents, plot)
     else:
         written = html_page(contents)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")  # a page that is open is replaced whole
-    partial.write_bytes(written.encode("utf-8", errors="backslashreplace"))
-    partial.replace(path)
+    write_whole(path, written)  # a page that is open is replaced whole
 
 
 HOST = "127.0.0.1"

@@ -33,6 +33,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.search.problem import Branch, Node, Problem, SearchSettings, check_values
@@ -200,9 +201,7 @@ class SearchFile:
                 pending, kept = [], position
         if kept < len(content):
             os.truncate(self.path, kept)
-        partial = self.facts_path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.facts, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, self.facts_path)
+        write_whole(self.facts_path, json.dumps(self.facts, indent=1) + "\n")
         self.path.touch()
 
     def append(self, rows: Iterable[Row]) -> None:

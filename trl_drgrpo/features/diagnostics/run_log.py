@@ -15,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_drgrpo.common.disk import write_whole
+
 if TYPE_CHECKING:  # the command line reads the names of files here, before anything heavy loads
     from trl_drgrpo.objective.fork_advantages import Forks
     from trl_drgrpo.process_rewards.steps.alignment import Aligner
@@ -258,7 +260,7 @@ class RunLog:
         self._write(lambda: _append(self.folder / name, "".join(lines)))
 
     def _write_run(self) -> None:
-        self._write(lambda: _replace(self.folder / RUN, to_json(self._content, indent=1) + "\n"))
+        self._write(lambda: write_whole(self.folder / RUN, to_json(self._content, indent=1) + "\n"))
 
     def _write(self, write: Callable[[], None]) -> None:
         if self._content is None:
@@ -305,12 +307,6 @@ def _finite(value: Any) -> Any:
 def _append(path: Path, text: str) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(text)
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
 
 
 def _thin(path: Path, most: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCardData
 
+from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.drawing import new_figure, save_figure
 from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import card_facts
@@ -76,10 +77,7 @@ def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name
     _repair(metadata, model, is_adapter, dataset_name or card_facts.dataset_id(trainer.train_dataset))
     text = card_text(trainer, model, is_adapter, readme.parent, dataset_name)
     content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
-    readme.parent.mkdir(parents=True, exist_ok=True)
-    part = readme.with_name(f"_{readme.name}")  # transformers uploads no file whose name begins like this
-    part.write_text(content, encoding="utf-8", newline="\n")
-    part.replace(readme)
+    write_whole(readme, content)
 
 
 def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_name: str | None) -> str:

@@ -4,11 +4,11 @@ A file has one JSON object per line and prompt: `key`, `pass_rate` and `completi
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.rewards.sample import prompt_key, prompt_text
 
@@ -128,15 +128,14 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
         judged = seen.setdefault(prompt_key(prompt), (prompt, []))[1]
         if is_correct is not None:
             judged.append(is_correct)
-    partial = Path(f"{path}.partial")
-    with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for key, (prompt, judged) in seen.items():
-            if judged:
-                row = {"key": key, "pass_rate": sum(judged) / len(judged), "completions": len(judged)}
-                text = " ".join(prompt_text(prompt).split())
-                row["prompt"] = text if len(text) <= _PROMPT_CHARACTERS else f"{text[: _PROMPT_CHARACTERS - 3]}..."
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    os.replace(partial, path)
+    lines = []
+    for key, (prompt, judged) in seen.items():
+        if judged:
+            row = {"key": key, "pass_rate": sum(judged) / len(judged), "completions": len(judged)}
+            text = " ".join(prompt_text(prompt).split())
+            row["prompt"] = text if len(text) <= _PROMPT_CHARACTERS else f"{text[: _PROMPT_CHARACTERS - 3]}..."
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    write_whole(Path(path), "".join(lines))
     unjudged = sum(not judged for _, judged in seen.values())
     return len(seen) - unjudged, unjudged
 
