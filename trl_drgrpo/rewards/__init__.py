@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.strings.formats import RegexReward as RegexReward
     from trl_drgrpo.rewards.functions.strings.formats import format_reward as format_reward
     from trl_drgrpo.rewards.functions.strings.formats import json_schema_reward as json_schema_reward
-    from trl_drgrpo.rewards.functions.strings.formats import length_penalty as length_penalty
     from trl_drgrpo.rewards.functions.strings.formats import overlong_penalty as overlong_penalty
     from trl_drgrpo.rewards.functions.strings.formats import repetition_penalty as repetition_penalty
     from trl_drgrpo.rewards.functions.strings.matching import ChoiceReward as ChoiceReward

@@ -168,15 +168,12 @@ def _is_column(value: Any, total: int) -> bool:
 
 async def _together(calls: Sequence[PartCall]) -> list[Any]:
     """The rewards of a round; the first error ends the other calls and is raised as it is."""
+    tasks = [asyncio.ensure_future(_later(call)) for call in calls]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_later(call)) for call in calls]
-    except BaseExceptionGroup as errors:
-        error: BaseException = errors
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from error.__cause__
-    return [task.result() for task in tasks]
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _later(call: PartCall) -> Any:

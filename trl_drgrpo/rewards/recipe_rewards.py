@@ -171,7 +171,7 @@ REWARDS: dict[str, Entry] = {
     "judge_reward": Entry(_OURS, None, "JudgeReward"),
     "reasoning_gym": Entry(_OURS, "reasoning_gym_reward"),
 }
-_PENALTIES = ("repetition_penalty", "overlong_penalty", "length_penalty")
+_PENALTIES = ("repetition_penalty", "overlong_penalty")
 _AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped")
 REWARDS |= {name: Entry(_OURS, None, name) for name in (*_PENALTIES, *_AROUND_OTHERS)}
 _STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")

@@ -128,7 +128,7 @@ BY_THE_COMPLETION = re.compile("HTTP 400|no score|a score of|a reply of more")
         ((200, {}, chat(None)), 1, "no score in the reply ''"),
         ((200, {}, chat("Score: 11")), 1, r"a score of 11, out of 0\.\.10"),
         ((200, {}, chat("Score: -1")), 1, "a score of -1, out of"),
-        ((200, {}, b"x" * 300_000), 1, "a reply of more than 100000 bytes"),
+        ((200, {}, b"x" * 1_200_000), 1, "a reply of more than 1048576 bytes"),
         ((401, {}, b"no such key"), 1, r"HTTP 401 \(no such key\)"),
         ((404, {}, b"no such model"), 1, r"HTTP 404 \(no such model\)"),
         ((307, {"Location": "http://elsewhere.invalid/"}, b""), 1, r"HTTP 307"),
@@ -138,7 +138,7 @@ def test_what_does_not_pass_costs_one_sample(server, caplog, reply, attempts, me
     server.behave = lambda number, body: (
         reply if "bad" in body["messages"][0]["content"] else (200, {}, chat("Score: 5"))
     )
-    reward = judge(server, retries=2, max_reply_bytes=100_000, concurrency=1)
+    reward = judge(server, retries=2, concurrency=1)
     rewards, metrics = score(reward, ["good", "bad", "good"])
     # What the completion can cause is worth the lowest score; a server that fails judges nobody.
     assert rewards == [0.5, 0.0 if attempts == 1 and BY_THE_COMPLETION.match(message) else None, 0.5]
@@ -148,7 +148,7 @@ def test_what_does_not_pass_costs_one_sample(server, caplog, reply, attempts, me
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]  # the first only
     assert "failed on 1 of 3 questions" in record.getMessage()
     with pytest.raises(RewardError, match=f"reward function 'judge_reward': got {message}"):
-        score(judge(server, retries=2, max_reply_bytes=100_000, on_error="raise"), ["bad"])
+        score(judge(server, retries=2, on_error="raise"), ["bad"])
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404])

@@ -141,7 +141,7 @@ class Judge:
         try:
             self.endpoint = Endpoint(base_url, model, api_key_env, **endpoint)
         except TypeError as error:
-            known = "concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes"
+            known = "concurrency, timeout, retries, backoff"
             raise InputError("judge", f"an unknown setting ({error})", f"one of {known}", "Remove it.") from error
         refuse_outside("batch_timeout", batch_timeout, positive(remedy="600 seconds is the default."))
         check_on_error(on_error)
@@ -293,7 +293,7 @@ class JudgeReward(Judge):
         extra_body (`Mapping`, *optional*): Further fields of the request (`seed`, `response_format`, ...); `None` as
             a value takes a field out.
         log_replies (`bool`, *optional*, defaults to `False`): Put the replies beside the completions in TRL's table.
-        concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes: As in [`Endpoint`]; they and those from
+        concurrency, timeout, retries, backoff: As in [`Endpoint`]; they and those from
             `batch_timeout` on are given by name.
 
     Raises:

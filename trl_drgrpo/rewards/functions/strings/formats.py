@@ -6,7 +6,7 @@ searched in linear time, and a user's pattern runs under the `regex` library's o
 by the `jsonschema` library under its own draft; one with patterns can run away on a hostile completion: give it
 `limits`.
 
-The penalties on length and repetition are TRL's own functions under checked settings; only the scale is added. Each
+The penalties on length and repetition are TRL's own functions under checked settings. Each
 reads `completion_ids`, that is tokens, and gives 0 or less: add one to an outcome reward with `weighted_sum`, or as a
 further reward function. Under Dr. GRPO length needs no penalty to stay unbiased (arXiv 2503.20783, section 3.1); these
 are for runs that want shorter answers, or that degenerate.
@@ -378,51 +378,6 @@ def overlong_penalty(max_completion_length: int, soft_tokens: int) -> Callable:
     return _trl("get_soft_overlong_punishment")(
         max_completion_len=max_completion_length, soft_punish_cache=soft_tokens
     )
-
-
-def length_penalty(free_tokens: int, limit_tokens: int, max_penalty: float = -1.0) -> Callable:
-    """A soft price on length: 0 up to `free_tokens`, linear to `max_penalty` at `limit_tokens`, and that beyond.
-
-    TRL's overlong punishment with another scale and both ends named.
-
-    Args:
-        free_tokens (`int`): Tokens that cost nothing.
-        limit_tokens (`int`): Tokens from which on it costs `max_penalty`; more than `free_tokens`.
-        max_penalty (`float`, *optional*, defaults to -1.0): The highest price; 0 or less.
-
-    Returns:
-        `Callable`: A reward function, called `length_penalty` in logs.
-
-    Raises:
-        [`InputError`]: Lengths out of order, or a positive `max_penalty`.
-
-    Example:
-
-    ```python
-    >>> length_penalty(2, 6, max_penalty=-0.5)(completion_ids=[[0] * 2, [0] * 4, [0] * 9])
-    [0.0, -0.25, -0.5]
-
-    ```
-    """
-    refuse_outside("free_tokens", free_tokens, whole(0, remedy="It counts tokens."))
-    refuse_outside("limit_tokens", limit_tokens, whole(1, remedy="It counts tokens."))
-    refuse_outside("max_penalty", max_penalty, _PENALTY)
-    if limit_tokens <= free_tokens:
-        remedy = "Raise it, or lower free_tokens."
-        raise InputError("limit_tokens", str(limit_tokens), f"more than free_tokens={free_tokens}", remedy)
-    return _Scaled(overlong_penalty(limit_tokens, limit_tokens - free_tokens), -max_penalty)
-
-
-class _Scaled:
-    """A reward function times a factor; a class, so that it pickles."""
-
-    __name__ = "length_penalty"
-
-    def __init__(self, reward_func: Callable, factor: float):
-        self.reward_func, self.factor = reward_func, factor
-
-    def __call__(self, completion_ids: list[list[int]], **kwargs) -> list[float]:
-        return [reward * self.factor + 0.0 for reward in self.reward_func(completion_ids=completion_ids)]
 
 
 def _trl(name: str) -> Callable:
