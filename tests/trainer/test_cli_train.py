@@ -123,23 +123,21 @@ def test_train(recipe, saved_model, capfd):
     assert set(Path("keywords.txt").read_text().split()) == {*columns.ALWAYS_PASSED, "answer"}
 
 
-def test_an_interrupted_run_and_one_that_is_asked_to_end_say_how_to_go_on(recipe, monkeypatch, capfd):
+def test_an_interrupted_run_and_one_that_is_asked_to_end_say_how_to_go_on(recipe, capfd):
     argv = recipe(reward_funcs=["mine.py:interrupting"], save_strategy="steps", save_steps=1, output_dir="first")
-    monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
     assert main(argv) == 130
-    safe, command, last = capfd.readouterr().err.splitlines()[-3:]
-    assert (safe, last) == ("Saved: first/checkpoint-1. To continue:", "interrupted")
-    assert command.split() == ["trl-drgrpo", *argv, "--resume_from_checkpoint", "first/checkpoint-1"]
+    safe, last = capfd.readouterr().err.splitlines()[-2:]
+    go_on = "Saved: {0}. To continue: the same command with --resume_from_checkpoint {0}, without --overwrite"
+    go_on += "_output_dir."
+    assert (safe, last) == (go_on.format("first/checkpoint-1"), "interrupted")
     argv = recipe(reward_funcs=["mine.py:terminating"], max_steps=4)
-    monkeypatch.setattr(sys, "argv", ["trl-drgrpo", *argv])
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 143
     out, err = capfd.readouterr()
-    safe, command = err.splitlines()[-2:]
-    assert (out, safe) == ("", "Saved: out/checkpoint-2. To continue:")
+    assert (out, err.splitlines()[-1]) == ("", go_on.format("out/checkpoint-2"))
     assert json.loads(Path("out/_drgrpo/run.json").read_text())["ended"]["how"] == "failed: Terminated"
-    assert main([*argv, *command.split()[-2:]]) == 0
+    assert main([*argv, "--resume_from_checkpoint", "out/checkpoint-2"]) == 0
     assert yaml.safe_load(capfd.readouterr().out)["steps"] == 4
 
 

@@ -80,7 +80,6 @@ _SHOWN = (
     ("drgrpo/pass_rate", "pass rate in training", "{:.0%}"),
     ("reward", "reward in training", "{:.3g}"),
 )
-_NOT_AGAIN = ("--resume_from_checkpoint", "--overwrite_output_dir")
 
 
 class KeepsRecipe(DescribingCallback):
@@ -134,41 +133,13 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
     return "\n".join([*lines, "Next:", *(f"  {command}" for command in following)])
 
 
-def interrupted(output_dir: Path, argv: Sequence[str], processes: int) -> str:
-    """Names the safe checkpoint of an interrupted run, and the command that goes on.
-
-    Args:
-        output_dir (`Path`): Its folder.
-        argv (`Sequence[str]`): The arguments of this process, `train` the first where the command line started it.
-        processes (`int`): Number of training processes.
-
-    Returns:
-        `str`: Lines without a break at the end.
-    """
+def interrupted(output_dir: Path) -> str:
+    """Names the safe checkpoint of an interrupted run, by its folder, and how to go on."""
     checkpoint = newest_complete_checkpoint(output_dir)
     if checkpoint is None:
         return (
             f"No checkpoint in {output_dir} is complete: the run starts from scratch. `--save_strategy steps "
             "--save_steps N` writes one every N steps."
         )
-    go_on = ["--resume_from_checkpoint", str(checkpoint)]
-    if processes > 1 or argv[:1] != ["train"]:
-        command = f"the same command with {shlex.join(go_on)}"
-    else:
-        command = shlex.join(["trl-drgrpo", *_without(argv), *go_on])
-    return f"Saved: {checkpoint}. To continue:\n  {command}"
-
-
-def _without(argv: Sequence[str]) -> list[str]:
-    """Arguments without the flags of an earlier start."""
-    kept: list[str] = []
-    skips = False
-    for token in argv:
-        name = token.partition("=")[0].replace("-", "_").replace("__", "--", 1)
-        if name in _NOT_AGAIN:
-            skips = "=" not in token
-        else:
-            if not skips or token.startswith("--"):
-                kept.append(token)
-            skips = False
-    return kept
+    go_on = shlex.join(["--resume_from_checkpoint", str(checkpoint)])
+    return f"Saved: {checkpoint}. To continue: the same command with {go_on}, without --overwrite_output_dir."

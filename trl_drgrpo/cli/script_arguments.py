@@ -30,11 +30,11 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             Reward functions, each a name (`accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
             `get_soft_overlong_punishment`, `math_reward`, `code_reward`, `format_reward`, `exact_match_reward`,
             `numeric_reward`, `choice_reward`, `json_schema_reward`, `reasoning_gym`, `list_sum_reward`; with options
-            `regex_reward`, `judge_reward`, `repetition_penalty`, `overlong_penalty`, `length_penalty`,
+            `regex_reward`, `judge_reward`, `repetition_penalty`, `overlong_penalty`,
             `get_repetition_penalty_reward`, `get_cosine_scaled_reward`), a dotted path `package.module.function`,
             `path/to/file.py:function`, or a mapping `{name: {option: value}}` (in quotes after the flag), for example
             `{verl: path/to/file.py:compute_score}` or `{isolate: {reward: path/to/file.py:f, timeout: 5}}`. Mappings
-            around other rewards: `weighted_sum`, `gated`, `clipped`, `cached`, `noted_if_not_binary`, `isolate`; of
+            around other rewards: `weighted_sum`, `gated`, `clipped`, `isolate`; of
             other stacks: `trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`. The name
             `get_soft_overlong_punishment` alone stands for `max_completion_len=1280`, `soft_punish_cache=256`. See
             [`~trl_drgrpo.rewards.resolve_reward`].

@@ -9,7 +9,6 @@ stdout. Flags win over the recipe. Launch it on several devices with `accelerate
 
 import argparse
 import copy
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -130,8 +129,8 @@ def _trained(job: Any) -> dict[str, Any]:
     try:
         result, logged = jobs.train(job, [resolved.KeepsRecipe(resolved.render(job))])
     except (KeyboardInterrupt, Terminated):
-        folder, processes = Path(job.training.output_dir), job.training.world_size
-        resolved.say("The words on checkpoints", lambda: resolved.interrupted(folder, sys.argv[1:], processes))
+        folder = Path(job.training.output_dir)
+        resolved.say("The words on checkpoints", lambda: resolved.interrupted(folder))
         raise
     seconds, run_log = time.monotonic() - began, job.training.run_log
     resolved.say("The closing summary", lambda: resolved.closing(result["output_dir"], logged, seconds, run_log))

@@ -146,7 +146,7 @@ class StepJudge(Judge):
             depend on later text: refused as `process_role="baseline"`, and biased credit where it is paid.
         max_tokens (`int`, *optional*, defaults to 4096): Length of a reply, ThinkPRM's own.
         name (`str`, *optional*, defaults to `"step_judge"`): Name in logs.
-        **judge: `batch_timeout`, `extra_body`, `price`, `log_replies`, `on_error`, `concurrency`, `timeout` and so on,
+        **judge: `batch_timeout`, `extra_body`, `log_replies`, `on_error`, `concurrency`, `timeout` and so on,
             as in [`JudgeReward`].
 
     Attributes:

@@ -17,16 +17,13 @@ from trl_drgrpo.common.lazy import attach
 if TYPE_CHECKING:
     from trl_drgrpo.rewards.adapters.stacks import from_openrlhf as from_openrlhf
     from trl_drgrpo.rewards.adapters.stacks import from_r1_zero as from_r1_zero
-    from trl_drgrpo.rewards.adapters.stacks import from_reasoning_gym as from_reasoning_gym
     from trl_drgrpo.rewards.adapters.stacks import from_swift as from_swift
     from trl_drgrpo.rewards.adapters.stacks import from_trl as from_trl
     from trl_drgrpo.rewards.adapters.stacks import from_verifiers as from_verifiers
     from trl_drgrpo.rewards.adapters.stacks import from_verl as from_verl
     from trl_drgrpo.rewards.columns import check_columns as check_columns
-    from trl_drgrpo.rewards.combine import cached as cached
     from trl_drgrpo.rewards.combine import clipped as clipped
     from trl_drgrpo.rewards.combine import gated as gated
-    from trl_drgrpo.rewards.combine import noted_if_not_binary as noted_if_not_binary
     from trl_drgrpo.rewards.combine import weighted_sum as weighted_sum
     from trl_drgrpo.rewards.contract import RewardFunction as RewardFunction
     from trl_drgrpo.rewards.contract import checked_reward as checked_reward
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.strings.formats import RegexReward as RegexReward
     from trl_drgrpo.rewards.functions.strings.formats import format_reward as format_reward
     from trl_drgrpo.rewards.functions.strings.formats import json_schema_reward as json_schema_reward
-    from trl_drgrpo.rewards.functions.strings.formats import length_penalty as length_penalty
     from trl_drgrpo.rewards.functions.strings.formats import overlong_penalty as overlong_penalty
     from trl_drgrpo.rewards.functions.strings.formats import repetition_penalty as repetition_penalty
     from trl_drgrpo.rewards.functions.strings.matching import ChoiceReward as ChoiceReward

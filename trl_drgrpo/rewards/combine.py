@@ -1,4 +1,4 @@
-"""Rewards made of rewards: sums with weights, gates, bounds, a cache, a note on rewards that are not binary.
+"""Rewards made of rewards: sums with weights, gates, bounds.
 
 TRL adds up `reward_funcs` with weights by itself; what it cannot do is to call one only where another passed, to keep
 a part within bounds, or to leave a row out because one part could not score it. Each function here takes reward
@@ -15,26 +15,19 @@ requests are under way while a grader computes.
 
 import asyncio
 import functools
-import hashlib
 import inspect
-import json
-import logging
 import math
-import pickle
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.common.ranges import finite_number, refuse_outside, whole
+from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
 from trl_drgrpo.rewards.contract import Rewards, check_name, innermost, log_mean, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.signatures import required, select, signature_of
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -175,15 +168,12 @@ def _is_column(value: Any, total: int) -> bool:
 
 async def _together(calls: Sequence[PartCall]) -> list[Any]:
     """The rewards of a round; the first error ends the other calls and is raised as it is."""
+    tasks = [asyncio.ensure_future(_later(call)) for call in calls]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_later(call)) for call in calls]
-    except BaseExceptionGroup as errors:
-        error: BaseException = errors
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from error.__cause__
-    return [task.result() for task in tasks]
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _later(call: PartCall) -> Any:
@@ -295,48 +285,6 @@ def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") ->
     return composed(name or f"clipped_{part.name}", [part], _clipped, low=lowest, high=highest)
 
 
-def cached(reward: Any, max_entries: int = 10_000, name: str = "") -> Composed:
-    """A reward that remembers what it gave to a prompt, a completion and their columns. For judges and slow graders.
-
-    Equal rows of one call are scored once. `None` is not remembered: what failed is tried again. The key leaves out
-    `completion_ids` and `trainer_state`, so a reward that reads those must not be cached. Each process has a cache of
-    its own, which no pickle and no checkpoint takes along. Logs `rewards/<name>/cache_hit_frac`.
-
-    Args:
-        reward (`Callable` or `str`): The reward.
-        max_entries (`int`, *optional*, defaults to 10000): Beyond it the entry that was not used for longest goes. An
-            entry takes about 200 bytes.
-        name (`str`, *optional*): Name in logs. Defaults to the reward's own.
-
-    Returns:
-        `Callable`: A reward function; asynchronous where the reward is.
-
-    Raises:
-        [`InputError`]: `max_entries` below 1, or something that is no reward function.
-    """
-    refuse_outside("max_entries", max_entries, whole(1, remedy="Leave `cached` out for no cache."))
-    part = _part_of(reward, "reward")
-    return composed(name or part.name, [part], _cached, max_entries=max_entries, entries=_Entries())
-
-
-def noted_if_not_binary(reward: Any, name: str = "") -> Composed:
-    """The same reward, and one warning in the log should it ever take more than two values.
-
-    A verifiable reward (mathematics, code, exact match) is correct or incorrect. A third value there is a partial
-    score that nobody meant, or two graders mixed up; with a mean baseline and no division by the standard deviation it
-    also changes the size of the advantages.
-
-    Args:
-        reward (`Callable` or `str`): The reward.
-        name (`str`, *optional*): Name in logs. Defaults to the reward's own.
-
-    Returns:
-        `Callable`: A reward function; asynchronous where the reward is.
-    """
-    part = _part_of(reward, "reward")
-    return composed(name or part.name, [part], _noted_if_not_binary, seen=set())
-
-
 def _weighted_sum(
     reward: Composed, kwargs: dict[str, Any], names: Sequence[str], weights: Sequence[float], skips_none: bool
 ) -> Steps:
@@ -377,55 +325,6 @@ def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) 
         kwargs, "clipped_frac", [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
     )
     return kept
-
-
-class _Entries(OrderedDict):
-    """Remembered rewards, the one used last at the end; a pickle takes none along."""
-
-    def __reduce__(self):
-        return _Entries, ()
-
-
-def _cached(reward: Composed, kwargs: dict[str, Any], max_entries: int, entries: _Entries) -> Steps:
-    keys = [_row_key(kwargs, row) for row in range(len(kwargs["completions"]))]
-    known = {key: entries[key] for key in keys if key in entries}
-    first: dict[bytes, int] = {}
-    for row, key in enumerate(keys):
-        if key not in known:
-            first.setdefault(key, row)
-    new: dict[bytes, float | None] = {}
-    for rewards in (yield reward.some(reward.parts[0], kwargs, list(first.values()))):
-        new = dict(zip(first, rewards, strict=True))
-    reward.log(kwargs, "cache_hit_frac", [float(key in known) for key in keys])
-    given = [known[key] if key in known else new[key] for key in keys]
-    for key, value in zip(keys, given, strict=True):
-        if value is not None:
-            entries[key] = value
-            entries.move_to_end(key)
-    while len(entries) > max_entries:
-        entries.popitem(last=False)
-    return given
-
-
-def _row_key(kwargs: dict[str, Any], row: int) -> bytes:
-    total = len(kwargs["completions"])
-    values = {
-        key: value[row]
-        for key, value in sorted(kwargs.items())
-        if key not in ("completion_ids", *PER_CALL) and _is_column(value, total)
-    }
-    text = json.dumps(values, sort_keys=True, default=lambda value: pickle.dumps(value).hex())
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _noted_if_not_binary(reward: Composed, kwargs: dict[str, Any], seen: set[float]) -> Steps:
-    [rewards] = yield [reward.parts[0].called(kwargs)]
-    if len(seen) <= 2:
-        seen.update(value for value in rewards if value is not None)
-        if len(seen) > 2:
-            values = ", ".join(f"{value:g}" for value in sorted(seen)[:5])
-            logger.warning("Reward '%s' is not binary: it took the values %s.", reward.__name__, values)
-    return rewards
 
 
 def _named_parts(parts: Any) -> list[tuple[str, Part, float]]:

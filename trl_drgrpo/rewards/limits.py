@@ -11,7 +11,6 @@ _RANGES = {
     # At most an exabyte, which the system can still count in bytes.
     "memory_mb": whole(64, 2**40, optional=True, remedy="An empty worker takes about 20; None sets no limit."),
     "workers": whole(1, 10_000, optional=True, remedy="None uses one per available core."),
-    "calls_per_worker": whole(1, 10**18, remedy="1 gives every call a fresh process."),
 }
 
 
@@ -30,7 +29,6 @@ class Limits:
         workers (`int`, *optional*):
             Calls that run at once. `None`: the cores this process may use, divided by the trainer processes on this
             machine (`LOCAL_WORLD_SIZE`), at least 1.
-        calls_per_worker (`int`, *optional*, defaults to `1000`): A worker is replaced after that many.
 
     Raises:
         [`InputError`]: A value outside its range.
@@ -39,7 +37,6 @@ class Limits:
     timeout: float = 5.0
     memory_mb: int | None = 4096
     workers: int | None = None
-    calls_per_worker: int = 1000
 
     def __post_init__(self):
         for field, allowed in _RANGES.items():

@@ -169,10 +169,10 @@ REWARDS: dict[str, Entry] = {
     "regex_reward": Entry(_OURS, None, "RegexReward"),
     "json_schema_reward": Entry(_OURS, "json_schema_reward", "JsonSchemaReward"),
     "judge_reward": Entry(_OURS, None, "JudgeReward"),
-    "reasoning_gym": Entry(_OURS, "reasoning_gym_reward", "from_reasoning_gym"),
+    "reasoning_gym": Entry(_OURS, "reasoning_gym_reward"),
 }
-_PENALTIES = ("repetition_penalty", "overlong_penalty", "length_penalty")
-_AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped", "cached", "noted_if_not_binary")
+_PENALTIES = ("repetition_penalty", "overlong_penalty")
+_AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped")
 REWARDS |= {name: Entry(_OURS, None, name) for name in (*_PENALTIES, *_AROUND_OTHERS)}
 _STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")
 REWARDS |= {stack: Entry(_OURS, None, f"from_{stack}") for stack in _STACKS}

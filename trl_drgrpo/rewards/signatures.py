@@ -59,7 +59,6 @@ _BY_PARAMETERS: tuple[tuple[str, str, tuple[set[str], ...]], ...] = (
     ("verl", "from_verl", ({"solution_str"}, {"solution_strs"}, {"data_source", "ground_truth"})),
     ("OpenRLHF", "from_openrlhf", ({"queries", "labels"}, {"queries", "prompts"}, {"query", "label"})),
     ("understand-r1-zero", "from_r1_zero", ({"model_response"}, {"gt_answer"})),
-    ("reasoning-gym", "from_reasoning_gym", ({"answer", "entry"},)),
     ("verifiers", "from_verifiers", tuple({"completion", name} for name in ("answer", "state", "info", "parser"))),
 )
 _BY_CLASS = {

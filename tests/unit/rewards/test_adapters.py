@@ -238,7 +238,6 @@ def test_adapted_rewards_pickle_and_take_all_that_trl_passes(adapted):
 # OpenRLHF ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize(
     "shape",
     [
@@ -248,7 +247,7 @@ def test_adapted_rewards_pickle_and_take_all_that_trl_passes(adapted):
         list,
     ],
 )
-def test_openrlhf_results(shape, batched):
+def test_openrlhf_results(shape):
     def reward_func(queries, prompts, labels, **kwargs):
         assert all(
             query == prompt + "c" * int(label) for query, prompt, label in zip(queries, prompts, labels, strict=True)
@@ -256,10 +255,10 @@ def test_openrlhf_results(shape, batched):
         return shape([float(label) for label in labels])
 
     metrics = {}
-    adapted = checked_reward(adapters.from_openrlhf(reward_func, batched=batched))
+    adapted = checked_reward(adapters.from_openrlhf(reward_func))
     given = {"prompts": ["p", "q"], "completions": ["c", "cccc"], "log_metric": metrics.__setitem__}
     assert adapted(answer=["1", "4"], **given) == [1.0, 4.0]
-    if batched and metrics:
+    if metrics:
         assert metrics == {"rewards/reward_func/n": 2.5}
 
 

@@ -12,7 +12,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.preflight import check_inputs
 from trl_drgrpo.rewards import CodeReward, Sandbox, choice_reward, from_trl, numeric_reward
 from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
-from trl_drgrpo.rewards.combine import cached, clipped, gated, noted_if_not_binary, weighted_sum
+from trl_drgrpo.rewards.combine import clipped, gated, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.isolation import isolate
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
@@ -44,7 +44,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...
 def reward_func(queries, prompts, labels): ...
 def boxed_reward_fn(model_response, gt_answer, fast=False): ...
 def correct(completion, answer, **kwargs): ...
-def score_answer(answer, entry): ...
 
 
 class Instance:
@@ -78,7 +77,6 @@ def test_rewards_that_fit(reward):  # models, and a built-in without a signature
         (reward_func, "from_openrlhf\\(reward_func\\)"),
         (boxed_reward_fn, "from_r1_zero"),
         (correct, "from_verifiers"),
-        (score_answer, "from_reasoning_gym"),
         (Accuracy, "got the class Accuracy; expected .* pass trl_drgrpo.rewards.from_swift\\(Accuracy\\)"),
         (Rubric(), "got Rubric; expected .*from_verifiers"),
         (Instance, "got the class Instance; .*Pass an instance: Instance"),
@@ -111,12 +109,9 @@ def test_the_remedies_name_the_option_and_the_command_s_own_way(name, supply, me
         check_columns(resolve_reward(name), ["prompt", "answr"], name, *supply)
 
 
-def test_generate_and_score_say_how_they_name_a_column(tmp_path, monkeypatch, capsys):
+def test_score_says_how_it_names_a_column(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "completion": "1", "answr": "1"}\n')
-    generate = ["generate", "--model", "trl_drgrpo:demo", "1+2=", "--columns", "answr=3", "--reward_funcs"]
-    assert main([*generate, "numeric_reward"]) == 2
-    assert "Give its value: `--columns answer=<value>`" in capsys.readouterr().err
     assert main(["score", "--rewards", "numeric_reward", "--data", "rows.jsonl"]) == 2
     assert "`--columns <column>=answer`" in capsys.readouterr().err
 
@@ -150,13 +145,11 @@ AROUND = {
     "isolate": isolate,
     "weighted_sum": summed_by_name,
     "gated": lambda reward: gated(nothing, gate=reward),
-    "cached": cached,
     "clipped": clipped,
-    "noted": noted_if_not_binary,
     "from_trl": lambda reward: from_trl(reward, completions_as="messages"),
     "checked_reward": checked_reward,
     "partial": functools.partial,
-    "several": lambda reward: isolate(clipped(from_trl(functools.partial(cached(reward)), completions_as="text"))),
+    "several": lambda reward: isolate(clipped(from_trl(functools.partial(clipped(reward)), completions_as="text"))),
 }
 
 

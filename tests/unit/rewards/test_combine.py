@@ -3,9 +3,7 @@
 import asyncio
 import functools
 import inspect
-import logging
 import os
-import pickle
 import threading
 
 import numpy as np
@@ -17,7 +15,7 @@ from runs import train
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.rewards import exact_match_reward, format_reward
 from trl_drgrpo.rewards.columns import check_columns
-from trl_drgrpo.rewards.combine import cached, clipped, gated, noted_if_not_binary, weighted_sum
+from trl_drgrpo.rewards.combine import clipped, gated, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.isolation import isolate
 
@@ -180,20 +178,18 @@ def test_the_default_gate_is_the_format():
     assert values == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("around", [cached, gated])
-def test_the_table_has_a_value_for_every_row_and_nothing_old(around):
+def test_the_table_has_a_value_for_every_row_and_nothing_old():
     """TRL keeps the last values of a column that a call does not log, beside completions of another."""
 
     def noting(completions, log_extra, **kwargs):
         log_extra("length", [len(completion) for completion in completions])
         return [1.0] * len(completions)
 
-    reward, table = cached(noting) if around is cached else gated(noting, gate=Given("gate")), {}
+    reward, table = gated(noting, gate=Given("gate")), {}
     for passed, due in (([1, 0, 1], [1, None, 3]), ([0, 0, 0], [None] * 3)):
         table["length"] = ["old"] * 3
-        columns = {"gate": passed} if around is gated else {}
-        reward(completions=["a", "bb", "ccc"], log_extra=table.__setitem__, **columns)
-        assert table["length"] == ([1, 2, 3] if around is cached and any(passed) else due)
+        reward(completions=["a", "bb", "ccc"], log_extra=table.__setitem__, gate=passed)
+        assert table["length"] == due
 
 
 # Bounds --------------------------------------------------------------------------------------------------------------
@@ -210,77 +206,12 @@ def test_clipped_rewards_are_within_their_bounds_and_otherwise_the_same(values, 
     assert metrics == ({"rewards/clipped_a/clipped_frac": pytest.approx(sum(beyond) / len(beyond))} if beyond else {})
 
 
-# Cache ---------------------------------------------------------------------------------------------------------------
-
-
-@KINDS
-def test_a_row_is_scored_once(kind):
-    inner = kind("a")
-    reward = cached(inner)
-    values, metrics = call(reward, ["x", "y", "x"], a=[1, 2, 1])
-    assert values == [1.0, 2.0, 1.0]
-    assert metrics == {"rewards/a/cache_hit_frac": 0.0}
-    values, metrics = call(reward, ["y", "z", "y", "x"], a=[2, 3, 4, 1])  # the second y has another column
-    assert values == [2.0, 3.0, 4.0, 1.0]
-    assert metrics == {"rewards/a/cache_hit_frac": 0.5}
-    assert [asked for asked, _ in inner.asked] == [["x", "y"], ["z", "y"]]
-
-
-def test_none_is_tried_again_and_the_cache_is_bounded():
-    inner = Given("a")
-    reward = cached(inner, max_entries=2)
-    call(reward, ["x"], a=[None])
-    call(reward, ["x"], a=[None])
-    assert len(inner.asked) == 2
-    for text in ("p", "q", "p", "r", "p", "q"):  # r drove out q, and p stayed because it was used
-        call(reward, [text], a=[1])
-    assert [asked for asked, _ in inner.asked[2:]] == [["p"], ["q"], ["r"], ["q"]]
-
-
-def test_messages_images_and_token_ids_are_read_as_they_should_be():
-    from PIL import Image
-
-    inner = Given("a")
-    reward = cached(inner)
-    message = [{"role": "assistant", "content": "x"}]
-    for color in ("red", "red", "blue"):
-        image = Image.new("RGB", (2, 2), color)
-        call(reward, [message], a=[1], image=[image], completion_ids=[[len(inner.asked)]])
-    assert len(inner.asked) == 2  # one for each color; other ids of the same text are the same row
-
-
-def test_a_pickle_takes_no_entries_along():
-    reward = cached(exact_match_reward)
-    call(reward, ["x"], answer=["x"])
-    hit = "rewards/exact_match_reward/cache_hit_frac"
-    assert call(reward, ["x"], answer=["x"])[1][hit] == 1.0
-    copy = pickle.loads(pickle.dumps(reward))
-    values, metrics = call(copy, ["x"], answer=["x"])
-    assert (values, metrics[hit]) == ([1.0], 0.0)
-
-
-# Notes ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_third_value_is_noted_once(caplog):
-    reward = noted_if_not_binary(Given("a"))
-    with caplog.at_level(logging.WARNING):
-        assert call(reward, a=[1, 0, None])[0] == [1.0, 0.0, None]
-        assert call(reward, a=[0, 1, 1])[0] == [0.0, 1.0, 1.0]
-        assert caplog.records == []
-        for _ in range(2):
-            assert call(reward, a=[0.5, 0, 1])[0] == [0.5, 0.0, 1.0]
-    assert [record.getMessage() for record in caplog.records] == [
-        "Reward 'a' is not binary: it took the values 0, 0.5, 1."
-    ]
-
-
 # As a reward function of the trainer's -------------------------------------------------------------------------------
 
 
 def nested(part):
-    inner = gated(cached(part), gate=format_reward)
-    return noted_if_not_binary(clipped(weighted_sum([(inner, 1.0), (format_reward, 0.1)]), -1, 1), name="nested")
+    inner = gated(part, gate=format_reward)
+    return clipped(weighted_sum([(inner, 1.0), (format_reward, 0.1)]), -1, 1, name="nested")
 
 
 def test_compositions_nest_and_pickle():

@@ -7,7 +7,6 @@
 | OpenRLHF | [`from_openrlhf`] |
 | ms-swift | [`from_swift`] |
 | verifiers | [`from_verifiers`] |
-| reasoning-gym | [`from_reasoning_gym`] |
 | understand-r1-zero, oat | [`from_r1_zero`] |
 
 None of these stacks needs to be installed: an adapter knows how the other side calls, not the other side's code.

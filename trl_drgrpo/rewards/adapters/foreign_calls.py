@@ -156,15 +156,12 @@ class Convention:
             where it takes a batch, for all.
         read (`Callable[[Any], Any]`, *optional*): The number in what the function returned for one completion, `None`:
             unscorable. Defaults to the result itself.
-        read_batch (`Callable`, *optional*): From the result of a batch, and `log(key, values)`, the rewards. Defaults
-            to `read` of each.
         places (`tuple[Place, ...]`, *optional*): Where the dataset has to have something.
     """
 
     row: Callable[[Sample, str], Any]
     call: Callable[[Callable, list[Any]], Call]
     read: Callable[[Any], Any] = lambda result: result
-    read_batch: Callable[..., Any] | None = None
     places: tuple[Place, ...] = ()
 
     def check_columns(self, columns: Iterable[str], reward: str) -> None:
@@ -199,39 +196,36 @@ def _translated(
     return result if read is None else read(result, functools.partial(reward.log, kwargs))
 
 
+def adapted_batch(function: Callable, convention: Convention, name: str, read: Callable[..., Any]) -> Callable:
+    """A reward function of TRL's form from one of another stack that takes a batch; `read(result, log)` finds the
+    rewards in what it returns."""
+    check_name(name)
+
+    def translate(kwargs: dict[str, Any], reward: str) -> Call:
+        return convention.call(function, convention.rows(kwargs, reward))
+
+    reward: Any = translated(function, name, translate, read, columns=())
+    reward.check_columns = functools.partial(convention.check_columns, reward=name)
+    return reward
+
+
 def adapted(
     functions: Sequence[Callable],
     convention: Convention,
     *,
     name: str,
-    is_batch: bool = False,
     timeout: float | None = None,
     on_error: OnError = "unscorable",
     **options: Any,
 ) -> Callable:
-    """A reward function of TRL's form from those of another stack: [`PerCompletion`] (whose options these are), its
-    asynchronous form, or where they take a batch one call of the only function."""
+    """A reward function of TRL's form from those of another stack that score one completion: [`PerCompletion`], whose
+    options these are, or its asynchronous form."""
     limits = None if timeout is None else Limits(timeout=timeout)
     check_on_error(on_error)
     check_name(name)
-    if is_batch and limits is not None:
-        remedy = "Leave it out, and put `isolate(..., batched=True)` around the reward."
-        raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
-
-    def translate(kwargs: dict[str, Any], reward: str) -> Call:
-        return convention.call(functions[0], convention.rows(kwargs, reward))
-
-    def read(result: Any, log: Callable[[str, Iterable[float | None]], None]) -> Any:
-        if convention.read_batch is not None:
-            return convention.read_batch(result, log)
-        return [convention.read(each) for each in result]
-
     is_async = any(inspect.iscoroutinefunction(innermost(function)) for function in functions)
     kind = AsyncPerCompletion if is_async else PerCompletion
-    if is_batch:
-        reward: Any = translated(functions[0], name, translate, read, columns=())
-    else:
-        reward = kind(functions, convention, name, limits, on_error, **options)
+    reward: Any = kind(functions, convention, name, limits, on_error, **options)
     reward.check_columns = functools.partial(convention.check_columns, reward=name)
     return reward
 

@@ -11,7 +11,7 @@ whose `score` counts. Delta: a function may take fewer than four arguments, as v
 
 OpenRLHF: `reward_func(queries, prompts, labels, **kwargs)`, where a query is prompt + response. Result: a dict with
 `rewards` (`scores` only steer its filtering; `extra_logs` go to the log), or a tensor or list of rewards. OpenRLHF
-0.11 calls such a function with lists of one sample; here one that takes a batch may be given one. Its prompt is the
+0.11 calls such a function with lists of one sample, here with those of a batch. Its prompt is the
 text of the chat template, so give `render_prompt` where a function reads it; without it messages are joined by empty
 lines.
 
@@ -30,10 +30,6 @@ understand-r1-zero and oat: `grader(response, gt, fast=...) -> (info, reward)`. 
 Qwen-Math template, `answer_tag_reward_fn` with the R1 template; both are in `oat.utils.math_grader`. They bound their
 own work with SIGALRM, on a main thread only: give a `timeout`, which runs them in killable workers. Delta: the
 official oracle scores a grading that takes too long 0, here it is unscorable.
-
-reasoning-gym: `score_answer(answer, entry)` for datasets that other programs wrote. Rows that `make_splits` of
-`rewards/functions/reasoning_gym.py` wrote are scored by the reward `reasoning_gym`, which knows the task of every row.
-Here the task is named once, and the entry is put together from the columns that reasoning-gym's own exports have.
 """
 
 import functools
@@ -51,14 +47,14 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     Place,
     Sample,
     adapted,
+    adapted_batch,
     as_messages,
     check_takes,
     decoded,
     loaded,
     translated,
 )
-from trl_drgrpo.rewards.contract import OnError, check_flag, innermost, reward_name, validate_rewards
-from trl_drgrpo.rewards.functions.reasoning_gym import factory_of, score_text
+from trl_drgrpo.rewards.contract import OnError, check_flag, check_on_error, innermost, reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_text
 
@@ -153,7 +149,7 @@ def from_verl(
             Name in logs. Defaults to the function's.
         timeout (`float`, *optional*):
             Seconds per completion, after which its worker is killed. Defaults to no limit, in this process. Not for
-            batch functions: put `isolate` around those.
+            batch functions: put `isolate` around the reward.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
             What a failing call makes of its completion: `None` and a count, or with `"raise"` an error. A failing
             batch is the trainer's `on_reward_error`.
@@ -203,8 +199,14 @@ def from_verl(
         given = {**dict(zip(names, values, strict=True)), **constants}
         return (), signatures.select(function, given, dict.fromkeys(_TEXT_NAMES, values[1]))
 
-    convention, title = Convention(row, call, _verl_score, places=places), name or reward_name(found)
-    return adapted([found], convention, name=title, is_batch=is_batch, timeout=timeout, on_error=on_error)
+    convention, title = Convention(row, call, _verl_score, places), name or reward_name(found)
+    if not is_batch:
+        return adapted([found], convention, name=title, timeout=timeout, on_error=on_error)
+    if timeout is not None:
+        remedy = "Leave it out, and put `isolate` around the reward."
+        raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
+    check_on_error(on_error)
+    return adapted_batch(found, convention, title, lambda results, log: [_verl_score(each) for each in results])
 
 
 def _verl_score(result: Any) -> Any:
@@ -221,13 +223,11 @@ def from_openrlhf(
     *,
     answer_column: str | None = None,
     render_prompt: Callable[[list[dict[str, Any]]], str] | str | None = None,
-    batched: bool = True,
     name: str | None = None,
-    timeout: float | None = None,
-    on_error: OnError = "unscorable",
 ) -> Callable:
     """
-    An OpenRLHF `reward_func` as a reward function of TRL's form.
+    An OpenRLHF `reward_func` as a reward function of TRL's form: one call per batch, with `extra_logs` logged as
+    `rewards/<name>/<key>`.
 
     Args:
         function (`Callable` or `str`):
@@ -237,15 +237,8 @@ def from_openrlhf(
         render_prompt (`Callable` or `str`, *optional*):
             From messages to text, or its path, for example
             `lambda messages: tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)`.
-        batched (`bool`, *optional*, defaults to `True`):
-            One call per batch, with `extra_logs` logged as `rewards/<name>/<key>`; `False`: one call per completion,
-            with one-element lists, where a failure costs that completion only and `extra_logs` are not read.
         name (`str`, *optional*):
             Name in logs. Defaults to the function's.
-        timeout (`float`, *optional*):
-            Seconds per completion, for `batched=False`.
-        on_error (`str`, *optional*, defaults to `"unscorable"`):
-            What a failing call makes of its completion, for `batched=False`.
 
     Returns:
         `Callable`: `f(completions, prompts=, <columns>) -> list[float | None]`.
@@ -254,7 +247,6 @@ def from_openrlhf(
         [`InputError`]: For options that do not fit, or a function that takes other arguments.
     """
     found = loaded(function, "function")
-    check_flag("batched", batched)
     check_takes(found, "function", "f(queries, prompts, labels, **kwargs)", 3)
     if inspect.iscoroutinefunction(innermost(found)):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
@@ -269,22 +261,16 @@ def from_openrlhf(
     def call(function: Callable, rows: list[Any]) -> Call:
         return tuple([row[part] for row in rows] for part in range(3)), {}
 
-    convention = Convention(row, call, _openrlhf_reward, _openrlhf_rewards, (label,))
-    title = name or reward_name(found)
-    return adapted([found], convention, name=title, is_batch=batched, timeout=timeout, on_error=on_error)
+    convention = Convention(row, call, places=(label,))
+    return adapted_batch(found, convention, name or reward_name(found), _openrlhf_rewards)
 
 
-def _openrlhf_reward(result: Any) -> float | None:
-    return validate_rewards(_listed(_openrlhf_rewards(result)), 1, "reward_func")[0]
-
-
-def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None] | None = None) -> Any:
+def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None]) -> Any:
     """The rewards in a result, under `rewards`, else `scores`, or the result itself; its `extra_logs` are logged."""
     if not isinstance(result, Mapping):
         return result
-    if log is not None:
-        for key, values in (result.get("extra_logs") or {}).items():
-            log(key, _listed(values))
+    for key, values in (result.get("extra_logs") or {}).items():
+        log(key, _listed(values))
     rewards = result.get("rewards")
     return result.get("scores") if rewards is None else rewards
 
@@ -543,66 +529,3 @@ def _r1_zero_reward(result: Any) -> Any:
         got = f"{type(result).__name__} {result!r}"[:80]
         raise RewardError("an understand-r1-zero grader", got, "a pair (info, reward)", "Use another adapter.")
     return result[1]
-
-
-def from_reasoning_gym(
-    task: Any,
-    *,
-    entry_column: str | None = None,
-    name: str = "reasoning_gym",
-    timeout: float | None = None,
-    on_error: OnError = "unscorable",
-) -> Callable:
-    """
-    The scorer of a reasoning-gym task as a reward function of TRL's form.
-
-    Args:
-        task (`str`, dataset or `Callable`):
-            Name of a task (`chain_sum`), a reasoning-gym dataset, or a `score_answer(answer, entry)`.
-        entry_column (`str`, *optional*):
-            Column that holds the whole entry, a mapping or its JSON. Defaults to putting it together from the columns
-            `question`, `answer` and `metadata`.
-        name (`str`, *optional*, defaults to `"reasoning_gym"`):
-            Name in logs.
-        timeout (`float`, *optional*):
-            Seconds per completion. Defaults to no limit, in this process.
-        on_error (`str`, *optional*, defaults to `"unscorable"`):
-            What a failing call makes of its completion. An answer that the scorer cannot read is no failure but 0.
-
-    Returns:
-        `Callable`: `f(completions, <columns>) -> list[float | None]`.
-
-    Raises:
-        [`InputError`]: For an unknown task.
-    """
-    scorer = functools.partial(_scored, _score_answer(task))
-    needed = (entry_column,) if entry_column else ("answer", "metadata")
-
-    def row(sample: Sample, reward: str) -> tuple[str, Any]:
-        columns = sample.columns
-        if entry_column:
-            return sample.text, decoded(columns[entry_column])
-        parts = {"question": columns.get("question"), "answer": columns["answer"]}
-        return sample.text, {**parts, "metadata": decoded(columns["metadata"])}
-
-    convention = Convention(row, lambda function, rows: (rows[0], {}))
-    return adapted([scorer], convention, name=name, columns=needed, timeout=timeout, on_error=on_error)
-
-
-def _score_answer(task: Any) -> Callable[..., Any]:
-    if isinstance(task, str):
-        return factory_of(task, "task", repr(task))[1].get_score_answer_fn(task)
-    if hasattr(task, "score_answer"):
-        return task.score_answer
-    if not callable(task):
-        remedy = "Name one of `reasoning_gym.factory.DATASETS`."
-        raise InputError("task", repr(task)[:100], "a task's name, a dataset, or a score_answer function", remedy)
-    return task
-
-
-def _scored(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float:
-    """The task's score of the answer in a text; what it cannot read scores 0."""
-    return score_text(score_answer, text, entry) or 0.0
-
-
-_scored.lowest_reward = 0.0  # pyright: ignore[reportFunctionMemberAccess]

@@ -58,7 +58,7 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
         [`InputError`]: If reasoning-gym is not installed, or the task, an option or a value is
             unknown to it.
     """
-    gym, factory = factory_of(task, "dataset_name", f"reasoning_gym:{task}")
+    gym, factory = _factory_of(task)
     config = _read_options(task, factory.DATASETS[task][1], options)
     test_size, system_prompt = config.pop("test_size"), config.pop("system_prompt")
     prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
@@ -77,14 +77,14 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
     return splits
 
 
-def factory_of(task: str, field: str, got: str) -> tuple[Any, Any]:
-    """reasoning-gym and its factory, which knows the task. `field` and `got` are for the message."""
-    require_package("reasoning_gym", field, "a reasoning_gym task", "tasks")
+def _factory_of(task: str) -> tuple[Any, Any]:
+    """reasoning-gym and its factory, which knows the task."""
+    require_package("reasoning_gym", "dataset_name", "a reasoning_gym task", "tasks")
     gym, factory = importlib.import_module("reasoning_gym"), importlib.import_module("reasoning_gym.factory")
     if task not in factory.DATASETS:
         expected = f"one of {len(factory.DATASETS)} tasks"
         remedy = did_you_mean(task, factory.DATASETS, "`reasoning_gym.factory.DATASETS` lists them.", most=3)
-        raise InputError(field, got, expected, remedy)
+        raise InputError("dataset_name", f"reasoning_gym:{task}", expected, remedy)
     return gym, factory
 
 
@@ -231,7 +231,7 @@ def reasoning_gym_reward(
         row = _decode(text)
         # The configuration goes by its JSON text: it has lists in it, and the cache needs something hashable.
         scorer = _cached_scorer(row["task"], _encode(row["config"]))
-        score = score_text(scorer, completion_text(completion), row["entry"])
+        score = _score_text(scorer, completion_text(completion), row["entry"])
         errors += score is None
         scores.append(score or 0.0)
     if log_metric is not None and scores:
@@ -239,7 +239,7 @@ def reasoning_gym_reward(
     return scores
 
 
-def score_text(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float | None:
+def _score_text(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float | None:
     """Score of the answer in a text by `score_answer`: 0 where there is none, `None` where it cannot read it."""
     answer = extract_answer(text, last_lines=len(str(entry.get("answer")).strip().splitlines()))
     try:
@@ -280,5 +280,5 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _cached_scorer(task: str, config: str) -> Callable[[str, dict[str, Any]], float]:
-    gym, _ = factory_of(task, "dataset_name", f"reasoning_gym:{task}")
+    gym, _ = _factory_of(task)
     return gym.create_dataset(task, **{**_decode(config), "size": 1}).score_answer

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
-    from trl_drgrpo.rewards.isolation.isolated import IsolatedReward as IsolatedReward
     from trl_drgrpo.rewards.isolation.isolated import isolate as isolate
     from trl_drgrpo.rewards.isolation.isolated import scored_in_workers as scored_in_workers
     from trl_drgrpo.rewards.isolation.pool import close_pools as close_pools

@@ -10,7 +10,6 @@ Workers protect a run from accidents. They are no sandbox: they may do whatever 
 
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.columns import pass_on_checks
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_flag, check_on_error, declared, reward_name
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.nursery import pickled, portable
 from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
 from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
@@ -30,7 +29,6 @@ from trl_drgrpo.rewards.signatures import parameters, signature_of
 logger = logging.getLogger(__name__)
 
 _LOGGED: set[str] = set()  # names of the rewards whose first failure has been logged
-_LOGGED_LOCK = threading.Lock()
 
 
 class WorkerTraceback(Exception):
@@ -40,30 +38,24 @@ class WorkerTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-def isolate(
-    reward: Callable | str | Mapping[str, Any],
-    *,
-    timeout: float = 5.0,
-    memory_mb: int | None = 4096,
-    workers: int | None = None,
-    batched: bool = False,
-    on_error: OnError = "unscorable",
-    failed: float | None = None,
-) -> "IsolatedReward":
-    """Have a reward function run in worker processes, one completion at a time, under limits.
+class IsolatedReward:
+    """Has a reward function run in worker processes, one completion at a time, under limits; also called `isolate`.
+
+    It is called like the function, with its `__name__` and signature. Per row the function gets lists of one element;
+    other arguments go along as they are. `log_metric` and `log_extra` are collected in the worker and repeated here in
+    the order of the rows, with `None` for rows that logged nothing; `trainer_state` is a copy of the state's numbers
+    and strings (`global_step`, `epoch`, ...), without its history. Each worker has its own copy of the function: what
+    that changes in itself (a counter, a cache) does not come back.
 
     Args:
         reward (`Callable`, `str` or `Mapping[str, Any]`):
-            A reward function of TRL's form, synchronous or asynchronous, or its name, as
-            [`resolve_reward`] takes it (then each worker imports it itself). What is
-            defined in the script that runs, a lambda or a closure is sent by value, and must pickle so. Otherwise
-            its module is imported in each worker, and again in each that replaces one: keep slow imports out of it.
-        timeout (`float`, *optional*, defaults to `5.0`): Wall-clock seconds per completion (per call if `batched`).
+            A reward function of TRL's form, synchronous or asynchronous, or its name, as [`resolve_reward`] takes it.
+            What is defined in the script that runs, a lambda or a closure is sent by value, and must pickle so.
+            Otherwise its module is imported in each worker, and again in each that replaces one: keep slow imports
+            out of it.
+        timeout (`float`, *optional*, defaults to `5.0`): Wall-clock seconds per completion.
         memory_mb (`int`, *optional*, defaults to `4096`): Megabytes per worker; `None` sets no limit.
         workers (`int`, *optional*): Completions scored at once. `None`: cores / trainer processes on this machine.
-        batched (`bool`, *optional*, defaults to `False`):
-            Send the whole call to one worker, under one limit: for rewards that compare rows. A failure then makes
-            every row unscorable (`None`): no number could tell the row that caused it from the others.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
             `"unscorable"`: a failure is counted in `rewards/<name>/failed_frac`, and the first one is logged with its
             traceback. `"raise"`: the first failure is a `RewardError`.
@@ -71,9 +63,6 @@ def isolate(
             Reward of a completion that hangs, crashes, raises or gets no number: the lowest that the function gives.
             Defaults to the function's `lowest_reward`; without one it is `None`, the completion is left out of its
             group, failing costs nothing, and the first failure says so.
-
-    Returns:
-        [`IsolatedReward`]: Called like the function, with its `__name__` and signature.
 
     Raises:
         [`InputError`]: No such function, one that cannot be sent to another process, or an option
@@ -89,38 +78,19 @@ def isolate(
 
     ```
     """
-    return IsolatedReward(reward, Limits(timeout, memory_mb, workers), batched, on_error, failed)
-
-
-class IsolatedReward:
-    """A reward function that runs in workers; made by [`isolate`], which documents the options.
-
-    Per row the function gets lists of one element; other arguments go along as they are. `log_metric` and `log_extra`
-    are collected in the worker and repeated here in the order of the rows, with `None` for rows that logged nothing;
-    `trainer_state` is a copy of the state's numbers and strings (`global_step`, `epoch`, ...), without its history.
-    Each worker has its own copy of the function: what that changes in itself (a counter, a cache) does not come back.
-
-    Args:
-        reward (`Callable`, `str` or `Mapping[str, Any]`): The function, or its name.
-        limits ([`Limits`]): Limits of one call.
-        batched (`bool`): Whether a call has all rows, or one.
-        on_error (`str`): `"unscorable"` or `"raise"`.
-        failed (`float`, *optional*): Reward of a failure.
-    """
 
     def __init__(
         self,
         reward: Callable | str | Mapping[str, Any],
-        limits: Limits,
-        batched: bool,
-        on_error: OnError,
+        *,
+        timeout: float = 5.0,
+        memory_mb: int | None = 4096,
+        workers: int | None = None,
+        on_error: OnError = "unscorable",
         failed: float | None = None,
     ):
+        self.limits = Limits(timeout, memory_mb, workers)
         check_on_error(on_error)
-        check_flag("batched", batched)
-        if batched and failed is not None:
-            remedy = "The rows of a call fail together, so none could be paid less than the others: leave it out."
-            raise InputError("failed", f"{failed!r} with batched=True", "None", remedy)
         function = resolve_reward(reward, field="reward") if isinstance(reward, (str, Mapping)) else reward
         if not callable(function) or inspect.isclass(function):
             got = f"the class {function.__name__}" if inspect.isclass(function) else repr(function)
@@ -131,10 +101,10 @@ class IsolatedReward:
         self.__doc__ = inspect.getdoc(function)
         known = parameters(function)  # of some built-in functions nobody knows them
         self.__signature__ = signature_of(()) if known is None else inspect.Signature(known)
-        self.reward = portable(reward if isinstance(reward, str) else function)
-        self.limits, self.batched = limits, batched
-        lowest = declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
-        self.lowest_reward = None if batched else lowest
+        self.reward = portable(function)
+        self.lowest_reward: float | None = (
+            declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
+        )
         self.on_error: OnError = on_error
         pass_on_checks(self, function)
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
@@ -148,19 +118,19 @@ class IsolatedReward:
         kwargs |= {"completions": list(completions)}
         if "trainer_state" in kwargs:
             kwargs["trainer_state"] = _snapshot(kwargs["trainer_state"])
-        rows = [kwargs] if self.batched else [_row(kwargs, index, count) for index in range(count)]
-        outcomes = pool_for(self.limits).run(
-            self._pickled(tuple(loggers)), [((row,), {}) for row in rows], stop_at_failure=self.on_error == "raise"
-        )
+        rows = [_row(kwargs, index, count) for index in range(count)]
+        outcomes = pool_for(self.limits).run(self._pickled(tuple(loggers)), [((row,), {}) for row in rows])
         log_metric = loggers.get("log_metric")
-        size = count if self.batched else 1
-        failed = None if self.lowest_reward is None else Scored([self.lowest_reward], [], [])
-        scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed, size)
-        _repeat_logs(scored, size, log_metric, loggers.get("log_extra"))
-        return [reward for one in scored for reward in (one.rewards if one else [None] * size)]
+        failed = None if self.lowest_reward is None else Scored(self.lowest_reward, [], [])
+        scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed)
+        _repeat_logs(scored, log_metric, loggers.get("log_extra"))
+        return [one.reward if one else None for one in scored]
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
+
+
+isolate = IsolatedReward
 
 
 def scored_in_workers(
@@ -198,35 +168,27 @@ def scored_in_workers(
         [`InputError`]: `score` cannot be sent to another process.
     """
     check_on_error(on_error)
-    stop_at_failure = on_error == "raise"
     if limits is None:
-        outcomes = _run_here(SampleScorer(score, name), calls, stop_at_failure, threads)
+        outcomes = _run_here(SampleScorer(score, name), calls, threads)
     elif calls:
         function = pickled(SampleScorer(portable(score), name), name)
-        outcomes = pool_for(limits).run(function, calls, stop_at_failure)
+        outcomes = pool_for(limits).run(function, calls)
     else:
         outcomes = []
     return settled(outcomes, name, on_error, log_metric, failed)
 
 
-def _run_here(score: Callable[..., Any], calls: Sequence[Call], stop_at_failure: bool, threads: int) -> list[Any]:
+def _run_here(score: Callable[..., Any], calls: Sequence[Call], threads: int) -> list[Any]:
     def outcome(call: Call) -> Any:
         try:
             return score(*call[0], **call[1])
         except (Exception, SystemExit) as error:  # sys.exit() in a reward is its failure, as it is in a worker
             return Failure(*failure_of(error))
 
-    outcomes = []
-    pool = ThreadPoolExecutor(threads) if threads > 1 else None
-    try:
-        for found in pool.map(outcome, calls) if pool else map(outcome, calls):
-            outcomes.append(found)
-            if stop_at_failure and isinstance(found, Failure):
-                break
-    finally:
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
-    return outcomes
+    if threads == 1:
+        return [outcome(call) for call in calls]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(outcome, calls))
 
 
 def settled(
@@ -235,44 +197,35 @@ def settled(
     on_error: OnError,
     log_metric: Callable[[str, float], None] | None,
     failed: Any,
-    size: int = 1,
 ) -> list[Any]:
-    """The outcomes, of `size` completions each, with `failed` for failures, or `None` for those of the row; they are
-    counted and the first is logged, or raised where `on_error` says so."""
+    """The outcomes, with `failed` for failures, or `None` for those of the row; they are counted and the first is
+    logged, or raised where `on_error` says so."""
     failures = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
     if failures:
         failure: Failure = outcomes[failures[0]]
-        where = f"completion {failures[0]}" if size == 1 else f"a call of {size} completions"
         if on_error == "raise":
             raise RewardError(
                 f"reward function '{name}'",
-                f"{failure.reason} at {where}",
+                f"{failure.reason} at completion {failures[0]}",
                 "a number, or None for a completion it cannot score",
                 'Fix the function, or set on_error="unscorable" to go on and count them.',
             ) from (WorkerTraceback(failure.traceback) if failure.traceback else None)
-        if _is_first_failure(name):
-            message = "Reward function '%s' failed for %d of %d completions. %s The first, at %s: %s%s"
-            counts = len(failures) * size, len(outcomes) * size
+        if name not in _LOGGED:
+            _LOGGED.add(name)
+            message = "Reward function '%s' failed for %d of %d completions. %s The first, at completion %d: %s%s"
+            counts = len(failures), len(outcomes)
             due = "They get its lowest reward, or None where the row is to blame. Further failures are only counted."
             if failed is None:
                 due = f"They are left out of their groups. {FAILING_IS_FREE} Set `failed`, or `lowest_reward`."
             trace = failure.traceback and "\n" + failure.traceback
-            logger.error(message, name, *counts, due, where, failure.reason, trace)
+            logger.error(message, name, *counts, due, failures[0], failure.reason, trace)
     if outcomes and on_error != "raise" and log_metric is not None:
         log_metric(f"rewards/{name}/failed_frac", len(failures) / len(outcomes))
     return [(None if outcome.of_row else failed) if isinstance(outcome, Failure) else outcome for outcome in outcomes]
 
 
-def _is_first_failure(name: str) -> bool:
-    with _LOGGED_LOCK:
-        is_first = name not in _LOGGED
-        _LOGGED.add(name)
-        return is_first
-
-
 def _repeat_logs(
     scored: list[Scored | None],
-    size: int,
     log_metric: Callable[[str, float], None] | None,
     log_extra: Callable[[str, list[Any]], None] | None,
 ) -> None:
@@ -280,14 +233,14 @@ def _repeat_logs(
     columns: dict[str, list[Any]] = {}
     for index, one in enumerate(scored):
         for column, values in one.extras if one else []:
-            column_values = columns.setdefault(column, [])
-            column_values += [None] * (index * size - len(column_values)) + values
+            for value in values[:1]:
+                columns.setdefault(column, [None] * len(scored))[index] = value
         if one and log_metric is not None:
             for name, value in one.metrics:
                 log_metric(name, value)
     if log_extra is not None:
         for column, values in columns.items():
-            log_extra(column, values + [None] * (len(scored) * size - len(values)))
+            log_extra(column, values)
 
 
 def _row(kwargs: dict[str, Any], index: int, count: int) -> dict[str, Any]:

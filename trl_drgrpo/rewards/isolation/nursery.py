@@ -36,15 +36,12 @@ import cloudpickle
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, serve
-from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, module_from_file, resolve_reward
+from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, module_from_file
+from trl_drgrpo.rewards.signatures import behind_partials
 
 
-def portable(reward: Callable | str) -> Any:
-    """A reward function, or its name, as something that `pickled` can send; unpickled, it is the function."""
-    if isinstance(reward, str):
-        path, _, attribute = reward.rpartition(":")
-        is_file = path.endswith(".py")
-        return _Named(f"{os.path.abspath(os.path.expanduser(path))}:{attribute}" if is_file else reward)
+def portable(reward: Callable) -> Callable:
+    """The same reward function, which `pickled` can now send."""
     for part in _parts(reward):
         module = sys.modules.get(getattr(part, "__module__", None) or "")
         if module is not None and not _is_of_file(module.__name__) and not _is_importable(module.__name__):
@@ -67,16 +64,6 @@ def pickled(worker_function: Any, name: str) -> bytes:
             "Create clients, locks and files inside the function, or move it to a file of its own and name it as "
             "`path/to/file.py:function`, or run it without limits.",
         ) from error
-
-
-class _Named:
-    """Pickles as a name, unpickles as the function of that name."""
-
-    def __init__(self, spec: str):
-        self.spec = spec
-
-    def __reduce__(self):
-        return resolve_reward, (self.spec,)
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -104,8 +91,7 @@ def _load_member(path: str, qualname: str) -> Any:
 
 def _parts(reward: Any) -> Iterator[Any]:
     """Function, instance and class that a callable consists of: behind partials and bound methods."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
+    reward = behind_partials(reward)
     yield reward
     if inspect.ismethod(reward):
         yield type(reward.__self__)

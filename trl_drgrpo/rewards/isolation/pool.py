@@ -35,6 +35,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _CHUNK_SECONDS = 0.02  # of work in one message: little enough to share a batch evenly, and a message's cost is nothing
 _CHUNK_CALLS = 64
+_CALLS_PER_WORKER = 1000  # then it is replaced: what it leaked goes with it
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,11 @@ class Batch:
     Args:
         function (`bytes`): Function to call, pickled.
         calls (`Sequence[tuple[tuple, dict]]`): Arguments and keywords of each call.
-        stop_at_failure (`bool`): Whether the first failure gives up all other calls.
     """
 
-    def __init__(self, function: bytes, calls: Sequence[Call], stop_at_failure: bool):
+    def __init__(self, function: bytes, calls: Sequence[Call]):
         self.function, self.key = function, hashlib.sha256(function).digest()
         self.calls = calls
-        self.stop_at_failure = stop_at_failure
         self.outcomes: list[Any] = [None] * len(calls)
         self.pending = deque(range(len(calls)))
         self.unresolved = len(calls)
@@ -73,13 +72,8 @@ class Batch:
 
     def resolve(self, index: int, outcome: Any) -> None:
         """Notes the outcome of a call."""
-        if self.unresolved == 0:
-            return  # given up already
         self.outcomes[index] = outcome
         self.unresolved -= 1
-        if self.stop_at_failure and isinstance(outcome, Failure):
-            self.pending.clear()
-            self.unresolved = 0
 
     def fail_pending(self, failure: Failure) -> None:
         """One failure for all calls that no worker has."""
@@ -117,14 +111,13 @@ class WorkerPool:
         self._workers: list[WorkerHandle] = []
         self._selector = selectors.DefaultSelector()
 
-    def run(self, function: bytes, calls: Sequence[Call], stop_at_failure: bool = False) -> list[Any]:
+    def run(self, function: bytes, calls: Sequence[Call]) -> list[Any]:
         """
         Calls a pickled function once per entry of `calls`, at most `limits.workers` at a time.
 
-        Returns per call its result or a [`Failure`], in order. With `stop_at_failure` the first failure gives up all
-        other calls, whose result is `None`.
+        Returns per call its result or a [`Failure`], in order.
         """
-        batch = Batch(function, calls, stop_at_failure)
+        batch = Batch(function, calls)
         with self._lock:
             try:
                 self._drop_dead(batch)
@@ -136,8 +129,6 @@ class WorkerPool:
                 for worker in list(self._workers):
                     self._discard(worker)
                 raise
-            for worker in [worker for worker in self._workers if worker.chunk]:  # after giving up
-                self._discard(worker)
         return batch.outcomes
 
     def close(self, patience: float = -1) -> None:
@@ -188,7 +179,7 @@ class WorkerPool:
 
     def _send_chunk(self, worker: WorkerHandle, batch: Batch) -> bool:
         share = math.ceil(len(batch.pending) / self._size)
-        size = min(batch.chunk_size(), share, self._limits.calls_per_worker - worker.calls)
+        size = min(batch.chunk_size(), share, _CALLS_PER_WORKER - worker.calls)
         packed = []
         while batch.pending and len(packed) < size:
             index = batch.pending.popleft()
@@ -263,7 +254,7 @@ class WorkerPool:
         batch.resolve(worker.chunk.popleft(), Failure(*failure) if failure else _unpacked(result))
         worker.deadline = time.monotonic() + self._limits.timeout
         worker.calls += 1
-        if retire or worker.calls >= self._limits.calls_per_worker:
+        if retire or worker.calls >= _CALLS_PER_WORKER:
             self._requeue(worker, batch)
             self._discard(worker)
 

@@ -153,31 +153,30 @@ class SampleScorer:
 
 @dataclass
 class Scored:
-    """Result of one call of a reward function: rewards and logged values."""
+    """Result of one call of a reward function for one completion: its reward and the logged values."""
 
-    rewards: list[float | None]
+    reward: float | None
     metrics: list[tuple[str, float]]
     extras: list[tuple[str, list[Any]]]
 
 
 class RewardCaller(SampleScorer):
-    """Calls a reward function of TRL's form. `loggers`: which of `log_metric` and `log_extra` it is given, as
-    collectors."""
+    """Calls a reward function of TRL's form for one completion. `loggers`: which of `log_metric` and `log_extra` it is
+    given, as collectors."""
 
     def __init__(self, function: Any, name: str, loggers: tuple[str, ...]):
         super().__init__(function, name)
         self.loggers = loggers
 
     def __call__(self, kwargs: dict[str, Any]) -> Scored:  # pyright: ignore[reportIncompatibleMethodOverride]
-        scored = Scored([], [], [])
+        scored = Scored(None, [], [])
         collectors = {
             "log_metric": lambda name, value: scored.metrics.append((name, float(value))),
             "log_extra": lambda column, values: scored.extras.append((column, list(values))),
         }
         rewards = self._called(**kwargs, **{key: collectors[key] for key in self.loggers})
-        count = len(kwargs["completions"])
-        if count == 1 and isinstance(rewards, (list, tuple)) and len(rewards) == 1:
-            scored.rewards = [reward_number(rewards[0], f"reward function '{self.name}'")]
+        if isinstance(rewards, (list, tuple)) and len(rewards) == 1:
+            scored.reward = reward_number(rewards[0], f"reward function '{self.name}'")
         else:
-            scored.rewards = validate_rewards(rewards, count, self.name)
+            scored.reward = validate_rewards(rewards, 1, self.name)[0]
         return scored

@@ -120,8 +120,7 @@ def test_a_grader_by_its_file_in_killable_workers():
 # OpenRLHF ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_openrlhf_grader_in_a_reward_func(batched):
+def test_openrlhf_grader_in_a_reward_func():
     import torch
 
     with importable("openrlhf", "openrlhf.utils"):
@@ -136,7 +135,7 @@ def test_openrlhf_grader_in_a_reward_func(batched):
             scores = torch.tensor(right, dtype=torch.float)
             return {"rewards": scores, "scores": scores, "extra_logs": {"right": scores}}
 
-        reward = checked_reward(adapters.from_openrlhf(reward_func, batched=batched))
+        reward = checked_reward(adapters.from_openrlhf(reward_func))
         prompts = ["Not \\boxed{\\frac{1}{2}}. What then? "] * 3  # the prompt must not be graded
         assert reward(prompts=prompts, completions=BOXED, label=HALVES) == [1.0, 0.0, 0.0]
 
@@ -216,19 +215,3 @@ def test_math_rubric_of_verifiers(vf):
     rewards = asyncio.run(reward(prompts=["q"] * 3, completions=messages, answer=HALVES))
     asyncio.run(rubric.teardown())
     assert rewards == [1.0, 0.0, 0.0]
-
-
-# reasoning-gym -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("task", ["chain_sum", "basic_arithmetic", "word_sorting"])
-def test_reasoning_gym_scores_its_own_entries(task):
-    gym = pytest.importorskip("reasoning_gym")
-    entries = list(gym.create_dataset(task, size=8, seed=3))
-    columns = {key: [entry[key] for entry in entries] for key in ("question", "answer", "metadata")}
-    reward = adapters.from_reasoning_gym(task)
-    right = [f"<answer>{entry['answer']}</answer>" for entry in entries]
-    assert reward(completions=right, **columns) == [1.0] * 8
-    assert max(reward(completions=["<answer>no idea</answer>"] * 8, **columns)) < 0.1
-    whole = resolve_reward({"reasoning_gym": {"task": task, "entry_column": "row"}})
-    assert whole(completions=right, row=entries) == [1.0] * 8

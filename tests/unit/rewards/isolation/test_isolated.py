@@ -170,7 +170,6 @@ class TestIsolate:
         declares.lowest_reward = -2.0
         assert isolate(declares, **QUICK)(completions=completions) == [2.0, -2.0, -2.0, 3.0]
         assert isolate(functools.partial(declares), **QUICK).lowest_reward == -2.0
-        assert isolate(declares, batched=True, **QUICK)(completions=completions) == [None] * 4
 
     def test_a_row_that_nobody_could_judge_is_none_whatever_failing_costs(self):
         reward = isolate("numeric_reward", failed=-1, **QUICK)
@@ -227,21 +226,6 @@ class TestIsolate:
         assert isolate(schedule, **QUICK)(completions=["a"], trainer_state=state) == [0.25]
         assert isolate(same, **QUICK)(completions=["a"], answer=["a"], trainer_state=None) == [1.0]
 
-    def test_rewards_that_compare_rows_get_them_all(self, metrics):
-        def rank(completions, answer, log_metric, log_extra, **kwargs):
-            log_extra("size", [len(completions)] * len(completions))
-            for completion in completions:
-                if completion in MISDEEDS:
-                    misbehave(completion)
-            return [float(sorted(completions).index(completion)) for completion in completions]
-
-        isolated, extras = isolate(rank, batched=True, **QUICK), []
-        logs = {"log_metric": metrics, "log_extra": lambda *extra: extras.append(extra)}
-        assert isolated(completions=["b", "c", "a"], answer=[1, 2, 3], **logs) == [1.0, 2.0, 0.0]
-        assert isolated(completions=["b", "hang", "a"], answer=[1, 2, 3], **logs) == [None] * 3
-        assert extras == [("size", [3, 3, 3])]
-        assert metrics.logged == [("rewards/rank/failed_frac", 0.0), ("rewards/rank/failed_frac", 1.0)]
-
     def test_asynchronous_rewards(self):
         async def later(completions, **kwargs):
             import asyncio
@@ -255,10 +239,6 @@ class TestIsolate:
     def test_errors_for_those_who_want_them(self):
         with pytest.raises(RewardError, match="reward function 'act': got no result within 1 s at completion 1"):
             isolate(act, on_error="raise", **QUICK)(completions=[1, "hang"])
-
-        message = "reward function 'act': got ZeroDivisionError: division by zero at a call of 2 completions"
-        with pytest.raises(RewardError, match=message):
-            isolate(act, on_error="raise", batched=True, **QUICK)(completions=[1, "exception"])
 
     def test_failures_are_counted_once_behind_the_contract(self, metrics):
         checked = checked_reward(isolate(act, **QUICK), "unscorable")

@@ -23,6 +23,7 @@ from misbehaving import (
 )
 from processes import gone, running
 
+import trl_drgrpo.rewards.isolation.pool as pool_module
 from trl_drgrpo.rewards.isolation.handles import NurseryHandle
 from trl_drgrpo.rewards.isolation.pool import Failure, WorkerPool, close_pools, pool_for
 from trl_drgrpo.rewards.limits import Limits
@@ -145,8 +146,9 @@ def test_as_many_calls_run_at_once_as_there_are_workers(new_pool, tmp_path):
     assert 1 <= max(new_pool(timeout=30).run(cloudpickle.dumps(crowd), calls(*range(10)))) <= 2
 
 
-def test_workers_are_replaced_after_their_share_of_calls(new_pool):
-    pids = new_pool(calls_per_worker=3).run(cloudpickle.dumps(lambda _: os.getpid()), calls(*range(20)))
+def test_workers_are_replaced_after_their_share_of_calls(new_pool, monkeypatch):
+    monkeypatch.setattr(pool_module, "_CALLS_PER_WORKER", 3)
+    pids = new_pool().run(cloudpickle.dumps(lambda _: os.getpid()), calls(*range(20)))
     assert max(pids.count(pid) for pid in pids) <= 3
 
 
@@ -236,16 +238,6 @@ def test_prints_go_to_stderr_and_disturb_nothing(new_pool, capfd):
     assert printed.err.count("noise by print") == 6
 
 
-def test_prints_are_passed_on_up_to_a_limit(new_pool, capfd):
-    pool = new_pool(timeout=60)
-    talk = cloudpickle.dumps(lambda _: sys.stdout.write("x" * 5_000_000))
-    assert pool.run(talk, calls(*range(6))) == [5_000_000] * 6
-    pool.close()
-    printed = capfd.readouterr().err
-    assert 10_000_000 <= len(printed) < 10_200_000
-    assert printed.count("the rest is dropped") == 1
-
-
 @pytest.mark.parametrize("end", ["hang", "segmentation fault", "close"])
 def test_processes_that_a_call_started_end_with_its_worker(new_pool, tmp_path, end):
     def start(what):
@@ -312,14 +304,6 @@ def test_two_threads_take_turns_and_outlive_each_other(new_pool):
     for number in range(3):
         assert [[first, third] for first, _, third in results[number]] == [[number, number]] * 2
     # The thread that started the workers is gone; they are not.
-    assert pool.run(MISBEHAVE, calls(1, 2)) == [1, 2]
-
-
-def test_giving_up_after_the_first_failure(new_pool):
-    pool = new_pool(timeout=60)
-    outcomes = pool.run(MISBEHAVE, calls("hang", "exception", *range(100)), stop_at_failure=True)
-    assert outcomes[0] is None  # still hanging, and not waited for
-    assert outcomes[1].reason.startswith("ZeroDivisionError")
     assert pool.run(MISBEHAVE, calls(1, 2)) == [1, 2]
 
 

@@ -10,7 +10,6 @@ The API key is read from the environment when a session opens and lives in its h
 """
 
 import asyncio
-import email.utils
 import importlib
 import itertools
 import json
@@ -27,6 +26,8 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.rewards.sample import completion_text
 
+_LONGEST_REPLY = 1 << 20  # bytes
+_LONGEST_BACKOFF = 30.0  # seconds
 _RETRIED = {408, 409, 425, 429}
 _REFUSED = {401, 403, 404}  # and redirects: every request will fail
 
@@ -60,9 +61,8 @@ class Endpoint:
         concurrency (`int`, *optional*, defaults to 16): Requests under way at the same time.
         timeout (`float`, *optional*, defaults to 60.0): Seconds per attempt, from connecting to the last byte.
         retries (`int`, *optional*, defaults to 4): Further attempts after the first.
-        backoff (`float`, *optional*, defaults to 0.5): Upper end of the first pause in seconds; it doubles every time.
-        max_backoff (`float`, *optional*, defaults to 30.0): Upper bound of the doubling.
-        max_reply_bytes (`int`, *optional*, defaults to 1 MiB): A longer body is not read.
+        backoff (`float`, *optional*, defaults to 0.5): Upper end of the first pause in seconds; it doubles every time,
+            up to 30.
 
     Raises:
         [`InputError`]: An address that is no plain http(s) URL, a number out of range, or a
@@ -76,8 +76,6 @@ class Endpoint:
     timeout: float = 60.0
     retries: int = 4
     backoff: float = 0.5
-    max_backoff: float = 30.0
-    max_reply_bytes: int = 1 << 20
 
     def __post_init__(self):
         try:
@@ -92,9 +90,9 @@ class Endpoint:
             raise InputError("base_url", "an address of another form", expected, remedy)
         if not isinstance(self.model, str) or not self.model:
             raise InputError("model", repr(self.model), "the name of a model", "`GET {base_url}/models` lists them.")
-        for field, least in (("concurrency", 1), ("retries", 0), ("max_reply_bytes", 1)):
+        for field, least in (("concurrency", 1), ("retries", 0)):
             refuse_outside(field, getattr(self, field), whole(least))
-        for field in ("timeout", "backoff", "max_backoff"):
+        for field in ("timeout", "backoff"):
             refuse_outside(
                 field, getattr(self, field), positive(remedy="It is in seconds; leave it out for the default.")
             )
@@ -159,7 +157,7 @@ class Session:
 
         Raises:
             [`RequestFailed`]: Out of attempts or time, or a reply that more attempts would not fix.
-            [`QuestionFailed`]: Another client error than those below, or a reply beyond `max_reply_bytes`.
+            [`QuestionFailed`]: Another client error than those below, or a reply beyond `_LONGEST_REPLY`.
             [`EndpointRefused`]: 401, 403, 404 or a redirect.
         """
         data = await self.post("chat/completions", body)
@@ -186,7 +184,7 @@ class Session:
                     await self._pause(attempt, again)
 
     async def _pause(self, attempt: int, again: _TryAgain) -> None:
-        longest = min(self.endpoint.max_backoff, self.endpoint.backoff * 2**attempt)
+        longest = min(_LONGEST_BACKOFF, self.endpoint.backoff * 2**attempt)
         pause = max(random.uniform(0.0, longest), again.wait)
         if time.monotonic() + pause > self.deadline:
             raise RequestFailed(f"{again.reason}, and {pause:.3g} s to wait, more than the batch has left")
@@ -215,8 +213,8 @@ class Session:
         body = bytearray()
         async for chunk in response.aiter_bytes():
             body += chunk
-            if len(body) > self.endpoint.max_reply_bytes:
-                raise QuestionFailed(f"a reply of more than {self.endpoint.max_reply_bytes} bytes")
+            if len(body) > _LONGEST_REPLY:
+                raise QuestionFailed(f"a reply of more than {_LONGEST_REPLY} bytes")
         return bytes(body)
 
     def _check_status(self, status: int, headers: Any, body: bytes) -> None:
@@ -241,14 +239,11 @@ def _count(usage: Any, key: str) -> int:
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds that `Retry-After` asks for, in either of its forms; 0 where it says nothing that can be read."""
+    """Seconds that `Retry-After` asks for; 0 where it says nothing that can be read, or a date."""
     try:
         seconds = float(value or 0)
     except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value or "").timestamp() - time.time()
-        except (TypeError, ValueError, OverflowError):
-            return 0.0
+        return 0.0
     return seconds if 0 < seconds < math.inf else 0.0
 
 

@@ -74,7 +74,10 @@ class ScoreReader:
                 "score_pattern", repr(pattern), "a pattern with a group for the score", "Add parentheses."
             )
         self.normalize = normalize
-        self.low, self.high = number_pair("score_range", score_range)
+        is_pair = isinstance(score_range, (list, tuple)) and len(score_range) == 2
+        if not is_pair or not all(isinstance(each, (int, float)) and math.isfinite(each) for each in score_range):
+            raise InputError("score_range", repr(score_range), "two finite numbers", "For example [0, 10].")
+        self.low, self.high = score_range
         if not self.low < self.high:
             raise InputError("score_range", repr(score_range), "the lower end first", "Swap them.")
 
@@ -96,14 +99,6 @@ class ScoreReader:
         return (score - self.low) / (self.high - self.low) if self.normalize else score
 
 
-def number_pair(field: str, value: Any) -> tuple[float, float]:
-    """A setting that is two finite numbers, or an `InputError` about `field`."""
-    is_pair = isinstance(value, (list, tuple)) and len(value) == 2
-    if not is_pair or not all(isinstance(each, (int, float)) and math.isfinite(each) for each in value):
-        raise InputError(field, repr(value), "two finite numbers", "For example [0, 10].")
-    return value[0], value[1]
-
-
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:57]}...{text[-57:]}"
@@ -117,8 +112,8 @@ Messages = list[dict[str, str]]
 class Judge:
     """Base of the judges: asks, counts what it costs, and decides what a failure is worth.
 
-    Logs `judge/<name>/prompt_tokens`, `completion_tokens`, `retries`, `seconds` and, with `price`, `cost` per call,
-    and `rewards/<name>/failed_frac`. An endpoint that refuses (401, 403, 404, a redirect) before it has answered once
+    Logs `judge/<name>/prompt_tokens`, `completion_tokens`, `retries` and `seconds` per call, and
+    `rewards/<name>/failed_frac`. An endpoint that refuses (401, 403, 404, a redirect) before it has answered once
     is an error under either `on_error`: nothing would ever be scored.
 
     Args:
@@ -138,7 +133,6 @@ class Judge:
         batch_timeout: float = 600.0,
         max_tokens: int = 1024,
         extra_body: Mapping[str, Any] | None = None,
-        price: tuple[float, float] | None = None,
         log_replies: bool = False,
         on_error: OnError = "unscorable",
         **endpoint: Any,
@@ -147,9 +141,8 @@ class Judge:
         try:
             self.endpoint = Endpoint(base_url, model, api_key_env, **endpoint)
         except TypeError as error:
-            known = "concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes"
+            known = "concurrency, timeout, retries, backoff"
             raise InputError("judge", f"an unknown setting ({error})", f"one of {known}", "Remove it.") from error
-        self.price = None if price is None else number_pair("price", price)
         refuse_outside("batch_timeout", batch_timeout, positive(remedy="600 seconds is the default."))
         check_on_error(on_error)
         self.batch_timeout, self.log_replies, self.on_error = batch_timeout, log_replies, on_error
@@ -233,12 +226,12 @@ class Judge:
 
     def _counts(self, verdicts: Sequence["_Verdict"], num_retries: int, seconds: float) -> dict[str, float]:
         replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
-        prompt_tokens = sum(reply.prompt_tokens for reply in replies)
-        completion_tokens = sum(reply.completion_tokens for reply in replies)
-        own: dict[str, float] = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-        own |= {"retries": num_retries, "seconds": seconds}
-        if self.price is not None:
-            own["cost"] = (prompt_tokens * self.price[0] + completion_tokens * self.price[1]) / 1e6
+        own: dict[str, float] = {
+            "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
+            "completion_tokens": sum(reply.completion_tokens for reply in replies),
+            "retries": num_retries,
+            "seconds": seconds,
+        }
         metrics = {f"judge/{self.__name__}/{key}": float(value) for key, value in own.items()}
         metrics[f"rewards/{self.__name__}/failed_frac"] = sum(bool(v.failure) for v in verdicts) / len(verdicts)
         return metrics
@@ -299,9 +292,8 @@ class JudgeReward(Judge):
         max_tokens (`int`, *optional*, defaults to 1024): Length of a reply.
         extra_body (`Mapping`, *optional*): Further fields of the request (`seed`, `response_format`, ...); `None` as
             a value takes a field out.
-        price (`tuple[float, float]`, *optional*): Price of a million prompt tokens and of a million completion tokens.
         log_replies (`bool`, *optional*, defaults to `False`): Put the replies beside the completions in TRL's table.
-        concurrency, timeout, retries, backoff, max_backoff, max_reply_bytes: As in [`Endpoint`]; they and those from
+        concurrency, timeout, retries, backoff: As in [`Endpoint`]; they and those from
             `batch_timeout` on are given by name.
 
     Raises:

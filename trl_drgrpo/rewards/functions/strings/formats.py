@@ -6,7 +6,7 @@ searched in linear time, and a user's pattern runs under the `regex` library's o
 by the `jsonschema` library under its own draft; one with patterns can run away on a hostile completion: give it
 `limits`.
 
-The penalties on length and repetition are TRL's own functions under checked settings; only the scale is added. Each
+The penalties on length and repetition are TRL's own functions under checked settings. Each
 reads `completion_ids`, that is tokens, and gives 0 or less: add one to an outcome reward with `weighted_sum`, or as a
 further reward function. Under Dr. GRPO length needs no penalty to stay unbiased (arXiv 2503.20783, section 3.1); these
 are for runs that want shorter answers, or that degenerate.
@@ -29,7 +29,8 @@ _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 class FormatReward(SampleReward):
-    """1 for `<think>...</think> <answer>...</answer>`: in this order, each tag exactly once, nothing around them.
+    """1 for `<think>...</think> <answer>...</answer>`: in this order, each tag exactly once, nothing around them,
+    neither empty.
 
     Some chat templates open `<think>` themselves, so that the completion starts inside; others have the trainer put
     the reasoning into a field of the message. Both are recognized: TRL's `think_format_reward` scores them 0.
@@ -41,7 +42,6 @@ class FormatReward(SampleReward):
         think_opened (`"auto"`, `True` or `False`, *optional*, defaults to `"auto"`): Whether the prompt ends in the
             opening tag. `"auto"` reads it off a plain-text prompt; for messages, whose template is not seen here, a
             completion without the opening tag counts as begun inside. `False` demands the tag of the completion.
-        allow_empty (`bool`, *optional*, defaults to `False`): Whether a pair may hold nothing but blanks.
         name (`str`, *optional*, defaults to `"format_reward"`): Name in logs.
 
     Raises:
@@ -63,7 +63,6 @@ class FormatReward(SampleReward):
         think_tag: str = "think",
         answer_tag: str | None = "answer",
         think_opened: bool | str = "auto",
-        allow_empty: bool = False,
         name: str = "format_reward",
     ):
         super().__init__(name, columns=("prompts",))
@@ -73,9 +72,7 @@ class FormatReward(SampleReward):
         if think_opened not in ("auto", True, False):
             expected = "'auto', True or False"
             raise InputError("think_opened", repr(think_opened), expected, "'auto' fits most templates.")
-        check_flag("allow_empty", allow_empty)
-        self.think_tag, self.answer_tag = think_tag, answer_tag
-        self.think_opened, self.allow_empty = think_opened, allow_empty
+        self.think_tag, self.answer_tag, self.think_opened = think_tag, answer_tag, think_opened
 
     def __call__(self, completions: Sequence[Any], log_metric: Any = None, **kwargs: Any) -> list[float | None]:
         """Rewards of `B` completions; without `prompts` they count as conversational."""
@@ -102,7 +99,7 @@ class FormatReward(SampleReward):
             if any(f"<{slash}{self.answer_tag}>" in thought for slash in ("", "/")):
                 return 0.0
             answer = held[0]
-        return float(self.allow_empty or bool(thought.strip() and answer.strip()))
+        return float(bool(thought.strip() and answer.strip()))
 
     def _begun_inside(self, text: str, prompt: Any, opening: str) -> bool:
         if self.think_opened != "auto":
@@ -134,13 +131,11 @@ class RegexReward(SampleReward):
     r"""1 where a pattern is found in the completion; with `column`, where what it found is that column's text.
 
     Args:
-        pattern (`str`): For the `regex` library (a superset of `re`'s syntax).
+        pattern (`str`): For the `regex` library (a superset of `re`'s syntax); `.` matches a line break, too.
         column (`str`, *optional*): Dataset column that the group `answer`, or else the first group, or else the whole
             match must equal, blanks around both left out. Of several matches the last counts.
-        whole (`bool`, *optional*, defaults to `False`): The pattern must match the whole completion.
         ignore_case (`bool`, *optional*, defaults to `False`): Whether upper and lower case are the same; also for
             `column`.
-        dotall (`bool`, *optional*, defaults to `True`): Whether `.` matches a line break.
         timeout (`float`, *optional*, defaults to 1.0): Seconds per completion; a pattern that takes longer leaves the
             completion unscored (`None`), counted in `rewards/<name>/failed_frac`.
         name (`str`, *optional*, defaults to `"regex_reward"`): Name in logs.
@@ -163,33 +158,29 @@ class RegexReward(SampleReward):
         self,
         pattern: str,
         column: str | None = None,
-        whole: bool = False,
         ignore_case: bool = False,
-        dotall: bool = True,
         timeout: float = 1.0,
         name: str = "regex_reward",
         on_error: OnError = "unscorable",
     ):
         super().__init__(name, columns=() if column is None else (column,), on_error=on_error)
-        for field, flag in (("whole", whole), ("ignore_case", ignore_case), ("dotall", dotall)):
-            check_flag(field, flag)
+        check_flag("ignore_case", ignore_case)
         if not pattern:
             raise InputError("pattern", repr(pattern), "a non-empty pattern", "An empty one matches every text.")
         regex = importlib.import_module("regex")
-        flags = (regex.IGNORECASE if ignore_case else 0) | (regex.DOTALL if dotall else 0)
+        flags = regex.DOTALL | (regex.IGNORECASE if ignore_case else 0)
         try:
             self.pattern = regex.compile(pattern, flags)
         except (regex.error, TypeError, ValueError) as error:
             remedy = "Use the syntax of the regex library; in YAML put it in single quotes."
             raise InputError("pattern", f"{pattern!r} ({error})", "a pattern that compiles", remedy) from error
         refuse_outside("timeout", timeout, positive(remedy="1 second is ample for a sound pattern."))
-        self.column, self.whole, self.ignore_case, self.timeout = column, whole, ignore_case, timeout
+        self.column, self.ignore_case, self.timeout = column, ignore_case, timeout
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """1.0 or 0.0; `TimeoutError` from a pattern that runs away."""
         if self.column is None:
-            search = self.pattern.fullmatch if self.whole else self.pattern.search
-            return float(search(completion, timeout=self.timeout) is not None)
+            return float(self.pattern.search(completion, timeout=self.timeout) is not None)
         truth = columns[self.column]
         if truth is None:
             return None
@@ -197,12 +188,9 @@ class RegexReward(SampleReward):
         return float(found is not None and self._normal(found) == self._normal(str(truth)))
 
     def _last_match(self, text: str) -> str | None:
-        if self.whole:
-            match = self.pattern.fullmatch(text, timeout=self.timeout)
-        else:
-            match = None
-            for match in self.pattern.finditer(text, timeout=self.timeout):  # noqa: B007, the last one is wanted
-                pass
+        match = None
+        for match in self.pattern.finditer(text, timeout=self.timeout):  # noqa: B007, the last one is wanted
+            pass
         if match is None:
             return None
         if "answer" in self.pattern.groupindex:
@@ -390,51 +378,6 @@ def overlong_penalty(max_completion_length: int, soft_tokens: int) -> Callable:
     return _trl("get_soft_overlong_punishment")(
         max_completion_len=max_completion_length, soft_punish_cache=soft_tokens
     )
-
-
-def length_penalty(free_tokens: int, limit_tokens: int, max_penalty: float = -1.0) -> Callable:
-    """A soft price on length: 0 up to `free_tokens`, linear to `max_penalty` at `limit_tokens`, and that beyond.
-
-    TRL's overlong punishment with another scale and both ends named.
-
-    Args:
-        free_tokens (`int`): Tokens that cost nothing.
-        limit_tokens (`int`): Tokens from which on it costs `max_penalty`; more than `free_tokens`.
-        max_penalty (`float`, *optional*, defaults to -1.0): The highest price; 0 or less.
-
-    Returns:
-        `Callable`: A reward function, called `length_penalty` in logs.
-
-    Raises:
-        [`InputError`]: Lengths out of order, or a positive `max_penalty`.
-
-    Example:
-
-    ```python
-    >>> length_penalty(2, 6, max_penalty=-0.5)(completion_ids=[[0] * 2, [0] * 4, [0] * 9])
-    [0.0, -0.25, -0.5]
-
-    ```
-    """
-    refuse_outside("free_tokens", free_tokens, whole(0, remedy="It counts tokens."))
-    refuse_outside("limit_tokens", limit_tokens, whole(1, remedy="It counts tokens."))
-    refuse_outside("max_penalty", max_penalty, _PENALTY)
-    if limit_tokens <= free_tokens:
-        remedy = "Raise it, or lower free_tokens."
-        raise InputError("limit_tokens", str(limit_tokens), f"more than free_tokens={free_tokens}", remedy)
-    return _Scaled(overlong_penalty(limit_tokens, limit_tokens - free_tokens), -max_penalty)
-
-
-class _Scaled:
-    """A reward function times a factor; a class, so that it pickles."""
-
-    __name__ = "length_penalty"
-
-    def __init__(self, reward_func: Callable, factor: float):
-        self.reward_func, self.factor = reward_func, factor
-
-    def __call__(self, completion_ids: list[list[int]], **kwargs) -> list[float]:
-        return [reward * self.factor + 0.0 for reward in self.reward_func(completion_ids=completion_ids)]
 
 
 def _trl(name: str) -> Callable:

@@ -22,7 +22,6 @@ from trl_drgrpo.rewards.contract import OnError, check_flag
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answer
 
 _WHERE = ("answer", "marked", "whole")
-_WHITESPACE = ("keep", "collapse", "remove")
 
 
 def answer_text(completion: str, where: str) -> str | None:
@@ -83,20 +82,17 @@ class _AgainstColumn(SampleReward):
 
 
 class ExactMatchReward(_AgainstColumn):
-    """1 where the answer is the column's text.
+    """1 where the answer is the column's text, blanks at both ends left out.
 
     Args:
         column (`str`, *optional*, defaults to `"answer"`): Dataset column with the truth: a text, something that
             prints as one, or a list of which any will do. `None`: the row stays unscored.
         where (`str`, *optional*, defaults to `"answer"`): Part of the completion that counts, see [`answer_text`].
-        strip (`bool`, *optional*, defaults to `True`): Leave out blanks at both ends, on both sides.
         ignore_case (`bool`, *optional*, defaults to `False`): Whether upper and lower case are the same.
-        whitespace (`str`, *optional*, defaults to `"keep"`): Blanks inside: `"keep"`, `"collapse"` (runs become one
-            space) or `"remove"`.
         name (`str`, *optional*, defaults to `"exact_match_reward"`): Name in logs.
 
     Raises:
-        [`InputError`]: An unknown `where` or `whitespace`.
+        [`InputError`]: An unknown `where`.
 
     Example:
 
@@ -113,18 +109,13 @@ class ExactMatchReward(_AgainstColumn):
         self,
         column: str = "answer",
         where: str = "answer",
-        strip: bool = True,
         ignore_case: bool = False,
-        whitespace: str = "keep",
         name: str = "exact_match_reward",
     ):
         super().__init__(column, name)
         _one_of("where", where, _WHERE)
-        _one_of("whitespace", whitespace, _WHITESPACE)
-        check_flag("strip", strip)
         check_flag("ignore_case", ignore_case)
-        self.where = where
-        self.strip, self.ignore_case, self.whitespace = strip, ignore_case, whitespace
+        self.where, self.ignore_case = where, ignore_case
 
     def read(self, truth: Any) -> set[str] | None:
         truths = [each for each in (truth if isinstance(truth, (list, tuple)) else [truth]) if each is not None]
@@ -137,10 +128,7 @@ class ExactMatchReward(_AgainstColumn):
         return answer is not None and self._normal(answer) in truth
 
     def _normal(self, text: str) -> str:
-        text = text.strip() if self.strip else text
-        if self.whitespace != "keep":
-            text = re.sub(r"\s+", " " if self.whitespace == "collapse" else "", text)
-        return text.casefold() if self.ignore_case else text
+        return text.strip().casefold() if self.ignore_case else text.strip()
 
 
 class NumericReward(_AgainstColumn):

@@ -63,9 +63,9 @@ def test_answers_are_found(_, completion, answer, marked):
 # Text ----------------------------------------------------------------------------------------------------------------
 
 
-@given(st.text(), st.sampled_from(["keep", "collapse", "remove"]), st.booleans())
-def test_a_text_is_equal_to_itself_only(text, whitespace, ignore_case):
-    reward = ExactMatchReward(where="whole", whitespace=whitespace, ignore_case=ignore_case)
+@given(st.text(), st.booleans())
+def test_a_text_is_equal_to_itself_only(text, ignore_case):
+    reward = ExactMatchReward(where="whole", ignore_case=ignore_case)
     assert score(reward, text, text) == 1.0
     assert score(reward, text + "x", text) == 0.0
 
