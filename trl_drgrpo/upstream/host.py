@@ -34,7 +34,6 @@ from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
 from trl_drgrpo.upstream.hooks import Completions, Hooks, owned  # noqa: E402
 from trl_drgrpo.upstream.private_state import (  # noqa: E402
     PrivateState,
-    item_swapped,
     swapped,
 )
 from trl_drgrpo.upstream.weight_sync import load_translated  # noqa: E402
@@ -214,8 +213,8 @@ class HostTrainer(Hooks, PrivateState):
             return loss
         mode = "train" if self.model.training else "eval"
         logged: Any = defaultdict(list)
-        constants = swapped(self, **self.loss_constants(inputs))
-        with self.computing_loss(inputs), constants, item_swapped(self._metrics, mode, logged):
+        others = {**self.loss_constants(inputs), "_metrics": {**self._metrics, mode: logged}}
+        with self.computing_loss(inputs), swapped(self, **others):
             loss = super()._compute_loss(model, inputs)
         with self.describing("The metrics of the loss"):
             for name, values in self.loss_metrics(inputs, logged).items():

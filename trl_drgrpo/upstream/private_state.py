@@ -36,17 +36,6 @@ def swapped(owner: Any, **values: Any):
                 delattr(owner, name)
 
 
-@contextmanager
-def item_swapped(owner: dict, key: Any, value: Any):
-    """One entry of `owner` replaced inside the block, restored after it."""
-    before = owner[key]
-    owner[key] = value
-    try:
-        yield
-    finally:
-        owner[key] = before
-
-
 require_supported_trl()
 
 

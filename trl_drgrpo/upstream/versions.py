@@ -20,18 +20,11 @@ from trl_drgrpo.common.errors import UpstreamError, did_you_mean
 TRL_SUPPORTED = ("1.16", "2")  # from, up to but not including: the range that pyproject.toml declares
 TRL_TESTED = ("1.16.0",)
 # Names that scripts and recipes for earlier releases of TRL and transformers hold, or other tools, and what to do.
-_RENAMED = {
-    "evaluation_strategy": "eval_strategy",
+_RENAMED = {  # those that are not near their new name
     "no_cuda": "use_cpu",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "push_to_hub_model_id": "hub_model_id",
     "push_to_hub_token": "hub_token",
     "torch_dtype": "dtype",
-    "use_liger_loss": "use_liger_kernel",
     "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
-    "vllm_max_model_len": "vllm_max_model_length",
-    "wandb_log_unique_prompts": "log_unique_prompts",
 }
 _GONE = {
     "answer_column": "Write rename_columns: [<column>=answer].",
@@ -79,8 +72,8 @@ def remedy_for_name(name: str, known: Collection[str], otherwise: str = "Remove 
     Example:
 
     ```python
-    >>> remedy_for_name("--per-gpu-train-batch-size", ["--per_device_train_batch_size"])
-    'It is called --per_device_train_batch_size now.'
+    >>> remedy_for_name("--torch-dtype", ["--dtype"])
+    'It is called --dtype now.'
 
     ```
     """
