@@ -16,7 +16,6 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
-from trl_drgrpo.cli.values import reward_spec
 from trl_drgrpo.common.disk import sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import column_values
@@ -70,12 +69,6 @@ def facts_of(args: argparse.Namespace, rows: Sequence[Row]) -> dict[str, Any]:
     """What the rows of a command depend on: its options and its data."""
     given = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
     return {**given, "dataset_digest": digest(rows)}
-
-
-def step_spec(text: str, field: str) -> Any:
-    """A step reward as [`reward_spec`], or the folder of a process reward model."""
-    folder = Path(text).expanduser()
-    return {"prm": {"model": str(folder)}} if folder.is_dir() else reward_spec(text, field)
 
 
 def completed_rows(

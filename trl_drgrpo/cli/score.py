@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.batch import prompt_rows, step_spec, write_rows
+from trl_drgrpo.cli.batch import prompt_rows, write_rows
 from trl_drgrpo.cli.data import check_source, checked_renamings, load_data, write_rates
 from trl_drgrpo.cli.recipe import recipe_values
 from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, kept_recipe
@@ -21,6 +21,7 @@ from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.columns import check_columns, check_ready
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
@@ -157,10 +158,7 @@ def _check(args: argparse.Namespace) -> None:
 def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The values of the recipe, and of both kinds of rewards what was written and what it says: those of the call,
     else those of the recipe."""
-    specs: dict[str, dict[str, Any]] = {
-        field: {text: read(text, field) for text in getattr(args, field)}
-        for field, read in zip(FIELDS, (reward_spec, step_spec), strict=True)
-    }
+    specs = {field: {text: reward_spec(text, field) for text in getattr(args, field)} for field in FIELDS}
     kept = kept_recipe(args.data)
     recipe = recipe_values(args.config or (kept and str(kept)))
     if not any(specs.values()):
@@ -229,7 +227,7 @@ def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:
     """Rewards by name; by what was written where two have one name."""
     rewards: dict[str, Any] = {}
     for text, spec in specs.items():
-        reward = resolve_reward(spec, field)
+        reward = (step_reward if field == FIELDS[1] else resolve_reward)(spec, field)
         name = reward_name(reward)
         rewards[text if name in rewards else name] = reward
     return rewards
@@ -260,7 +258,8 @@ def _tokenized(tokenizer_name: str | None, rows: list[dict[str, Any]]) -> list[d
 
 
 def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
-    """Rows with the texts of their steps: those that they came with, else those that a `step_separator` ends."""
+    """Rows with the texts of their steps, each with the separator that ends it: those that they came with (published
+    and labeled steps lack it), else those that a `step_separator` ends."""
     from trl_drgrpo.process_rewards.steps import step_segmenter
     from trl_drgrpo.process_rewards.steps.rules import Regex, Separators
 
@@ -278,8 +277,14 @@ def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
                 steps.append(text[begin:end])
         return steps if steps[-1].strip() else steps[:-1]
 
-    found = [cut(completion_text(row["completion"])) if row.get("steps") is None else row["steps"] for row in rows]
-    return [{**row, "steps": steps} for row, steps in zip(rows, found, strict=True)]
+    ends = tuple(getattr(rule, "separators", [""]))
+
+    def steps_of(row: dict[str, Any]) -> list[str]:
+        if (steps := row.get("steps")) is None:
+            return cut(completion_text(row["completion"]))
+        return [step if step.endswith(ends) else step + ends[0] for step in steps[:-1]] + steps[-1:]
+
+    return [{**row, "steps": steps_of(row)} for row in rows]
 
 
 def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None:

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.batch import completed_rows, facts_of, prompt_rows, step_spec, write_rows
+from trl_drgrpo.cli.batch import completed_rows, facts_of, prompt_rows, write_rows
 from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.values import named_reward
+from trl_drgrpo.cli.values import named_reward, reward_spec
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
-from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.process_rewards.named import step_reward
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +118,7 @@ def _rewards(args: argparse.Namespace) -> dict[str, Any]:
     """Verifier and process reward model; `None` for one that is not given."""
     return {
         "verifier": args.reward_funcs and named_reward(args.reward_funcs, "reward_funcs"),
-        "prm": args.prm and resolve_reward(step_spec(args.prm, "prm"), "prm"),
+        "prm": args.prm and step_reward(reward_spec(args.prm, "prm"), "prm"),
     }
 
 

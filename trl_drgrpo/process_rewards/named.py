@@ -10,7 +10,8 @@ Loading waits, so that `--dry_run` and a run with an invalid key do not read bil
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class NamedScorer:
         **options: Further arguments of the scorer.
 
     Attributes:
-        is_causal (`bool`, *optional*): What the scorer says of itself, or its class before it is loaded.
+        is_causal (`bool`, *optional*): What the scorer's class says, or the model's configuration.
 
     Raises:
         [`InputError`]: `model` is no text, is a local folder without `config.json`, or an option
@@ -69,10 +70,19 @@ class NamedScorer:
         self.__name__, self.model, self._scorer = self._options["name"], model, None
         self.causal_remedy = self._class.causal_remedy
 
-    @property
+    @cached_property
     def is_causal(self) -> bool | None:
-        """What the scorer says, or its class before it is loaded."""
-        return (self._scorer or self._class).is_causal
+        """What the scorer's class says, or, of a token classifier, the model's configuration; `None` where there is
+        none to read."""
+        if self._class.is_causal is not None:
+            return self._class.is_causal
+        import torch
+        from transformers import AutoConfig, AutoModelForTokenClassification
+
+        from trl_drgrpo.process_rewards.loading import is_causal
+
+        with suppress(OSError, ValueError), torch.device("meta"):
+            return is_causal(AutoModelForTokenClassification.from_config(AutoConfig.from_pretrained(self.model)))
 
     @property
     def source(self) -> str:
@@ -96,20 +106,18 @@ skywork_prm = partial(NamedScorer, "skywork_prm")
 implicit_prm = partial(NamedScorer, "implicit_prm")
 
 
-def step_reward(spec: Callable[..., Any] | str | Mapping[str, Any]) -> Callable[..., Any]:
+def step_reward(spec: Any, field: str = "step_reward_funcs") -> Callable[..., Any]:
     """A step reward as Python or a recipe gives it: a function, what [`resolve_reward`] takes, or the folder or Hub
-    id of a process reward model, which is short for `{"prm": ...}`.
+    id of a process reward model, which is short for `{"prm": ...}`. `field` is for the message.
 
     Raises:
         [`InputError`]: As [`resolve_reward`] and [`prm`].
     """
     if callable(spec) or not isinstance(spec, (str, Mapping)):
         return spec  # what is no function is refused where the others are
-    if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec:
-        path = Path(spec).expanduser()
-        if os.path.isdir(path) or "/" in spec:
-            spec = {"prm": str(path) if spec.startswith("~") else spec}
-    return resolve_reward(spec, "step_reward_funcs")
+    if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec and ("/" in spec or os.path.isdir(spec)):
+        spec = {"prm": os.path.expanduser(spec)}
+    return resolve_reward(spec, field)
 
 
 def prm(model: str, **options: Any) -> NamedScorer:

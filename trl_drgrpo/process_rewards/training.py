@@ -402,7 +402,8 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
     }
     try:
         given = TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
-        get_reporting_integration_callbacks(given.report_to)
+        for tracker in get_reporting_integration_callbacks(given.report_to):
+            tracker()  # says which package it lacks
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         expected = "fields that transformers.TrainingArguments takes"
         raise InputError(

@@ -4,6 +4,7 @@ import inspect
 from functools import partial
 
 import pytest
+from transformers import BertConfig, Qwen2Config
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import step_verifier
@@ -29,11 +30,20 @@ def test_the_format_is_that_of_the_published_id(model, scorer):
 def test_each_says_whether_a_score_reads_later_text():
     specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in SCORERS}
     later = {"implicit_prm": False}
-    unknown = {"token_classification_prm": None}  # a decoder or an encoder: known once it is loaded
+    unknown = {"token_classification_prm": None}  # a decoder or an encoder, as its configuration says
     said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
     assert said == {**dict.fromkeys(SCORERS, True), **later, **unknown}
     assert all("is_causal" in inspect.getdoc(scorer._class) for scorer in specs.values())
     assert step_verifier(lambda prompt, before, step: 1.0).is_causal
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Qwen2Config, True), (BertConfig, False)])
+def test_a_token_classifier_says_so_before_its_weights_are_read(kind, said, tmp_path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    kind(**sizes, architectures=[f"{kind.__name__.removesuffix('Config')}ForTokenClassification"]).save_pretrained(
+        tmp_path
+    )
+    assert resolve_reward({"prm": str(tmp_path)}, "step_reward_funcs").is_causal is said
 
 
 def test_a_causal_model_does_not_say_which_format_it_has(saved_model):

@@ -125,7 +125,8 @@ def test_soft_labels_are_learned_as_they_are(saved_model, tmp_path, caplog):
     assert _label_loss(SimpleNamespace(logits=logits), labels, 4).item() == pytest.approx((first + second) / 4)
 
 
-def test_a_loss_at_chance_and_a_folder_without_a_checkpoint_are_said(saved_model, tmp_path, caplog):
+def test_a_loss_at_chance_and_a_folder_without_a_checkpoint_are_said(saved_model, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: False)
     arguments = {"max_steps": 1, "learning_rate": 1e-9, "disable_tqdm": True}
     train_prm(saved_model, separable(16, 0), tmp_path, resume_from_checkpoint=True, arguments=arguments)
     assert "holds no checkpoint, the training begins anew" in caplog.text
@@ -136,6 +137,7 @@ def test_a_loss_at_chance_and_a_folder_without_a_checkpoint_are_said(saved_model
     for fields, message in (
         ({"eval_strategy": "steps"}, "^eval_strategy: got 'steps' without data"),
         ({"report_to": "nothing"}, "^arguments: got .*nothing is not supported"),
+        ({"report_to": "wandb"}, "^arguments: got .*requires wandb to be installed"),
     ):
         with pytest.raises(InputError, match=message):
             train_prm(saved_model, separable(16, 0), tmp_path, arguments=fields)
