@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.process_rewards.steps.rules import Interval, Offsets, Regex, Separators, Turns
+from trl_drgrpo.process_rewards.steps.boundaries import Interval, Offsets, Regex, Separators, Turns
 from trl_drgrpo.process_rewards.steps.segmenter import StepSegmenter
 
 StepSpec: TypeAlias = (
