@@ -262,7 +262,7 @@ def _tokenized(tokenizer_name: str | None, rows: list[dict[str, Any]]) -> list[d
 def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
     """Rows with the texts of their steps: those that they came with, else those that a `step_separator` ends."""
     from trl_drgrpo.process_rewards.steps import step_segmenter
-    from trl_drgrpo.process_rewards.steps.boundaries import Regex, Separators
+    from trl_drgrpo.process_rewards.steps.separators import Regex, Separators
 
     rule = step_segmenter(given[0] if not isinstance(given, str) and len(given) == 1 else given).rule
     if not isinstance(rule, Separators | Regex) and any(row.get("steps") is None for row in rows):

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.process_rewards.steps.boundaries import Interval, Offsets, Regex, Separators, Turns
 from trl_drgrpo.process_rewards.steps.segmenter import StepSegmenter
+from trl_drgrpo.process_rewards.steps.separators import Interval, Offsets, Regex, Separators, Turns
 
 StepSpec: TypeAlias = (
     str | int | Sequence[str] | re.Pattern[str] | Callable[[str], Sequence[int]] | StepSegmenter
