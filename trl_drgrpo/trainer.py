@@ -5,7 +5,7 @@
    (`process_rewards/scoring.py`, `objective/step_advantages.py`);
 3. `features/fast_path/` plans the micro-batches of each optimizer step: same gradient, less work;
 4. `loss_constants`: TRL's loss divides by `B * L` and weighs KL by `beta` (`objective/loss.py` is its specification);
-5. the optimizer step is TRL's. `upstream/host.py` has the hooks; `features/` plug into them.
+5. the optimizer step is TRL's. `upstream/trl_overrides.py` has the hooks; `features/` plug into them.
 """
 
 import textwrap
@@ -42,7 +42,7 @@ from trl_drgrpo.objective.value_baseline import ValueBaseline
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.separators import configured_segmenter
+from trl_drgrpo.process_rewards.steps.step_separator_setting import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix, without_frames
 from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
@@ -54,8 +54,8 @@ from trl_drgrpo.upstream.batches import (
     checked_advantages,
 )
 from trl_drgrpo.upstream.environments import EnvironmentTurns
-from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import require_seams
+from trl_drgrpo.upstream.trl_overrides import HostTrainer
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
 
 EvalData = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]

@@ -11,7 +11,7 @@ from runs import build, short_run
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.upstream.host import swapped
+from trl_drgrpo.upstream.trl_overrides import swapped
 
 
 @dataclass(frozen=True)

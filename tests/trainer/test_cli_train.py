@@ -365,7 +365,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
     ],
 )
 def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, monkeypatch, capsys):
-    loads = "trl_drgrpo.upstream.host.HostTrainer.__init__"
+    loads = "trl_drgrpo.upstream.trl_overrides.HostTrainer.__init__"
     monkeypatch.setattr(loads, lambda *a, **k: pytest.fail("a model was about to load"))
     assert main(recipe(**changes)) == 2
     out, err = capsys.readouterr()

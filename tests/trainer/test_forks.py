@@ -267,18 +267,6 @@ def no_steps(step_ends, **kwargs):
     return [[0.0] * len(ends) for ends in step_ends]
 
 
-class Finished:
-    """A scorer of finished batches."""
-
-    __name__ = "finished"
-
-    def __call__(self, step_ends, **kwargs):
-        return no_steps(step_ends)
-
-    def on_rollouts(self, rollouts):
-        """Where it would read the policy's log-probabilities."""
-
-
 DOUBT = {"fork_at": "doubt", "fork_threshold": 0.5}
 
 
@@ -289,7 +277,6 @@ DOUBT = {"fork_at": "doubt", "fork_threshold": 0.5}
         ({}, {"rollout_func": print}, "forks: got 2 with rollout_func; expected 1"),
         ({}, {"environment_factory": dict}, "forks: got 2 with environment_factory; expected 1"),
         (DOUBT, {}, "fork_at: got 'doubt' without step_reward_funcs; expected scores of steps"),
-        (DOUBT, {"step_reward_funcs": Finished()}, "fork_at: got 'doubt' with 'finished'; expected a function that"),
     ],
 )
 def test_contradictions_are_errors_before_a_model_loads(fields, arguments, message, settings, prompts, reward):

@@ -27,7 +27,7 @@ from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves
 from trl_drgrpo.features.model_card.card_facts import code, fenced, objective_of, plain, without_paths
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.single_gpu.memory.warning import setup_of
-from trl_drgrpo.upstream.host import swapped
+from trl_drgrpo.upstream.trl_overrides import swapped
 
 
 def run(settings, prompts, tokenizer, reward, **arguments):

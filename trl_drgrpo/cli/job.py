@@ -272,7 +272,7 @@ def train(job: Job, callbacks: Sequence[Any] = ()) -> tuple[dict[str, Any], list
     from packaging.version import Version
 
     from trl_drgrpo.features.diagnostics.progress import show_progress
-    from trl_drgrpo.upstream.host import swapped
+    from trl_drgrpo.upstream.trl_overrides import swapped
 
     trainer = build_trainer(job)
     for callback in callbacks:

@@ -261,7 +261,7 @@ def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
     """Rows with the texts of their steps, each with the separator that ends it: those that they came with (published
     and labeled steps lack it), else those that a `step_separator` ends."""
     from trl_drgrpo.process_rewards.steps import step_segmenter
-    from trl_drgrpo.process_rewards.steps.rules import Regex, Separators
+    from trl_drgrpo.process_rewards.steps.separators import Regex, Separators
 
     rule = step_segmenter(given[0] if not isinstance(given, str) and len(given) == 1 else given).rule
     if not isinstance(rule, Separators | Regex) and any(row.get("steps") is None for row in rows):

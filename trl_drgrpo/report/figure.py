@@ -1,6 +1,7 @@
 """Curves as one picture: a report's, for papers, model cards and places that show no pages; or trainers' histories."""
 
 import math
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,3 +80,30 @@ def smoothed(values: list[float | None]) -> list[float]:
 def _plain(text: str) -> str:
     """Text in which matplotlib sees no formula."""
     return visible(text).replace("$", r"\$")
+
+
+def draw_histories(histories: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Any:
+    """
+    One panel per metric, one line per run that logged it: faint each step, strong smoothed as in the report.
+
+    Args:
+        histories (`Mapping[str, Sequence[Mapping[str, Any]]]`): Name of a run -> `trainer.state.log_history`.
+        metrics (`Sequence[str]`): Keys of the entries, such as `"reward"`.
+
+    Returns:
+        `matplotlib.figure.Figure`.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    figure, panels = new_figure(1, len(metrics), 4.5 * len(metrics), 3.2)
+    for axes, metric in zip(panels, metrics, strict=True):
+        for (name, history), color in zip(histories.items(), COLORS, strict=False):
+            points = [(entry["step"], entry[metric]) for entry in history if metric in entry]
+            if points:
+                steps, values = zip(*points, strict=True)
+                draw_trend(axes, steps, values, smoothed(list(values)), color, name)
+        axes.set(title=metric, xlabel="optimizer step")
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8)
+    return figure

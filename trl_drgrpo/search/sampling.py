@@ -23,7 +23,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.monte_carlo import continued, sampled_in_batches
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
-from trl_drgrpo.process_rewards.steps.rules import Separators
+from trl_drgrpo.process_rewards.steps.separators import Separators
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, RequestFailed, Session
 
 End = Literal["step", "stop", "length"]

@@ -2,7 +2,7 @@
 
 Reading order: `versions.py` (the supported range), `seams.py` (the table of what is relied on, and its check),
 `hooks.py` (what features may define, and how a hook finds them), `batches.py` (what they are handed),
-`private_state.py` and `host.py` (`GRPOTrainer` with public state and hooks), `environments.py` (turns),
+`private_state.py` and `trl_overrides.py` (`GRPOTrainer` with public state and hooks), `environments.py` (turns),
 `description.py` (what only describes a run never ends it), `weight_sync.py` (adapters to vLLM), `quiet.py` (notices
 that nobody can act on).
 """

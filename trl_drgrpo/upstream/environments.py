@@ -13,7 +13,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.scoring import StepScores
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.rules import Turns
+from trl_drgrpo.process_rewards.steps.separators import Turns
 from trl_drgrpo.process_rewards.turns import Failures, TurnRecord, TurnRewards, check_turn_methods, matched_frac
 from trl_drgrpo.rewards.contract import OnError, reward_number
 from trl_drgrpo.upstream.hooks import Feature

@@ -1,8 +1,8 @@
 """The hooks through which this package steps into `GRPOTrainer`. `batches.py` has what they are handed.
 
-Nothing of TRL is named here. `host.py` calls the hooks of the trainer ([`Hooks`]), which go to its features: a
-[`Feature`] defines those that it wants. An event is heard, and a context entered, by every feature that defines it, in
-their order; an owned hook goes to the one feature that defines it, and does as written here where none does. A
+Nothing of TRL is named here. `trl_overrides.py` calls the hooks of the trainer ([`Hooks`]), which go to its features.
+A [`Feature`] defines those that it wants. An event is heard, and a context entered, by every feature that defines it,
+in their order; an owned hook goes to the one feature that defines it, and does as written here where none does. A
 subclass of the trainer may override any of them; `super()` then asks the features.
 """
 
@@ -74,7 +74,7 @@ def owned(hook: Hook) -> Hook:
 
 
 class Hooks:
-    """The interface that `host.py` calls."""
+    """The interface that `trl_overrides.py` calls."""
 
     features: Sequence["Feature"] = ()
 

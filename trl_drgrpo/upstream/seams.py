@@ -1,7 +1,7 @@
 """The table of TRL internals that this package relies on, and its check.
 
-`host.py` overrides or calls these methods; nothing else does. A newer TRL in which one has moved is refused by
-name, before a model loads, instead of training something else.
+`trl_overrides.py` overrides or calls these methods; nothing else does. A newer TRL in which one has moved is refused
+by name, before a model loads, instead of training something else.
 """
 
 import inspect

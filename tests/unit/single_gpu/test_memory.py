@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen2VLConfig, Qwen3MoeConfig
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.fast_path.planner import Budget, Row, plan_window
+from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Row, plan_window
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
 from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card, parse_margin
 from trl_drgrpo.single_gpu.memory.estimate import host_phases

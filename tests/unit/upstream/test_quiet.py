@@ -89,7 +89,7 @@ def test_a_missing_key_that_is_tied_to_a_loaded_one_is_no_alarm():
 
 
 def test_the_trainer_warns_of_what_is_missing_and_not_of_what_is_tied(monkeypatch):
-    from trl_drgrpo.upstream.host import HostTrainer
+    from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
     said = []
     monkeypatch.setattr(transformers.trainer.logger, "warning", said.append)

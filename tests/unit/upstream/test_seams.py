@@ -5,14 +5,14 @@ import pytest
 from trl import GRPOTrainer
 
 import trl_drgrpo.trainer
-import trl_drgrpo.upstream.host
+import trl_drgrpo.upstream.trl_overrides
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import UpstreamError
-from trl_drgrpo.upstream.host import HostTrainer
 from trl_drgrpo.upstream.seams import SEAMS, check_upstream, require_seams
+from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 MODULES = [
-    trl_drgrpo.upstream.host,
+    trl_drgrpo.upstream.trl_overrides,
     trl_drgrpo.trainer,
 ]
 

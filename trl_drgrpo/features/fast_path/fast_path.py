@@ -1,10 +1,10 @@
 """The exact fast path: the same gradient for a fraction of the work (math.md, section 4). Glue only.
 
-After each generation the micro-batches of every optimizer step are planned anew (`planner.py`, `window.py`): rows
-without signal are left out, the others regrouped by length, cut to their own extent and, where the model allows it,
-packed so that prompts and other common prefixes run once (`packing.py`, `sharing.py`); tokens alone tell who shares
-what. Old log-probabilities are computed after that, for the rows that will be trained on. Generation runs each
-prompt once (`decoding/`).
+After each generation the micro-batches of every optimizer step are planned anew (`micro_batch_planner.py`,
+`window.py`): rows without signal are left out, the others regrouped by length, cut to their own extent and, where the
+model allows it, packed so that prompts and other common prefixes run once (`pack_layout.py`, `sharing.py`); tokens
+alone tell who shares what. Old log-probabilities are computed after that, for the rows that will be trained on.
+Generation runs each prompt once (`decoding/`).
 
 All of it is exact for this package's objective and no other, so each step stands aside where it would not be.
 """
@@ -18,8 +18,8 @@ import torch
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
-from trl_drgrpo.features.fast_path.packing import Packed, pack_rows, rows_of, scored_only
-from trl_drgrpo.features.fast_path.planner import Budget, Costs, MicroBatch, plan_window
+from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
+from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows, rows_of, scored_only
 from trl_drgrpo.features.fast_path.sharing import (
     attention_pair_cost,
     forward_cost,

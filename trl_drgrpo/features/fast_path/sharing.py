@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.packing import Packed, pack_rows
-from trl_drgrpo.features.fast_path.planner import MicroBatch
+from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
+from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
 from trl_drgrpo.upstream.batches import TokenBatch
 
 # Attention does a query-key pair slower than a matrix product does its multiplications. On a CPU 1.3 was measured (8

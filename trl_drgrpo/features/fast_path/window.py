@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.packing import rows_of
-from trl_drgrpo.features.fast_path.planner import (
+from trl_drgrpo.features.fast_path.micro_batch_planner import (
     Budget,
     Costs,
     MicroBatch,
@@ -19,6 +18,7 @@ from trl_drgrpo.features.fast_path.planner import (
     plan_window,
     processed_tokens,
 )
+from trl_drgrpo.features.fast_path.pack_layout import rows_of
 from trl_drgrpo.upstream.batches import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH, token_batch
 
 PLAN = "micro_batch_plan"

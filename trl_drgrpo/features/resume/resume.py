@@ -31,9 +31,11 @@ from trl_drgrpo.features.resume.resume_state import (
     ON_RESUME,
     RandomState,
     changed,
+    geometry,
     load_features,
     load_rollouts,
     resume_facts,
+    run_state,
     save_features,
     save_rollouts,
 )
@@ -185,23 +187,11 @@ class Resume(Feature):
     def completing_checkpoint(self, checkpoint: Path) -> None:
         """As in [`Hooks`]: the state of all features, and the state file last. With it the checkpoint counts as
         complete."""
-        pending = self.trainer.pending_rollouts
-        save_rollouts(checkpoint, self.trainer.accelerator.process_index, pending)
+        save_rollouts(checkpoint, self.trainer.accelerator.process_index, self.trainer.pending_rollouts)
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
             save_features(checkpoint, self.trainer.features)
-            state = {
-                "loss_normalizer": self.trainer.loss_normalizer,
-                "micro_step": self.trainer.micro_step,
-                "reward_scale": self.trainer.reward_scale.state_dict(),
-                "value_baseline": self.trainer.value_baseline.state_dict(),
-                "geometry": self._geometry(),
-                "has_rollouts": pending is not None,
-                "run_id": self.run_id,
-                "objective": objective_facts(self.trainer),
-                "settings": self._settings,
-            }
-            finish_checkpoint(checkpoint, state)
+            finish_checkpoint(checkpoint, run_state(self.trainer, self.run_id, self._settings))
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
@@ -270,7 +260,7 @@ class Resume(Feature):
 
     def _resume_position(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Restores the position between two generations; with another geometry the next step generates anew."""
-        if other := changed(state["geometry"], self._geometry()):
+        if other := changed(state["geometry"], geometry(self.trainer)):
             message = "Batch sizes changed (%s): completions not trained on yet are generated again."
             logger.warning(message, ", ".join(f"{name} {was} -> {now}" for name, was, now in other))
             return
@@ -296,18 +286,6 @@ class Resume(Feature):
         if self.trainer.args.use_vllm and self.trainer.args.vllm_importance_sampling_correction:
             needed.add("importance_sampling_ratio")
         return needed
-
-    def _geometry(self) -> dict[str, int]:
-        fields = (
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "steps_per_generation",
-            "num_iterations",
-            "num_generations",
-        )
-        return {name: getattr(self.trainer.args, name) for name in fields} | {
-            "num_processes": self.trainer.accelerator.num_processes
-        }
 
     def _save_what_was_computed(self) -> None:
         """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""

@@ -22,7 +22,7 @@ import xxhash
 from accelerate.utils import send_to_device
 from datasets import Dataset
 
-from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of
+from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of, objective_facts
 from trl_drgrpo.features.resume.checkpoints import why_changed
 from trl_drgrpo.upstream.hooks import Feature
 
@@ -53,6 +53,28 @@ def resume_facts(trainer: Any) -> dict[str, Any]:
     facts["adapter"] = adapter_facts(trainer.accelerator.unwrap_model(trainer.model))
     facts["dataset"] = dataset_mark(trainer.train_dataset)
     return json.loads(json.dumps(facts, default=str))
+
+
+def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's state file holds; JSON-ready. `settings`: its `resume_facts`, as they were at the start."""
+    return {
+        "loss_normalizer": trainer.loss_normalizer,
+        "micro_step": trainer.micro_step,
+        "reward_scale": trainer.reward_scale.state_dict(),
+        "value_baseline": trainer.value_baseline.state_dict(),
+        "geometry": geometry(trainer),
+        "has_rollouts": trainer.pending_rollouts is not None,
+        "run_id": run_id,
+        "objective": objective_facts(trainer),
+        "settings": settings,
+    }
+
+
+def geometry(trainer: Any) -> dict[str, int]:
+    """Batch sizes and process count: with others, neither `micro_step` nor pending completions have a meaning."""
+    fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+    fields += ("num_iterations", "num_generations")
+    return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
 
 
 def dataset_mark(dataset: Any) -> str | None:

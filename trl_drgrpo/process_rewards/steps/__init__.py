@@ -7,11 +7,12 @@ Steps partition the completion: every token is in exactly one, or in the closing
 that hold nothing to read (EOS). Texts are slices of the decoded completion, special tokens included; ends are
 inclusive indices of completion tokens, what `step_token_advantages` takes.
 
-Reading order: `rules.py` (where a step may end), `alignment.py` (which token that is), `segmenter.py` (both together),
-`separators.py` (the strings a configuration may hold). No torch, trl or transformers: the tokenizer is passed in.
+Reading order: `separators.py` (where a step may end), `alignment.py` (which token that is), `segmenter.py` (both
+together), `step_separator_setting.py` (the strings a configuration may hold). No torch, trl or transformers: the
+tokenizer is passed in.
 """
 
 from trl_drgrpo.process_rewards.steps.segmenter import Steps, StepSegmenter, one_step_frac
-from trl_drgrpo.process_rewards.steps.separators import step_segmenter
+from trl_drgrpo.process_rewards.steps.step_separator_setting import step_segmenter
 
 __all__ = ["StepSegmenter", "Steps", "one_step_frac", "step_segmenter"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment
-from trl_drgrpo.process_rewards.steps.rules import Completion, Rule
+from trl_drgrpo.process_rewards.steps.separators import Completion, Rule
 
 
 @dataclass(frozen=True)

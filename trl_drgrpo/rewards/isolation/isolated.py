@@ -83,7 +83,7 @@ class IsolatedReward:
         self,
         reward: Callable | str | Mapping[str, Any],
         *,
-        timeout: float = 5.0,
+        timeout: float = Limits.timeout,
         memory_mb: int | None = 4096,
         workers: int | None = None,
         on_error: OnError = "unscorable",

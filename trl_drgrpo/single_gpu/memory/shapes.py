@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from trl_drgrpo.features.fast_path.planner import (
+from trl_drgrpo.features.fast_path.micro_batch_planner import (
     Budget,
     Costs,
     MicroBatch,

@@ -27,7 +27,7 @@ def test_a_full_disk_is_said_once_and_without_lines_of_code(trainer, monkeypatch
 
     begin = trainer.diagnostics.on_train_begin, (trainer.args, trainer.state, None)
     begin[0](*begin[1])
-    monkeypatch.setattr("trl_drgrpo.features.diagnostics.run_log._replace", full)
+    monkeypatch.setattr("trl_drgrpo.features.diagnostics.run_log.write_whole", full)
     with pytest.raises(DiskFullError), trainer.diagnostics.around_train():
         raise DiskFullError("disk full: a checkpoint could not be written.")
     assert caplog.text == ""

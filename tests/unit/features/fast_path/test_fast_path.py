@@ -12,7 +12,7 @@ from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path import fast_path
 from trl_drgrpo.features.fast_path.decoding import decoder
 from trl_drgrpo.features.fast_path.fast_path import FastPath
-from trl_drgrpo.features.fast_path.planner import Costs
+from trl_drgrpo.features.fast_path.micro_batch_planner import Costs
 from trl_drgrpo.upstream.batches import TokenBatch
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from trl_drgrpo.features.fast_path import packing, tree_mask
+from trl_drgrpo.features.fast_path import pack_layout, tree_mask
 from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart, cut_into_blocks
 from trl_drgrpo.upstream.batches import TokenBatch
 
@@ -75,9 +75,9 @@ def test_only_where_it_was_measured(monkeypatch):
     assert not attends_apart("cuda")
     ids, mask = torch.arange(40, 50).repeat(2, 1), torch.ones(2, 10, dtype=torch.long)
     ids[1, 6:] += 9
-    assert isinstance(packing.pack_rows(TokenBatch(ids, mask, 5), [(0, 1)]).attention_mask, TreeMask)
-    monkeypatch.setattr(packing, "attends_apart", lambda device: False)
-    assert type(packing.pack_rows(TokenBatch(ids, mask, 5), [(0, 1)]).attention_mask) is torch.Tensor
+    assert isinstance(pack_layout.pack_rows(TokenBatch(ids, mask, 5), [(0, 1)]).attention_mask, TreeMask)
+    monkeypatch.setattr(pack_layout, "attends_apart", lambda device: False)
+    assert type(pack_layout.pack_rows(TokenBatch(ids, mask, 5), [(0, 1)]).attention_mask) is torch.Tensor
 
 
 def ends_of(tree, start=0):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trl_drgrpo.features.fast_path.planner import Budget, Costs
+from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs
 from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, is_live, windows
 from trl_drgrpo.upstream.batches import unknown_keys
 

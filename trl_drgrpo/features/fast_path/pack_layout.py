@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import torch
 
-from trl_drgrpo.features.fast_path.planner import MicroBatch, Row, shared_length
+from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch, Row, shared_length
 from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.fast_path.planner import (
+from trl_drgrpo.features.fast_path.micro_batch_planner import (
     EVENNESS,
     Budget,
     Costs,

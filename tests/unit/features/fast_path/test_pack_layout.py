@@ -9,7 +9,7 @@ import transformers
 from tiny import in_double_precision, tiny_model
 from tiny_families import tiny
 
-from trl_drgrpo.features.fast_path.packing import pack_rows, scored_only
+from trl_drgrpo.features.fast_path.pack_layout import pack_rows, scored_only
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, rope_depends_on_width, why_not_shared
 from trl_drgrpo.upstream.batches import TokenBatch
 
