@@ -213,11 +213,11 @@ def test_step_rewards_are_compared_with_labels_and_outcomes(here, report, capsys
     assert score(*argv, "--json", "--output", "scored.jsonl", "--plot", "plots/calibration.png") == 0
     found = json.loads(capsys.readouterr().out)["step_rewards"]["step_lengths"]
     scores = [row["scores"]["step_lengths"] for row in read_rows("scored.jsonl")]
-    assert scores == [[0.3, 0.7], [0.7, 0.2, None], [0.6, 0.3]]
+    assert scores == [[0.3, 0.7], [0.8, 0.3, None], [0.7, 0.3]]  # with the separator that ends a step
     assert (found["rows"], found["none_frac"]) == (3, pytest.approx(1 / 7))
     against = found["against"]
     assert {name: each["count"] for name, each in against.items()} == {"labels": 5, "min": 2, "product": 2, "last": 2}
-    assert (against["labels"]["auc"], against["last"]["auc"]) == (1.0, 0.0)  # good 0.7, 0.7, 0.6; bad 0.3
+    assert (against["labels"]["auc"], against["last"]["auc"]) == (1.0, 0.0)  # good 0.7, 0.8, 0.7; bad 0.3
     assert found["first_error"] == {
         "threshold": 0.5,
         "incorrect": 2,
@@ -229,10 +229,10 @@ def test_step_rewards_are_compared_with_labels_and_outcomes(here, report, capsys
     assert (here / "plots/calibration.png").read_bytes().startswith(b"\x89PNG")
     assert score(*argv, "--show", "1") == 0
     out = capsys.readouterr().out
-    assert "step_lengths     3  0.4667" in out
+    assert "step_lengths     3  0.5167" in out
     assert "labels 5 60.0% 1.000 [1.000, 1.000]" in " ".join(out.split())
     assert "first error (a score below 0.5): 1.000 of 2 incorrect, - of 0 correct completions; F1 -" in out
-    assert out.endswith("row 3, step 1: 0.600, labeled good: abcdef\n")
+    assert out.endswith("row 3, step 1: 0.700, labeled good: abcdef\n")
     # An outcome reward in the place of the column, read from the steps joined.
     rule = "def long(completions, **kwargs):\n    return [float(len(c) > 10) for c in completions]\n"
     (here / "long.py").write_text(rule)
@@ -387,7 +387,7 @@ STEPS = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "rows.jsonl")
         ([*STEPS, "--pass_rates", "x.jsonl"], "pass_rates: got x.jsonl; expected none without reward_funcs"),
         ([*STEPS, "--step_separator", "tokens:4"], "step_separator: got 'tokens:4'; expected separators or a regex"),
         ([*STEPS, "--step_separator", ""], "step_separator: got an empty separator"),
-        (["--step_reward_funcs", "gone/prm", *STEPS[2:]], "step_reward_funcs: got 'gone/prm'"),
+        (["--step_reward_funcs", "gone/prm", *STEPS[2:]], "step_reward_funcs: prm.model: got gone/prm"),
         (["--step_reward_funcs", ".", *STEPS[2:]], "step_reward_funcs: prm.model: got ., a folder without config"),
         ([*STEPS[:2], "--data", "cut.jsonl"], "data, row 1: got the labels [True, False]; expected 1 labels, one per"),
         ([*STEPS[:2], "--data", "soft.jsonl"], "data, row 1: got the labels [0.75]; expected"),
