@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prm_pipeline
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
@@ -79,6 +80,26 @@ def test_the_quickstart_gives_the_number_it_promises(tmp_path):
     result = yaml.safe_load(done.stdout)
     assert result["eval_reward_first"] < 0.4
     assert result["eval_reward_last"] > 0.85  # 0.945, 0.949, 0.949 with three seeds
+
+
+def test_the_guide_shows_what_the_pipeline_printed():
+    numbers = json.loads((ROOT / "recipes/results/prm_pipeline.json").read_text())
+    text, _, seconds = prm_pipeline.table(numbers).rpartition("\n\n")
+    guide = (ROOT / "recipes/guides/process_reward_models.md").read_text()
+    assert text in guide
+    assert float(re.search(r"in all (\d+)", seconds)[1]) < 300
+
+
+@pytest.mark.slow
+def test_the_pipeline_of_a_process_reward_model_in_miniature(tmp_path):
+    command = [sys.executable, str(ROOT / "recipes/prm_pipeline.py"), "--quick", "--seeds", "1"]
+    for code, said in ((0, "| 0 | PRM as baseline |"), (2, "runs/prm_pipeline exists; expected a new folder")):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert said in done.stdout + done.stderr
+    numbers = json.loads((tmp_path / "runs/prm_pipeline/results.json").read_text())
+    assert [run["arm"] for run in numbers["runs"]] == list(prm_pipeline.ARMS)
+    assert 0 <= numbers["inspected"]["against"]["labels"]["auc"] <= 1
 
 
 # Two steps of each
