@@ -42,11 +42,11 @@ from trl_drgrpo.objective.value_baseline import ValueBaseline
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.step_separator_setting import configured_segmenter
+from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix, without_frames
-from trl_drgrpo.single_gpu.adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model, check_prompt_lengths, context_length
+from trl_drgrpo.single_gpu.peft_adapters import choose_quantization, prepare_adapters
 from trl_drgrpo.upstream.batches import (
     CreditedBatch,
     RolloutBatch,

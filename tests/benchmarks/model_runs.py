@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.single_gpu.memory import Planner
-from trl_drgrpo.single_gpu.memory.setup import from_keys
+from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 
 SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
     "tiny": (64, 256, 4, 4, 2, 2000, False),

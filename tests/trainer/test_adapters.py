@@ -12,7 +12,7 @@ from transformers import BitsAndBytesConfig
 from trl_drgrpo import DrGRPOTrainer, lora_preset
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
-from trl_drgrpo.single_gpu.adapters import keep_4bit_layout
+from trl_drgrpo.single_gpu.peft_adapters import keep_4bit_layout
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 

@@ -13,7 +13,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from trl_drgrpo.single_gpu.memory import Planner
-from trl_drgrpo.single_gpu.memory.setup import from_keys
+from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 
 PROMPT = 96
 WIDE = {"hidden_size": 256, "intermediate_size": 1024}

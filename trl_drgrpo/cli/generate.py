@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     given = _checked(args)
     from trl_drgrpo.evaluation.running import ModelSampler
     from trl_drgrpo.search.sampling import Request
-    from trl_drgrpo.single_gpu.memory.skeleton import context_length
+    from trl_drgrpo.single_gpu.memory.meta_model import context_length
 
     prompts = _prompts(args.prompt)
     with console.stdout_to_stderr():

@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--model_name_or_path", "none", "a model's folder or Hub id", remedy)
     preset = args.planned_preset or given.get("preset")
     added = {} if preset in (None, "full") else preset_values(preset, given, device)
-    from trl_drgrpo.single_gpu.memory.setup import from_keys
+    from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 
     setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
     from trl_drgrpo.cli.job import model_path
@@ -234,8 +234,8 @@ def run(args: argparse.Namespace) -> int:
 def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -> int:
     """Tokens of the longest prompt: as given, else 512 or what the model's context leaves. Says where the context is
     too short for the usual completion; refuses what was given and is longer."""
+    from trl_drgrpo.single_gpu.memory.meta_model import context_length
     from trl_drgrpo.single_gpu.memory.proposal import LENGTHS
-    from trl_drgrpo.single_gpu.memory.skeleton import context_length
 
     context, completion = context_length(config), given.get("max_completion_length")
     if context is None:

@@ -121,7 +121,7 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
         lengths (`Sequence[int]`): Tokens of each prompt.
         decoding ([`Decoding`]): Length limits of completions.
     """
-    from trl_drgrpo.single_gpu.memory.skeleton import context_length
+    from trl_drgrpo.single_gpu.memory.meta_model import context_length
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
 
     row = max(range(len(lengths)), key=lengths.__getitem__)

@@ -25,8 +25,8 @@ from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTr
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, shortened
 from trl_drgrpo.common.hub_errors import check_weights, hub_errors
 from trl_drgrpo.common.rows import prompt_rows
-from trl_drgrpo.single_gpu.adapters import HEAD, check_adapter
-from trl_drgrpo.single_gpu.memory.skeleton import context_length
+from trl_drgrpo.single_gpu.memory.meta_model import context_length
+from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_adapter
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable
 
 _A_MODEL = "a local folder, or the id of a model on the Hub"

@@ -16,11 +16,18 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Row, plan_
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
 from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card, parse_margin
 from trl_drgrpo.single_gpu.memory.estimate import host_phases
+from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
+from trl_drgrpo.single_gpu.memory.meta_layers import HEAD_TOKENS, HEAD_VOCABULARY, FusedHead, Ledger, QuantizedLinear
+from trl_drgrpo.single_gpu.memory.meta_model import build
+from trl_drgrpo.single_gpu.memory.micro_batch_shapes import (
+    Shape,
+    _costs,
+    _shape,
+    scored_shapes,
+    shares_prompts,
+    trained_shapes,
+)
 from trl_drgrpo.single_gpu.memory.passes import Passes
-from trl_drgrpo.single_gpu.memory.setup import from_keys
-from trl_drgrpo.single_gpu.memory.shapes import Shape, _costs, _shape, scored_shapes, shares_prompts, trained_shapes
-from trl_drgrpo.single_gpu.memory.skeleton import build
-from trl_drgrpo.single_gpu.memory.stand_ins import HEAD_TOKENS, HEAD_VOCABULARY, FusedHead, Ledger, QuantizedLinear
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 

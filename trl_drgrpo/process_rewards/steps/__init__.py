@@ -8,11 +8,9 @@ that hold nothing to read (EOS). Texts are slices of the decoded completion, spe
 inclusive indices of completion tokens, what `step_token_advantages` takes.
 
 Reading order: `separators.py` (where a step may end), `alignment.py` (which token that is), `segmenter.py` (both
-together), `step_separator_setting.py` (the strings a configuration may hold). No torch, trl or transformers: the
-tokenizer is passed in.
+together). No torch, trl or transformers: the tokenizer is passed in.
 """
 
-from trl_drgrpo.process_rewards.steps.segmenter import Steps, StepSegmenter, one_step_frac
-from trl_drgrpo.process_rewards.steps.step_separator_setting import step_segmenter
+from trl_drgrpo.process_rewards.steps.segmenter import Steps, StepSegmenter, one_step_frac, step_segmenter
 
 __all__ = ["StepSegmenter", "Steps", "one_step_frac", "step_segmenter"]

@@ -6,14 +6,14 @@ beginning of the next (`".\\n\\nB"`), that beginning belongs to the step the tok
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment
-from trl_drgrpo.process_rewards.steps.separators import Completion, Rule
+from trl_drgrpo.process_rewards.steps.separators import Completion, Rule, RuleSpec, rule_of
 
 
 @dataclass(frozen=True)
@@ -160,3 +160,54 @@ def _steps(alignment: Alignment, ends: list[int], goes_on: bool) -> Steps:
     offsets = [0, *(alignment.offsets[bisect_left(alignment.tokens, end)] for end in ends)]
     texts = [alignment.text[start:stop] for start, stop in pairwise(offsets)]
     return Steps(tuple(texts), tuple(ends), closing)
+
+
+StepSpec: TypeAlias = RuleSpec | StepSegmenter
+
+
+def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegmenter:
+    """Build what cuts completions into steps.
+
+    Args:
+        spec (`str`, `int`, sequence of `str`, `re.Pattern`, callable or [`StepSegmenter`]):
+            - a separator, or several of which the first to be complete ends the step. `"\\n"` also matches
+              `"\\r\\n"`. A separator of escapes alone (a backslash and an n, as a shell passes them on) means the
+              line breaks and tabs it spells;
+            - `"re:<pattern>"` or a compiled pattern, used as it is;
+            - `"tokens:<n>"` or `n`: a fixed number of the model's tokens;
+            - `"turn"`: one environment turn, the model's tokens and the tool results that follow;
+            - a function from the decoded completion (special tokens included) to the exclusive ends of its steps, in
+              characters, strictly ascending;
+            - a [`StepSegmenter`], which is returned.
+        field (`str`, *optional*, defaults to `"step_separator"`): Name of the spec in error messages.
+
+    Returns:
+        [`StepSegmenter`].
+
+    Raises:
+        `InputError`: An empty separator, an invalid regex or one that matches the empty string, an interval below 1,
+            or something that is none of the above.
+
+    Example:
+
+    ```python
+    >>> step_segmenter(["\\n\\n", "###"])
+    StepSegmenter(['\\n\\n', '###'])
+    >>> step_segmenter("token:64")
+    Traceback (most recent call last):
+    trl_drgrpo.common.errors.InputError: step_separator: got 'token:64'; expected a separator, ... Did you mean ...
+
+    ```
+    """
+    if isinstance(spec, StepSegmenter):
+        return spec
+    return StepSegmenter(rule_of(spec, field), getattr(spec, "__name__", repr(spec)))
+
+
+def configured_segmenter(separators: Sequence[str]) -> StepSegmenter:
+    """The segmenter of a configuration's list, where a list of one is that one: `["turn"]` is the rule.
+
+    Args:
+        separators (sequence of `str`): As in `DrGRPOConfig.step_separator`.
+    """
+    return step_segmenter(separators[0] if len(separators) == 1 else separators)

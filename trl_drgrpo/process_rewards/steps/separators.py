@@ -1,6 +1,15 @@
-"""Rules for the end of a step: separators, a regex, a function, a number of tokens, a turn of the environment.
+"""Rules for the end of a step, and the values of `step_separator` that name them:
 
-What all of them share:
+| value | a step ends |
+|---|---|
+| `"\\n\\n"`, `["\\n\\n", "###"]` | after a separator |
+| `"re:\\n(?=Step \\d)"`, `re.compile(...)` | after a match |
+| `"tokens:64"`, `64` | after every 64 tokens of the model |
+| `"turn"` | when the model speaks again after a tool |
+| `f(text) -> list[int]` | at the exclusive character offsets that `f` returns |
+
+A single lower-case word, or one before a colon, is read as the name of a rule so that a misspelled one cannot pass for
+a separator that never occurs; in a list every string is a separator. What the rules share:
 
 - a separator belongs to the step it ends, and so does the rest of the token it is complete in; what follows, further
   line breaks included, belongs to the next step. So the tokens before a step determine where it begins;
@@ -14,8 +23,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import TypeAlias
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.process_rewards.steps.alignment import Alignment
 
 LINE_BREAK = r"\r?\n"  # a lone "\r" is none: whether it is one would depend on the next token
@@ -193,3 +203,82 @@ class Turns(Rule):
         first = mask.index(1) if 1 in mask else len(mask)
         turns = [i for i in range(first, len(mask) - 1) if mask[i] == 0 and mask[i + 1] == 1]
         return [completion.alignment.tokens[completion.cut_at_or_after(token)] for token in turns], True
+
+
+# The strings and values that a configuration may hold
+
+RuleSpec: TypeAlias = str | int | Sequence[str] | re.Pattern[str] | Callable[[str], Sequence[int]]
+RULES = ("re", "tokens", "turn")
+_FORMS = "Examples: '\\n\\n', ['\\n\\n', '###'], 're:\\n+', 'tokens:64', 'turn'."
+
+
+def rule_of(spec: RuleSpec, field: str) -> Rule:
+    """The rule that a value of `step_separator` names; errors as in [`step_segmenter`]. `field`: name in messages."""
+    if isinstance(spec, str):
+        return _from_string(spec, field)
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        return _interval(spec, field)
+    if isinstance(spec, re.Pattern):
+        return _regex(spec, field)
+    if callable(spec):
+        return Offsets(spec, field)
+    if isinstance(spec, list | tuple):
+        return _separators(spec, field)
+    raise InputError(field, repr(spec), "a string, a list of strings, a regex, an integer or a function", _FORMS)
+
+
+def _from_string(spec: str, field: str) -> Separators | Regex | Interval | Turns:
+    name, colon, value = spec.partition(":")
+    if name == "re" and colon:
+        return _regex(value, field)
+    if name == "tokens" and colon:
+        return _interval(value, field)
+    if spec == "turn":
+        return Turns()
+    if re.fullmatch("[a-z_]+", name) and (value or not colon or name in RULES):
+        hint = did_you_mean(name, RULES, "", form="{!r}")
+        remedy = f"{hint} To use it as a separator, put it in a list: [{spec!r}].".lstrip()
+        raise InputError(field, repr(spec), "a separator, 're:<pattern>', 'tokens:<n>' or 'turn'", remedy)
+    return _separators([spec], field)
+
+
+def _separators(separators: Sequence[str], field: str) -> Separators:
+    if not separators:
+        raise InputError(field, "an empty list", "at least one separator", _FORMS)
+    for separator in separators:
+        if not isinstance(separator, str):
+            raise InputError(field, f"{separator!r} in a list", "strings", _FORMS)
+        if separator == "":
+            raise InputError(field, "an empty separator", "at least one character", _FORMS)
+        if separator.startswith("re:"):
+            remedy = "Use one regex: 're:first|second'."
+            raise InputError(field, f"{separator!r} in a list", "plain separators", remedy)
+    # One of escapes alone, as a shell or a quoted YAML string passes it on, means the characters that it spells.
+    escaped = re.compile(r"(\\[nrt])+")
+    return Separators(
+        [each.encode().decode("unicode_escape") if escaped.fullmatch(each) else each for each in separators]
+    )
+
+
+def _regex(pattern: str | re.Pattern[str], field: str) -> Regex:
+    got = pattern if isinstance(pattern, str) else pattern.pattern
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        remedy = "See Python's `re` module."
+        raise InputError(field, f"the regex {got!r} ({error})", "a valid regular expression", remedy) from error
+    if not isinstance(compiled.pattern, str):
+        raise InputError(field, f"a regex of bytes, {got!r}", "a regex of text", "Leave out the b prefix.")
+    if compiled.search(""):
+        got = f"the regex {got!r}, which matches the empty string"
+        remedy = "It would end a step after every character: use + in place of *, for example."
+        raise InputError(field, got, "a regex that needs at least one character", remedy)
+    return Regex(compiled)
+
+
+def _interval(size: str | int, field: str) -> Interval:
+    number = int(size) if re.fullmatch(r"\s*[+-]?\d+\s*", str(size)) else 0
+    if number < 1:
+        got, remedy = f"an interval of {size!r} tokens", "For example 'tokens:64'."
+        raise InputError(field, got, "an integer of at least 1", remedy)
+    return Interval(number)

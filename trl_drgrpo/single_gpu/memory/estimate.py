@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
+from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup
+from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
+from trl_drgrpo.single_gpu.memory.meta_model import build
 from trl_drgrpo.single_gpu.memory.passes import Passes
-from trl_drgrpo.single_gpu.memory.setup import LOADED_IN, Setup
-from trl_drgrpo.single_gpu.memory.skeleton import build
-from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, QuantizedLinear
 
 MIB = 2**20
 ACTIVATIONS = "activations"

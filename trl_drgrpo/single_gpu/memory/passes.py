@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import BLOCK, NOT_SERVED, GroupCache, group_attention_in
-from trl_drgrpo.single_gpu.memory.setup import Setup
-from trl_drgrpo.single_gpu.memory.shapes import Shape, scored_shapes, trained_shapes
-from trl_drgrpo.single_gpu.memory.skeleton import Skeleton, build
-from trl_drgrpo.single_gpu.memory.stand_ins import APART, FusedHead, Ledger
+from trl_drgrpo.single_gpu.memory.memory_settings import Setup
+from trl_drgrpo.single_gpu.memory.meta_layers import APART, FusedHead, Ledger
+from trl_drgrpo.single_gpu.memory.meta_model import Skeleton, build
+from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape, scored_shapes, trained_shapes
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ from math import lcm
 from typing import Any
 
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
-from trl_drgrpo.single_gpu.memory.setup import Setup
-from trl_drgrpo.single_gpu.memory.skeleton import context_length
+from trl_drgrpo.single_gpu.memory.memory_settings import Setup
+from trl_drgrpo.single_gpu.memory.meta_model import context_length
 
 ROWS_PER_STEP = 64
 LENGTHS = (1024, 768, 512, 384, 256, 128, 64)

@@ -10,7 +10,7 @@ import statistics
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.warn_once import DEFAULTS, RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.warning_causes import distance_from_usual, moved
 
 G = 8

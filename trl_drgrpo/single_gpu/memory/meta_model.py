@@ -1,8 +1,8 @@
 """A model from its configuration alone, on the meta device: sizes without memory.
 
 The real classes of transformers are built, so that every architecture they know can be planned; a multi-modal one by
-its text part. Adapters and quantized layers are stand-ins (`stand_ins.py`), because PEFT and bitsandbytes take seconds
-to import and want real tensors.
+its text part. Adapters and quantized layers are stand-ins (`meta_layers.py`), because PEFT and bitsandbytes take
+seconds to import and want real tensors.
 """
 
 import copy
@@ -18,8 +18,8 @@ from torch import nn
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
-from trl_drgrpo.single_gpu.memory.setup import Adapter, Setup
-from trl_drgrpo.single_gpu.memory.stand_ins import AdaptedLinear, Precision, QuantizedLinear
+from trl_drgrpo.single_gpu.memory.memory_settings import Adapter, Setup
+from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, Precision, QuantizedLinear
 
 ATTENTION = "trl_drgrpo_planned"
 

@@ -31,7 +31,7 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import (
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart, cut_into_blocks
 from trl_drgrpo.features.fast_path.window import windows
-from trl_drgrpo.single_gpu.memory.setup import Setup
+from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 
 # More rows than this (or than two stock micro-batches) in a window do not make its micro-batches any larger.
 ENOUGH_ROWS = 128
