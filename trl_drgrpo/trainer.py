@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers.utils.logging import get_logger
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
@@ -57,6 +58,8 @@ from trl_drgrpo.upstream.environments import EnvironmentTurns
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 from trl_drgrpo.upstream.weight_sync import sync_merged_layers
+
+logger = get_logger(__name__)
 
 EvalData = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
 RewardSource = RewardFunction | str | PreTrainedModel  # a name is that of a reward model
@@ -159,7 +162,7 @@ class DrGRPOTrainer(HostTrainer):
     ):
         require_seams()
         given, args = args, dr_grpo_config(args, model)
-        self._given_args = (given or args, dict(vars(given or args)))
+        self._given_args = (given or args, dict(vars(given or args)), dict(vars(args)))
         self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
         outcome_funcs = _as_list(reward_funcs)
         given_steps = [step_reward(each) for each in _as_list(step_reward_funcs)]
@@ -261,6 +264,7 @@ class DrGRPOTrainer(HostTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`."""
+        take_later_assignments(self.args, *self._given_args)
         try:
             metrics = super().evaluate(*args, **kwargs)
         except RewardError as error:
@@ -429,6 +433,7 @@ class DrGRPOTrainer(HostTrainer):
             row = int(infinite.nonzero()[0])
             got = f"{rewards[row].item()} in float32 for row {row} of the batch"
             raise RewardError(field, got, "numbers that float32 can hold", "Clip it, or return None.")
+        logger.warning_once(f"{field}: values beyond float32 count as None (on_reward_error='unscorable').")
         rewards[infinite] = torch.nan
 
     # Advantages become a loss

@@ -173,7 +173,7 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
 
     real = Path(os.path.realpath(target.expanduser()))
     kind = "file" if is_file else "folder"
-    if real.is_symlink():  # a loop
+    if os.path.islink(real):  # a loop
         raise InputError(field, f"{target}, a link that leads nowhere", f"a {kind} to write to", "Choose another one.")
     path = real.with_name(f"{real.name}.lock") if is_file else real / "_drgrpo.lock"  # "_": is never uploaded
     lock = FileLock(path, blocking=False, is_singleton=True, fallback_to_soft=False)

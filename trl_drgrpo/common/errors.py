@@ -5,7 +5,9 @@ command line catches `InputError` alone and prints its single line without a tra
 """
 
 import importlib.util
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -112,6 +114,10 @@ class RewardError(InputError):
             both = _caught_as(kind)(self.field, self.got, self.expected, self.remedy)
         except Exception:  # layouts or metaclasses that conflict, a `__new__` that wants other arguments
             return self
+        for name, slot in [each for base in kind.__mro__ for each in vars(base).items()]:  # `errno` and the like
+            if inspect.isdatadescriptor(slot) and not name.startswith("__") and name != "args":
+                with suppress(Exception):
+                    setattr(both, name, getattr(error, name))
         vars(both).update({**vars(error), **vars(self)})
         return both
 

@@ -64,7 +64,7 @@ def check_local(field: str, name: str) -> None:
 def check_weights(field: str, folder: Path) -> None:
     """Refuses a folder with a safetensors file that is shorter than its header says: a copy that was cut off, which
     ends in a traceback when it is loaded. Reads the headers only."""
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("*.safetensors")) if os.path.isdir(folder) else ():
         size = file.stat().st_size
         try:
             with file.open("rb") as stream:

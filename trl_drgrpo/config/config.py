@@ -165,17 +165,17 @@ class DrGRPOConfig(GRPOConfig):
         process_role (`str`, *optional*, defaults to `"reward"`):
             `"reward"`: step rewards are paid, beside the outcome. `"baseline"`: they are subtracted from the outcome,
             as an estimate of how a row stood before each step, times a fitted coefficient; a bad one adds variance and
-            is never paid for. The gradient stays unbiased exactly if a step's score reads no further than the end of
-            that step: a function says so by its attribute `is_causal`, and one that declares `False` is refused. See
-            [`ValueBaseline`]. The default suits rules and turns, which are meant to be paid; the trainer warns where a
-            model is (`recipes/guides/process_rewards.md`).
+            is never paid for. The gradient stays unbiased if a step's score reads no further than the end of that
+            step: a function says so by its attribute `is_causal`, and one that declares `False` is refused. For all
+            conditions see [`ValueBaseline`]. The default suits rules and turns, which are meant to be paid; the
+            trainer warns where a model is (`recipes/guides/process_rewards.md`).
         step_credit (`str`, *optional*, defaults to `"return_to_go"`):
             Step rewards credited to a token: `"return_to_go"`, `"immediate"` or `"min_increments"` (the smallest
             reward of the row, so nothing is gained by more steps); see [`step_advantages`].
         step_baseline (`str`, *optional*, defaults to `"to_go"`):
             Baseline of a step in its group: `"to_go"` (what the other rows earn from the same step on) and `"none"`
-            are unbiased, if scores and ends of steps do not depend on later text. `"deepseekmath"`,
-            `"pooled_others"`, `"per_completion"` and `"same_index"` are not.
+            are unbiased, if scores and ends of steps do not depend on later text and no row is `None` because of what
+            it wrote. `"deepseekmath"`, `"pooled_others"`, `"per_completion"` and `"same_index"` are not.
         outcome_weight (`float`, *optional*, defaults to `1.0`):
             Weight of the outcome advantage when there are step rewards:
             `A_it = outcome_weight * A_i + process_weight * A_it(process)`.
@@ -318,7 +318,7 @@ class DrGRPOConfig(GRPOConfig):
         converted.__dict__.update(copy.copy(config.__dict__))
         changed = []
         for own in dataclasses.fields(cls):
-            if own.name not in _TRL_DEFAULTS:
+            if not hasattr(config, own.name):
                 setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
             elif own.name in _OWN_DEFAULTS and getattr(config, own.name) == _TRL_DEFAULTS[own.name]:
                 changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
@@ -400,11 +400,16 @@ def _blank(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> Any:
     return object.__new__(_of_both(ours, users))
 
 
-def take_later_assignments(args: DrGRPOConfig, given: GRPOConfig, then: Mapping[str, Any]) -> None:
-    """Assign to a trainer's configuration what was assigned to the one it was `given`, which had the values `then`."""
+def take_later_assignments(
+    args: DrGRPOConfig, given: GRPOConfig, then: dict[str, Any], ours: Mapping[str, Any]
+) -> None:
+    """Assign to a trainer's configuration what was assigned to the one it was `given`, which had the values `then`,
+    now brought up to date. A field that was assigned in `args`, too, which had the values `ours`, stays."""
     for each in dataclasses.fields(given):
         if (now := getattr(given, each.name)) is not then.get(each.name):
-            setattr(args, each.name, now)
+            then[each.name] = now
+            if getattr(args, each.name) is ours.get(each.name):
+                setattr(args, each.name, now)
 
 
 def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:

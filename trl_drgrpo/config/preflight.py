@@ -167,10 +167,11 @@ def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
             _causal_remedies(later),
         )
     unknown = _declaring(steps, "is_causal", None)
-    if unknown and args.process_role == "baseline":
+    if unknown and (args.process_role == "baseline" or (args.forks > 1 and args.fork_at == "doubt")):
         logger.warning(
-            "process_role='baseline': the gradient is unbiased exactly if the score of a step reads no further than "
-            "the end of that step. %s does not say. %s",
+            "%s: the gradient is unbiased only if the score of a step reads no further than the end of that step. "
+            "%s does not say. %s",
+            "process_role='baseline'" if args.process_role == "baseline" else "fork_at='doubt'",
             _quoted(unknown),
             _causal_remedies(unknown),
         )

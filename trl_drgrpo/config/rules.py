@@ -141,6 +141,8 @@ def _pairs(c: Any) -> Rules:
         (not c.curriculum, "curriculum=False", {"prior_pass_rates": None}, "Set curriculum=True to use it."),
         (baseline, "process_role='baseline'", paid, "It only applies to process_role='reward': remove it."),
         (baseline, "process_role='baseline'", {"dynamic_sampling": False}, _STEPS_HAVE_A_SIGNAL),
+        (c.dynamic_sampling is True, "dynamic_sampling=True", {"shuffle_dataset": True}, _IN_ORDER),
+        (c.curriculum, "curriculum=True", {"shuffle_dataset": True}, _IN_ORDER),
         (not forks, "forks=1", no_forks, "Set forks=2 or more, or remove it."),
         (forks, "forks", {"process_role": "reward", "step_baseline": "to_go"}, _SIBLINGS),
         (forks, "forks", {"mask_truncated_completions": False}, _CUT_OFF),
@@ -163,6 +165,7 @@ _IN_BONUS = "Skipped groups would be missing from the entropy bonus: turn one of
 _STEPS_HAVE_A_SIGNAL = (
     "With a baseline per step, groups of equal rewards have a signal, too: use curriculum, or 'reward'."
 )
+_IN_ORDER = "In a fixed order, prompts behind skipped ones would weigh more: remove it."
 _SIBLINGS = "Forks compare the branches of a cut with each other: remove it."
 _CUT_OFF = "A truncated branch stays in its siblings' means without a gradient, which biases it: remove it."
 _ONE_RATIO = "One ratio per row averages the rewards of the branches over the row: set 'token'."

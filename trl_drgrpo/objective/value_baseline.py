@@ -1,9 +1,10 @@
 """A process reward model as a baseline: it tells the steps of a row apart, and is never paid for.
 
 `A_ik = (R_i - mean_j R_j) - c * (V_ik - mean_j V_jk)`, where `V_ik` is the model's score of what row i has written
-*before* step k. The gradient stays unbiased exactly if that score reads no further than the end of step k-1, however
-bad it is: a row's tokens from step k on cannot change it then, so it costs variance and is never paid for. A score
-that reads later text biases it; `trl-drgrpo check --credit` shows both. With `c = 1` and the exact value function this
+*before* step k. The gradient stays unbiased exactly if (1) where a step ends and (2) that score depend on nothing
+behind the end of step k-1, and (3) no row is without an outcome because of what it wrote, however bad the score is: a
+row's tokens from step k on cannot change it then, so it costs variance and is never paid for. A score that reads later
+text biases it; `trl-drgrpo check --credit` shows both. With `c = 1` and the exact value function this
 is the advantage itself (VinePPO, arXiv 2410.01679).
 
 Shapes: `B = P * G` rows, `K` the largest number of steps of a row.

@@ -11,10 +11,10 @@
 | Skywork-o1-Open-PRM | `problem\n`, each line of the answer and the step token `\n` | sigmoid at a step's last `\n` |
 
 Places are known by construction, not found by searching the input for the marker; a policy that writes the marker
-itself gains nothing. All steps of a completion are scored in one forward pass. A score depends on its own row only,
-and, where the scorer is causal, on nothing behind its step, for rows that fit: how much of the prompt a longer one
-keeps depends on all of its steps. Rows are sorted by length, padded on the right and masked, so neither the batch a
-row lands in nor its padding changes it beyond rounding.
+itself gains nothing. All steps of a completion that fits are scored in one forward pass. A score depends on its own
+row only and, where the scorer is causal, on nothing behind its step; rows that are too long are read in parts so that
+this holds for them, too. Rows are sorted by length, padded on the right and masked, so neither the batch a row lands
+in nor its padding changes it beyond rounding.
 
 The space before the line breaks of a marker belongs to it: it keeps the tokenizers of Llama 3 and Qwen2.5 from joining
 the first break with a full stop. Of VersaPRM, Math-PSA
@@ -47,6 +47,7 @@ from trl_drgrpo.process_rewards.texts import (
     prompt_text,
     single_token_id,
     texts_of,
+    unread,
 )
 from trl_drgrpo.rewards.sample import content_text
 
@@ -191,13 +192,13 @@ class PRMScorer:
             completions (`B` texts or message lists, *optional*): Not read: the steps are what is scored.
             steps (`B` sequences of `K_i` texts): The steps of each completion.
             log_metric (`Callable`, *optional*): Gets `process_rewards/<name>/truncated_frac`, the share of rows that
-                were too long: cut, or left unscorable.
+                were too long.
             **kwargs: Other arguments of the trainer.
 
         Returns:
             `list[list[float | None]]`: For each row `K_i` scores, by default probabilities from 0 to 1 that the step
-            is good. `None` for a step without text (special tokens and white space only). A row of which nothing can
-            be scored, because it has no text or does not fit, gets 0 for each step: what was written is the reason.
+            is good. 0 for a step that does not fit, and for what comes before the first text: what was written is the
+            reason. `None` for a later step without text (special tokens and white space only).
 
         Raises:
             `InputError`: If there are not as many prompts as rows of steps.
@@ -205,28 +206,31 @@ class PRMScorer:
         if len(prompts) != len(steps):
             got = f"{len(steps)} rows of steps for {len(prompts)} prompts"
             raise InputError("steps", got, "one row of steps per prompt", "Pass the steps of every completion.")
-        rewards: list[list[float | None]] = [[None] * len(row) for row in steps]
+        rewards: list[list[float | None]] = []
         inputs: list[tuple[int, list[int], ScoringInput]] = []
         truncated = 0
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
             kept, indices = texts_of(texts, self._cleaner)
+            rewards.append(unread(len(texts), indices))
             if not kept:
                 continue
             encoded = self._encode(prompt, kept)
-            fitted = encoded.fit(self.max_length)
-            truncated += fitted is not encoded
-            if self._fits(encoded, fitted) and encoded.positions.count(None) < len(encoded.positions):
-                inputs.append((row, indices, fitted))  # type: ignore[arg-type]
+            parts = self._parts(encoded)
+            truncated += parts != [encoded]
+            self._warn_of(encoded, parts)
+            for index in indices:
+                rewards[row][index] = 0.0  # until it is read
+            inputs += [(row, indices, part) for part in parts if part.num_read]
         inputs.sort(key=lambda each: len(each[2].input_ids), reverse=True)  # rows of like length share a forward pass
         self.model.eval()
         for start in range(0, len(inputs), self.batch_size):
             batch = inputs[start : start + self.batch_size]
             for (row, indices, _), scores in zip(batch, self._scores([item for *_, item in batch]), strict=True):
                 for index, score in zip(indices, scores, strict=True):
-                    rewards[row][index] = score
+                    rewards[row][index] = rewards[row][index] if score is None else score
         if log_metric is not None:
             log_metric(f"process_rewards/{self.__name__}/truncated_frac", truncated / max(len(prompts), 1))
-        return [[0.0] * len(row) if all(score is None for score in row) else row for row in rewards]
+        return rewards
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         """Write a row in the model's format; the steps are clean and not empty."""
@@ -275,17 +279,20 @@ class PRMScorer:
             for message in prompt
         ]
 
-    def _fits(self, encoded: ScoringInput, fitted: ScoringInput | None) -> bool:
+    def _parts(self, encoded: ScoringInput) -> list[ScoringInput]:
+        """What is read of a row."""
+        return encoded.parts(self.max_length)
+
+    def _warn_of(self, encoded: ScoringInput, parts: Sequence[ScoringInput]) -> None:
         limit = f"'{self.__name__}' reads at most {self.max_length} tokens"
-        if fitted is None:
+        if any(part.cut != encoded.cut for part in parts):
+            self._warn("prompt", f"{limit}; prompts of longer rows are truncated from the left.")
+        if sum(part.num_read for part in parts) < encoded.num_read:
             tokens = len(encoded.input_ids) - (encoded.cut[1] - encoded.cut[0])
-            self._warn("steps", f"{limit}; rows whose steps alone are longer (the first: {tokens}) get 0.")
-        elif fitted is not encoded:
-            self._warn("prompt", f"{limit}; prompts of longer rows are truncated from the left (the steps are kept).")
+            self._warn("steps", f"{limit}; steps that end behind them get 0 (the first such row: {tokens} tokens).")
         if None in encoded.positions:
             reason = "a marker merged with its surroundings, or the chat template left a part of the answer out"
-            self._warn("format", f"'{self.__name__}': {reason}; such steps have no score, rows of them get 0.")
-        return fitted is not None
+            self._warn("format", f"'{self.__name__}': {reason}; such steps get 0.")
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:

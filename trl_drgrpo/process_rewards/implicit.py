@@ -104,6 +104,11 @@ class ImplicitRewardScorer(PRMScorer):
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
         return encode_marked(self.tokenizer, self._chat(prompt, answer), len(steps) + 1, special_tokens=False)
 
+    def _parts(self, encoded: ScoringInput) -> list[ScoringInput]:
+        """The whole answer, whose log-probabilities are summed from one step to the next, or nothing."""
+        fitted = encoded.fit(self.max_length)
+        return [fitted] if fitted else []
+
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         mine = self._log_probs(rows, self.model)
         with self.model.disable_adapter() if self.reference is None else nullcontext():

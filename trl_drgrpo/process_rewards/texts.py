@@ -10,10 +10,11 @@ token positions by the tokenizer's offsets; looking for the marker's id in the i
 too.
 """
 
+import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -183,6 +184,13 @@ def texts_of(steps: Sequence[str], cleaner: Cleaner) -> tuple[list[str], list[in
     return [text for _, text in cleaned], [index for index, _ in cleaned]
 
 
+def unread(count: int, indices: Sequence[int]) -> list[float | None]:
+    """Rewards of `count` steps, as they are before those at `indices`, which hold text, are scored: 0 in front of the
+    first text, where nothing was written yet, `None` behind it. No later text changes that."""
+    first = indices[0] if indices else count
+    return [0.0] * first + [None] * (count - first)
+
+
 @dataclass(frozen=True)
 class ScoringInput:
     """One row for a process reward model.
@@ -198,17 +206,42 @@ class ScoringInput:
     positions: list[int | None]
     cut: tuple[int, int]
 
+    @property
+    def num_read(self) -> int:
+        """Positions that are read."""
+        return len(self.positions) - self.positions.count(None)
+
     def fit(self, max_length: int) -> "ScoringInput | None":
         """Cut tokens off the prompt's left until the row fits; `None` if the rest alone is too long."""
-        excess = len(self.input_ids) - max_length
+        excess = max(0, len(self.input_ids) - max_length)
+        return self._without(excess, range(len(self.positions))) if excess <= self.cut[1] - self.cut[0] else None
+
+    def parts(self, max_length: int) -> list["ScoringInput"]:
+        """The row in parts of at most `max_length` tokens, each with the positions that are read in it.
+
+        Each step is read with the text before it. Where that is too long, the prompt loses tokens on its left, an
+        eighth of `max_length` at a time; a step that is too long without any prompt is in no part. So nothing behind a
+        step decides what is read of the text before it.
+        """
+        if len(self.input_ids) <= max_length:
+            return [self]
+        stride = max(1, max_length // 8)
+        steps: dict[int, list[int]] = {}  # by tokens that the prompt loses
+        for step, position in enumerate(self.positions):
+            excess = 0 if position is None else max(0, position + 1 - max_length)
+            lost = min(math.ceil(excess / stride) * stride, self.cut[1] - self.cut[0])
+            if position is not None and excess <= lost:
+                steps.setdefault(lost, []).append(step)
+        cut = [self._without(lost, read) for lost, read in steps.items()]
+        return [replace(part, input_ids=part.input_ids[:max_length]) for part in cut]
+
+    def _without(self, lost: int, read: Collection[int]) -> "ScoringInput":
+        """The row without so many tokens on the prompt's left, in which the positions of some steps are read."""
         start, end = self.cut
-        if excess <= 0:
-            return self
-        if excess > end - start:
-            return None
-        input_ids = self.input_ids[:start] + self.input_ids[start + excess :]
-        positions = [None if position is None else position - excess for position in self.positions]
-        return ScoringInput(input_ids, positions, (start, end - excess))
+        positions = [
+            None if place is None or k not in read else place - lost for k, place in enumerate(self.positions)
+        ]
+        return ScoringInput(self.input_ids[:start] + self.input_ids[start + lost :], positions, (start, end - lost))
 
 
 def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separator: str) -> ScoringInput:

@@ -14,9 +14,10 @@ The model never sees these methods.
 import copy
 import inspect
 import logging
+import pickle
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
@@ -39,7 +40,7 @@ def check_turn_methods(environment_class: type) -> None:
         field = f"{environment_class.__name__}.{name}"
         if method is not None and not callable(method):
             raise InputError(field, type(method).__name__, "a method", "Define it with `def`, without arguments.")
-        if inspect.isfunction(method) and not _takes_only_self(method):
+        if method is not None and not _takes_only_self(environment_class, name):
             expected = f"a method without arguments: the name is one of {', '.join(TURN_METHODS)}"
             remedy = "The trainer calls these and the model does not see them: give a tool another name."
             raise InputError(field, f"{name}{inspect.signature(method)}", expected, remedy)
@@ -48,12 +49,15 @@ def check_turn_methods(environment_class: type) -> None:
             raise InputError(field, "an asynchronous method", "a plain one", remedy)
 
 
-def _takes_only_self(method: Callable) -> bool:
+def _takes_only_self(environment_class: type, name: str) -> bool:
+    """Whether a method takes nothing, not even optionally, as a tool would; what a decorator passes on is not known."""
+    is_bound = isinstance(inspect.getattr_static(environment_class, name), (staticmethod, classmethod))
+    passes_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:
-        inspect.signature(method).bind(None)
-    except TypeError:
-        return False
-    return True
+        parameters = inspect.signature(getattr(environment_class, name)).parameters.values()
+    except (TypeError, ValueError):  # Python cannot read it
+        return True
+    return sum(each.kind not in passes_on for each in parameters) <= (0 if is_bound else 1)
 
 
 class Failures:
@@ -126,11 +130,12 @@ def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generation
 
 
 def _has_value(key: Any) -> bool:
-    """Whether a key can be hashed and equals its copy, as `object()` and tensors do not."""
-    try:
-        return copy.deepcopy(key) in {key}
-    except Exception:
-        return False
+    """Whether a key can be hashed and equals its copy, as NaN, `object()` and tensors do not."""
+    with suppress(Exception):
+        return pickle.loads(pickle.dumps(key)) in {key}
+    with suppress(Exception):  # of a class within a function, say; what is its own copy may equal nothing else
+        return (copied := copy.deepcopy(key)) is not key and copied in {key}
+    return False
 
 
 class TurnRecord:

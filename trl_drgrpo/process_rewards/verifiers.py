@@ -12,11 +12,11 @@ exception, a string, an infinite number) is one error that names row and step.
 Reward 1 for a correct step and 0 for an incorrect one. It is asked about every step, with the solution up to and
 including that step, so that no score depends on later text; `reads="solution"` asks once per completion instead. Such
 a judge stops at the first mistake: the steps behind it are not judged (`None`), as in the data that ThinkPRM was
-trained on. A reply that leaves an earlier step without a verdict is a failure, worth 0 and counted; without a reply it
-is `None`. Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM for example. Differs
-in two points: a chat API does not let us begin the model's reply ("Let's verify step by step:"), and the last verdict
-on a step counts. No such model was run here. A judge can be talked to, see [`JudgeReward`]: what the policy writes is
-kept from posing as a step of another number, and no more.
+trained on. A reply that leaves an earlier step without a verdict is a failure, worth 0 and counted; where the server
+is down or busy it is `None`. Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM
+for example. Differs in two points: a chat API does not let us begin the model's reply ("Let's verify step by step:"),
+and the last verdict on a step counts. No such model was run here. A judge can be talked to, see [`JudgeReward`]: what
+the policy writes is kept from posing as a step of another number, and no more.
 """
 
 import inspect
@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns, row_of
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of
+from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of, unread
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
 from trl_drgrpo.rewards.signatures import is_required, parameters, select
@@ -192,12 +192,10 @@ class StepJudge(Judge):
         log_extra: Callable[[str, list], None] | None = None,
         **kwargs: Any,
     ) -> list[list[float | None]]:
-        """Rewards of the steps of `B` completions; `None` for steps without text, and for what was not judged; 0 in
-        rows without any text."""
+        """Rewards of the steps of `B` completions; 0 before the first text, `None` for later steps without text and
+        for what was not judged."""
         kept = [texts_of(row, self._cleaner) for row in steps]
-        rewards: RaggedRewards = [  # 0 where nothing was written
-            [None if texts else 0.0] * len(row) for row, (texts, _) in zip(steps, kept, strict=True)
-        ]
+        rewards: RaggedRewards = [unread(len(row), each) for row, (_, each) in zip(steps, kept, strict=True)]
         # Each question is about the first `count` steps of a row, and answers for those from `first` on.
         asked: list[tuple[int, int, int]] = []
         for row, (texts, _) in enumerate(kept):

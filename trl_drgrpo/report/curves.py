@@ -160,7 +160,7 @@ def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
     rate, speed = curves.get("drgrpo/pass_rate"), curves.get("time/tokens_per_s")
     dead = curves.get("drgrpo/zero_signal_frac", curves.get("frac_reward_zero_std"))
     warned = None if run.kind == "trl" else len(run.warnings)
-    mean_speed = {"last": rounded(mean(speed.values))} if speed else {}
+    mean_speed = {"last": rounded(_over_time(speed, curves))} if speed else {}
     return [
         _logged("Pass rate", rate, share=True) if rate else _logged("Reward", curves.get("reward")),
         _logged("Mean length", curves.get("completions/mean_length"), unit="tokens"),
@@ -180,3 +180,17 @@ def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False)
     (start, first), (end, last) = known_points(curve)[0], known_points(curve)[-1]
     number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
     return {**number, "last_tenth": rounded(ends_of(curve)[1])}
+
+
+def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
+    """What was done in all steps over the seconds that they took: a mean of rates would count short steps like long
+    ones."""
+    seconds: dict[int, float] = defaultdict(float)
+    for name in ("time/generate_s", "time/score_s", "time/train_s"):  # per step
+        for step, value in known_points(curves[name]) if name in curves else []:
+            seconds[step] += value
+    # A logged value is of all steps since the one before.
+    steps = zip(rates.values, pairwise([0, *rates.steps]), strict=True)
+    spans = [(rate, seconds[step] * (step - before)) for rate, (before, step) in steps if rate is not None]
+    total = sum(span for _, span in spans)
+    return sum(rate * span for rate, span in spans) / total if total else None

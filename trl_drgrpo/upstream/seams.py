@@ -150,13 +150,13 @@ def require_seams() -> None:
         f"This version of trl-drgrpo was tested with trl {', '.join(TRL_TESTED)}: install that one, or look for a "
         "newer trl-drgrpo."
     )
-    if patches := sorted({module for report in moved if (module := _patched_by(report.name))}):
+    if patches := sorted({module for report in moved if (module := patched_by(report.name))}):
         remedy = f"Do not import or call what patches TRL ({', '.join(patches)}), or keep trl.GRPOTrainer."
     problems = "; ".join(f"{report.name}: {report.problem}" for report in moved)
     raise UpstreamError(f"trl {version('trl')}: {problems}. {remedy}")
 
 
-def _patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
+def patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
     """The module that another package's method of this name comes from; empty for one of TRL or transformers."""
     module = getattr(getattr(trainer_class, name, None), "__module__", None) or ""
     return "" if module.partition(".")[0] in ("", "trl", "transformers") else module
@@ -167,7 +167,7 @@ def _problem(seam: Seam, trainer_class: type) -> str:
     if method is None:
         return f"GRPOTrainer.{seam.name} is gone"
     change = _change(seam, method)
-    patch = _patched_by(seam.name, trainer_class)
+    patch = patched_by(seam.name, trainer_class)
     return f"replaced by the module {patch}; it {change}" if change and patch else change
 
 

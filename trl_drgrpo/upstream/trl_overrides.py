@@ -36,6 +36,7 @@ from trl_drgrpo.upstream.private_state import (  # noqa: E402
     PrivateState,
     swapped,
 )
+from trl_drgrpo.upstream.seams import patched_by  # noqa: E402
 from trl_drgrpo.upstream.weight_sync import load_translated  # noqa: E402
 
 
@@ -179,9 +180,10 @@ class HostTrainer(Hooks, PrivateState):
 
     @property
     def own_losses(self) -> list[str]:
-        """Methods of TRL's loss that a subclass has put its own in the place of."""
+        """Methods of TRL's loss that a subclass, an assignment or a patch of TRL has put another in the place of."""
         names = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies")
-        return [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
+        others = [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
+        return others + [name for name in names if name not in others and (name in vars(self) or patched_by(name))]
 
     def completion_log_probs(self, inputs: dict[str, Any], model: Any = None) -> torch.Tensor:
         """Log-probabilities of a micro-batch's completion tokens under the policy, or another model, `(B, T)`.

@@ -41,9 +41,10 @@ _WITHOUT_EFFECT = """
     vllm_dtype vllm_enable_prefix_caching
 """
 _ACCELERATES = """
-    compute_environment deepspeed_config distributed_type downcast_bf16 enable_cpu_affinity gpu_ids machine_rank
-    main_process_ip main_process_port main_training_function mixed_precision num_machines num_processes rdzv_backend
-    same_network
+    accelerate_config compute_environment deepspeed_config distributed_type downcast_bf16 dynamo_backend dynamo_config
+    enable_cpu_affinity fp8_config gpu_ids machine_rank main_process_ip main_process_port main_training_function
+    megatron_lm_config mixed_precision mpirun_config multi_gpu num_machines num_processes rdzv_backend same_network
+    tpu_env tpu_use_cluster tpu_use_sudo use_fsdp
 """
 _LAUNCH = "It belongs to accelerate: accelerate launch --config_file <file> -m trl_drgrpo.cli.main train ..."
 _GONE |= dict.fromkeys(_WITHOUT_EFFECT.split(), "Remove it: there is nothing to choose any more.")

@@ -254,8 +254,6 @@ def test_long_prompts_lose_their_left_and_say_so_once(make):
     assert "abc" not in text
     assert all(step in text for step in CLEAN[0])
     close([scores[1]], full(["ab"], steps=[STEPS[3]]))
-    if "shepherd" not in full.__name__:  # whose tokenizer writes another space before a shorter prompt
-        close([scores[0]], full(["efghij"], steps=[STEPS[0]]))
     assert scores[0] != full([prompt], steps=[STEPS[0]])[0]
     assert logged == {f"process_rewards/{full.__name__}/truncated_frac": 0.5}
     with warnings.catch_warnings():
@@ -265,11 +263,28 @@ def test_long_prompts_lose_their_left_and_say_so_once(make):
 
 def test_steps_that_do_not_fit_are_worth_nothing(make):
     scorer = make(max_length=60)
-    with pytest.warns(UserWarning, match="steps alone are longer") as caught:
+    with pytest.warns(UserWarning, match="steps that end behind them get 0") as caught:
         scores = scorer(["1?", "2?"], steps=[("so " * 60, "2"), ("2",)])
     assert len(caught) == 1
     assert scores[0] == [0.0, 0.0]  # the completion is to blame, as it is for one without text
     assert scores[1][0] is not None
+
+
+@pytest.mark.parametrize("prompt", ["1?", "so many words " * 5])
+def test_no_later_step_changes_the_score_of_a_step_in_a_row_that_is_too_long(make, prompt):
+    scorer = make(max_length=100)
+    if not scorer.is_causal:
+        pytest.skip("its scores read later text")
+    steps = ("  ", "it is 2.", "<|im_end|>", "so 3.", "and so on " * 3, "4.", "so " * 60, "5.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = scorer([prompt], steps=[steps])[0]
+        for count in range(1, len(steps)):
+            close([scorer([prompt], steps=[steps[:count]])[0]], [whole[:count]])
+    assert whole[0] == 0.0
+    assert whole[2] is None
+    assert 0.0 < whole[1] < 1.0
+    assert whole[6:] == [0.0, 0.0]
 
 
 def test_an_encoder_says_that_it_reads_later_text():
@@ -432,7 +447,7 @@ def test_an_answer_that_the_chat_template_cuts_is_worth_nothing(kind):
     scorer.tokenizer.chat_template = scorer.tokenizer.chat_template.replace(
         "message['content']", "message['content'].split('</think>')[-1]"
     )
-    with pytest.warns(UserWarning, match="the chat template left a part of the answer out; such steps have no score"):
+    with pytest.warns(UserWarning, match="the chat template left a part of the answer out; such steps get 0"):
         scores = scorer(["1?", "1?"], steps=[("1", "so</think>", "it is 1"), ("1", "it is 1")])
     close(scores[1:], expected)
     assert scores[0] == [0.0, 0.0, 0.0]

@@ -37,8 +37,11 @@ ON_RESUME = {
         *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"),
         *("max_grad_norm", "max_completion_length", "generation_kwargs", "chat_template_kwargs", "use_vllm"),
         *("max_tool_calling_iterations", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-        *("curriculum", "curriculum_q_min", "max_sampling_rounds", "on_reward_error"),
-        *("seed", "data_seed", "shuffle_dataset", "bf16", "fp16", "dataset", "adapter"),
+        *("curriculum", "curriculum_q_min", "max_sampling_rounds", "prior_pass_rates", "on_reward_error"),
+        *("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "router_aux_loss_coef"),
+        *("neftune_noise_alpha", "disable_dropout", "cast_lm_head_to_fp32", "optim_target_modules", "adapter_dtype"),
+        *("correct_reward", "correct_threshold", "seed", "data_seed", "shuffle_dataset", "train_sampling_strategy"),
+        *("bf16", "fp16", "tf32", "use_liger_kernel", "torch_compile", "dataset", "adapter"),
     ),
 }
 _ROWS = 64

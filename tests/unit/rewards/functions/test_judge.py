@@ -116,6 +116,7 @@ BY_THE_COMPLETION = re.compile("HTTP 400|no score|a score of|a reply of more")
     ("reply", "attempts", "message"),
     [
         ((500, {}, b"oops"), 3, r"HTTP 500 \(oops\), 3 times"),
+        ((503, {}, b"busy"), 3, r"HTTP 503 \(busy\), 3 times"),
         ((200, {}, b"<html>hello</html>"), 3, "a reply that is not JSON: <html>hello</html>, 3 times"),
         (closes_within_the_body, 3, "RemoteProtocolError: .*, 3 times"),
         ((400, {}, b"context too long"), 1, r"HTTP 400 \(context too long\)"),
@@ -140,11 +141,11 @@ def test_what_does_not_pass_costs_one_sample(server, caplog, reply, attempts, me
     )
     reward = judge(server, retries=2, concurrency=1)
     rewards, metrics = score(reward, ["good", "bad", "good"])
-    # What the completion can cause is worth the lowest score; a server that fails judges nobody.
-    assert rewards == [0.5, 0.0 if attempts == 1 and BY_THE_COMPLETION.match(message) else None, 0.5]
+    # What the completion can cause is worth the lowest score; an endpoint that refuses or is busy judges nobody.
+    assert rewards == [0.5, None if re.match(r"HTTP (307|401|404|503)", message) else 0.0, 0.5]
     assert metrics["rewards/judge_reward/failed_frac"] == pytest.approx(1 / 3)
     assert sum("bad" in body["messages"][0]["content"] for _, _, body in server.requests) == attempts
-    score(reward, ["bad"])
+    assert score(reward, ["bad"])[0] == [0.0 if BY_THE_COMPLETION.match(message) else None]
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]  # the first only
     assert "failed on 1 of 3 questions" in record.getMessage()
     with pytest.raises(RewardError, match=f"reward function 'judge_reward': got {message}"):
@@ -204,7 +205,7 @@ def test_a_hanging_and_a_dripping_server_cost_their_time_out_and_no_more(server)
     server.behave = behave
     begun = time.monotonic()
     rewards, metrics = score(judge(server, timeout=0.5, retries=1), ["hang", "fine", "drip", "fine"])
-    assert rewards == [None, 1.0, None, 1.0]
+    assert rewards == [0.0, 1.0, 0.0, 1.0]
     assert metrics["rewards/judge_reward/failed_frac"] == 0.5
     assert time.monotonic() - begun < 15
 

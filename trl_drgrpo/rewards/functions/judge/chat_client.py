@@ -29,6 +29,7 @@ from trl_drgrpo.rewards.sample import completion_text
 _LONGEST_REPLY = 1 << 20  # bytes
 _LONGEST_BACKOFF = 30.0  # seconds
 _RETRIED = {408, 409, 425, 429}
+_BUSY = {*_RETRIED, 502, 503, 504}  # the server's state, whatever was asked
 _REFUSED = {401, 403, 404}  # and redirects: every request will fail
 
 
@@ -40,14 +41,18 @@ class QuestionFailed(RequestFailed):
     """This question, and no other, has no usable reply: it is too long, or its reply is."""
 
 
+class Unanswered(RequestFailed):
+    """No attempt got a reply, and the question may be why: a time limit, a broken connection, HTTP 500."""
+
+
 class EndpointRefused(RequestFailed):
     """The endpoint will refuse every request: invalid key, invalid address, unknown model."""
 
 
 class _TryAgain(Exception):
-    def __init__(self, reason: str, wait: float = 0.0):
+    def __init__(self, reason: str, wait: float = 0.0, kind: type[RequestFailed] = Unanswered):
         super().__init__(reason)
-        self.reason, self.wait = reason, wait
+        self.reason, self.wait, self.kind = reason, wait, kind
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,8 @@ class Session:
             body (`dict`): The JSON body: `model`, `messages`, sampling settings.
 
         Raises:
-            [`RequestFailed`]: Out of attempts or time, or a reply that more attempts would not fix.
+            [`RequestFailed`]: Out of attempts or time at a server that is busy.
+            [`Unanswered`]: Out of attempts or time otherwise, or a reply without a message.
             [`QuestionFailed`]: Another client error than those below, or a reply beyond `_LONGEST_REPLY`.
             [`EndpointRefused`]: 401, 403, 404 or a redirect.
         """
@@ -165,7 +171,7 @@ class Session:
             choice = data["choices"][0]
             text = completion_text([choice["message"]])
         except (AttributeError, IndexError, KeyError, TypeError):
-            raise RequestFailed(f"a reply without a message: {self._quoted(json.dumps(data))}") from None
+            raise Unanswered(f"a reply without a message: {self._quoted(json.dumps(data))}") from None
         usage = data.get("usage")
         counts = [_count(usage, key) for key in ("prompt_tokens", "completion_tokens")]
         return Reply(text, *counts, is_cut=choice.get("finish_reason") == "length")
@@ -180,14 +186,14 @@ class Session:
                     return await self._attempt(route, content)
                 except _TryAgain as again:
                     if attempt == self.endpoint.retries:
-                        raise RequestFailed(f"{again.reason}, {attempt + 1} times") from None
+                        raise again.kind(f"{again.reason}, {attempt + 1} times") from None
                     await self._pause(attempt, again)
 
     async def _pause(self, attempt: int, again: _TryAgain) -> None:
         longest = min(_LONGEST_BACKOFF, self.endpoint.backoff * 2**attempt)
         pause = max(random.uniform(0.0, longest), again.wait)
         if time.monotonic() + pause > self.deadline:
-            raise RequestFailed(f"{again.reason}, and {pause:.3g} s to wait, more than the batch has left")
+            raise again.kind(f"{again.reason}, and {pause:.3g} s to wait, more than the batch has left")
         if again.wait:
             self.resume_at = max(self.resume_at, time.monotonic() + again.wait)
         self.num_retries += 1
@@ -222,7 +228,8 @@ class Session:
             return
         reason = f"HTTP {status} ({self._quoted(body)})"
         if status in _RETRIED or status >= 500:
-            raise _TryAgain(reason, _retry_after(headers.get("retry-after")))
+            kind = RequestFailed if status in _BUSY else Unanswered
+            raise _TryAgain(reason, _retry_after(headers.get("retry-after")), kind)
         if status in _REFUSED or 300 <= status < 400:
             raise EndpointRefused(reason)
         raise QuestionFailed(reason)

@@ -2,10 +2,10 @@
 
 [`ScoreReader`] reads a reply, [`Judge`] puts many questions at once (the judge of steps is one too), [`JudgeReward`]
 is the reward. It is asynchronous: TRL runs it beside the others, here with a bounded number of requests under way. A
-reply that cannot be read, or a question that is refused, gets the lowest score: the completion can cause that. Without
-a reply (a server that is down or too slow) the row is unscorable, `None`. Both are counted; tokens and retries go to
-the log. Of several scores in a reply the last counts, because a judge may quote the text it grades, and that text may
-say `Score: 10`.
+reply that cannot be read, a question that is refused, or one that gets no reply while others of the batch do, gets the
+lowest score: the completion can cause that. Where the server is down or busy the row is unscorable, `None`. Both are
+counted; tokens and retries go to the log. Of several scores in a reply the last counts, because a judge may quote the
+text it grades, and that text may say `Score: 10`.
 
 A judge can be talked to: the completion is text that a model under optimization writes *to the judge*. It is put
 between markers that hold a hash of the completion itself, so that it cannot close them, and the default prompt says
@@ -34,6 +34,7 @@ from trl_drgrpo.rewards.functions.judge.chat_client import (
     Reply,
     RequestFailed,
     Session,
+    Unanswered,
 )
 from trl_drgrpo.rewards.sample import completion_text, prompt_text
 from trl_drgrpo.rewards.signatures import signature_of
@@ -167,11 +168,12 @@ class Judge:
         Args:
             questions (`Sequence`): Messages of each question.
             read (`Sequence[Callable[[str], Any]]`): One per question; raises `ValueError` naming the problem.
-            lowest (`Sequence`): Value of each question whose reply cannot be read, or that is refused.
+            lowest (`Sequence`): Value of each question whose reply cannot be read, or that is refused, or that gets no
+                reply while others do.
             log_metric, log_extra (`Callable`, *optional*): As the trainer passes them.
 
         Returns:
-            `list`: One entry per question; `None` where there was no reply.
+            `list`: One entry per question; `None` where the server was down or busy.
         """
         begun = time.monotonic()
         async with Session(self.endpoint, self.batch_timeout) as session:
@@ -186,8 +188,9 @@ class Judge:
         if failed and not self.has_logged:
             self.has_logged = True
             text = (
-                "Judge '%s' failed on %d of %d questions. A reply that cannot be read counts as the lowest score, "
-                "none at all as None. The first: %s. Further failures are only counted."
+                "Judge '%s' failed on %d of %d questions. A reply that cannot be read, or does not come while others "
+                "do, counts as the lowest score; a server that is down or busy as None. The first: %s. Further "
+                "failures are only counted."
             )
             logger.error(text, self.__name__, len(failed), len(verdicts), failed[0])
         if log_metric is not None and verdicts:
@@ -196,7 +199,8 @@ class Judge:
         if log_extra is not None and self.log_replies:
             said = [verdict.reply.text if verdict.reply else f"[{verdict.failure}]" for verdict in verdicts]
             log_extra(f"{self.__name__}_reply", said)
-        return [verdict.score for verdict in verdicts]
+        has_replied = any(verdict.reply for verdict in verdicts)
+        return [each.unanswered if each.score is None and has_replied else each.score for each in verdicts]
 
     async def _judge(
         self, session: Session, messages: Messages, read: Callable[[str], Any], lowest: Any
@@ -209,15 +213,16 @@ class Judge:
             self.has_answered = True
             return _Verdict(read(reply.text), reply=reply)
         except TimeoutError:
-            score, failure, is_fatal = None, f"not done within the batch's {self.batch_timeout:g} s", False
+            failure = f"not done within the batch's {self.batch_timeout:g} s"
+            score, unanswered, is_fatal = None, None, False
         except (RequestFailed, ValueError) as error:
             failure = f"{error}{', cut at its token limit' if reply is not None and reply.is_cut else ''}"
             is_fatal = isinstance(error, EndpointRefused) and not self.has_answered
-            has_no_reply = isinstance(error, RequestFailed) and not isinstance(error, QuestionFailed)
-            score = None if has_no_reply else lowest
+            score = lowest if isinstance(error, (QuestionFailed, ValueError)) else None
+            unanswered = lowest if isinstance(error, Unanswered) else None
         if is_fatal or self.on_error == "raise":
             raise self._as_reward_error(failure)
-        return _Verdict(score, failure, reply)
+        return _Verdict(score, failure, reply, unanswered)
 
     def _as_reward_error(self, failure: str) -> RewardError:
         remedy = "Check base_url, model and api_key_env; try it on a few rows with `trl-drgrpo score`."
@@ -242,6 +247,7 @@ class _Verdict:
     score: Any
     failure: str = ""
     reply: Reply | None = None
+    unanswered: Any = None  # the score, if another question got a reply
 
 
 JUDGE_TEMPLATE = """\
