@@ -100,6 +100,7 @@ def _named_phases(trainer: Any):
             with record_function(f"phase:{name}"):
                 return function(*args, **kwargs)
 
+        vars(run)["watches_only"] = True
         return run
 
     with swapped(

@@ -162,9 +162,10 @@ def test_an_infinite_reward_is_named(value, credit):
         credit([[0.0, 0.0], [0.0, value], [1.0, 0.0], [0.0, 1.0]])
 
 
-def test_an_infinite_reward_is_unscorable_for_those_who_opted_in(credit):
+def test_an_infinite_reward_is_unscorable_for_those_who_opted_in(credit, caplog):
     advantages = credit(column([1e39, 1.0, 0.0, 2.0]), on_reward_error="unscorable")
     assert advantages.tolist() == [0.0, 0.0, -1.0, 1.0]
+    assert "values beyond float32 count as None" in caplog.text
 
 
 def test_an_infinite_weighted_sum_is_named(credit):

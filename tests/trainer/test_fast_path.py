@@ -1,5 +1,6 @@
 """Planned micro-batches against stock TRL: the same gradients, and controls that must not be."""
 
+import types
 from itertools import product
 
 import pytest
@@ -344,12 +345,24 @@ def with_auxiliary_loss(trainer_class):
 ROWS_CUT = SETTINGS["rows cut from groups"]
 
 
+def with_an_assigned_loss(trainer_class):
+    """The same, assigned to the trainer."""
+    other = with_auxiliary_loss(trainer_class)
+
+    def __init__(self, *args, **kwargs):
+        trainer_class.__init__(self, *args, **kwargs)
+        self.compute_loss = types.MethodType(other.compute_loss, self)
+
+    return type("Assigned", (trainer_class,), {"__init__": __init__})
+
+
 @pytest.mark.parametrize(
     ("with_its_own", "settings", "name"),
     [
         (with_half_log_probs, {"steps_per_generation": 4}, "_get_per_token_logps_and_entropies"),
         (with_half_log_probs, {"steps_per_generation": 4, "micro_batching": "upstream"}, None),
         (with_auxiliary_loss, ROWS_CUT, "compute_loss"),
+        (with_an_assigned_loss, ROWS_CUT, "compute_loss"),
         (
             lambda trainer_class: OwnLoss if issubclass(trainer_class, DrGRPOTrainer) else trainer_class,
             {},

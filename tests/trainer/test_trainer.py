@@ -111,6 +111,12 @@ def test_what_is_assigned_to_a_plain_grpo_config_later_is_seen(settings, prompts
     plain.max_steps = 1
     trainer.train()
     assert trainer.state.global_step == 1
+    trainer.args.max_steps, trainer.args.overwrite_output_dir = 2, True
+    trainer.train()
+    assert trainer.state.global_step == 2  # what is assigned to the trainer's own stays
+    plain.eval_on_start = trainer.args.prediction_loss_only = True
+    trainer.evaluate(prompts)
+    assert trainer.args.eval_on_start
     trainer.save_model()  # pickles the arguments
     kept = torch.load(Path(settings["output_dir"]) / "training_args.bin", weights_only=False)
     assert kept.name_in_capitals() == plain.name_in_capitals()

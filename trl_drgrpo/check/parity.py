@@ -231,7 +231,8 @@ def record(
             for served in (model.get_base_model() if lora else model, trainer.ref_model):
                 if served is not None:
                     use_plain_lm_head(served)
-        # on the instance: a subclass that overrides it gets TRL's micro-batches
+        # So that micro-batches stay planned, unless the loss that is watched is somebody's own.
+        vars(recorded_loss)["watches_only"] = "compute_loss" not in getattr(trainer, "own_losses", ())
         compute_loss, trainer.compute_loss = trainer.compute_loss, recorded_loss
         trainer.train()
     return Recording(recorded, initial_weights, rollouts)

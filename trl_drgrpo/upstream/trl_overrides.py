@@ -180,10 +180,15 @@ class HostTrainer(Hooks, PrivateState):
 
     @property
     def own_losses(self) -> list[str]:
-        """Methods of TRL's loss that a subclass, an assignment or a patch of TRL has put another in the place of."""
-        names = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies")
-        others = [name for name in names if getattr(type(self), name) is not getattr(HostTrainer, name)]
-        return others + [name for name in names if name not in others and (name in vars(self) or patched_by(name))]
+        """Methods of TRL's loss that a subclass, an assignment or a patch of TRL has put another in the place of; one
+        that is marked `watches_only` is none."""
+
+        def is_own(name: str) -> bool:
+            if name in vars(self) and not getattr(vars(self)[name], "watches_only", False):
+                return True
+            return getattr(type(self), name) is not getattr(HostTrainer, name) or bool(patched_by(name))
+
+        return list(filter(is_own, ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies")))
 
     def completion_log_probs(self, inputs: dict[str, Any], model: Any = None) -> torch.Tensor:
         """Log-probabilities of a micro-batch's completion tokens under the policy, or another model, `(B, T)`.

@@ -225,6 +225,15 @@ class TestFromGRPOConfig:
         for same in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):  # `training_args.bin` is a pickle
             assert (same, same.twice()) == (config, 10)
 
+    def test_keeps_a_subclasss_fields_that_are_called_like_ours(self):
+        @dataclasses.dataclass
+        class OwnForks(GRPOConfig):
+            forks: int = 2
+            warmup_ratio: float = 0.3
+
+        config = DrGRPOConfig.from_grpo_config(OwnForks(**self.plain))
+        assert (config.forks, config.warmup_steps) == (2, 0.3)
+
     def test_leaves_the_original_alone(self):
         original = GRPOConfig(**self.plain)
         DrGRPOConfig.from_grpo_config(original)

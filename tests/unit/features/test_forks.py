@@ -161,6 +161,10 @@ def test_the_next_batch_draws_other_places_within_the_mean_length():
             forks.completing(rows_of(PROMPTS, 4), 4, Backend([100] * 8))
         seen |= {cut for (cut,) in forks.newest.cuts}
     assert forks.mean_length == pytest.approx(100.0)
+    with forks.making_batch():  # the rounds of a batch draw within one length
+        forks.completing(rows_of(PROMPTS, 4), 4, Backend([10] * 8))
+        assert forks.mean_length == pytest.approx(100.0)
+    assert forks.mean_length < 100.0
     assert len(seen) > 10
     assert max(seen) <= 102  # the step that the place lies in ends behind it
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -77,10 +78,11 @@ def test_an_asynchronous_method_is_awaited(tokenizer):
     ("paid", "expected"),
     [([1.0, 2.0, 4.0], [1.0, 6.0]), ([1.0, None, None], [1.0, None]), ([1.0, 2.0, float("nan")], [1.0, 2.0])],
 )
-def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer):
-    environment = changed(get_turn_rewards=lambda self: paid)()
+def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer, caplog):
+    environment = type("Once", (changed(get_turn_rewards=lambda self: paid),), {})()
     rewards, record = rewarded([environment], [2], tokenizer, begun=[3])
     assert rewards == [expected]
+    assert ("Once.get_turn_rewards: NaN counts as None" in caplog.text) == any(each != each for each in paid)
     assert record.states([2]) == [[("turn", 1), ("turn", 2)]]
     assert record.states([4]) == [[("turn", 1), ("turn", 2), ("turn", 3), None]]
 
@@ -101,6 +103,8 @@ def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer):
             {"state_key": lambda self: torch.zeros(2)},
             "Broken.state_key: got Tensor .* for row 1, turn 0; expected a hashable that equals its copy",
         ),
+        ({"state_key": lambda self: (1, float("nan"))}, "Broken.state_key: got tuple .* for row 1, turn 0"),
+        ({"state_key": lambda self: lambda: 0}, "Broken.state_key: got function .* for row 1, turn 0"),
         ({"on_turn_begin": lambda self: 1 / 0}, "Broken.on_turn_begin: got ZeroDivisionError: .* for row 1, turn 0"),
     ],
 )
@@ -163,9 +167,20 @@ async def later(self):
             {"state_key": lambda self, row: row},
             r"Broken.state_key: got state_key\(self, row\); expected a method without arguments: .* another name",
         ),
+        ({"state_key": lambda self, row=0: row}, r"Broken.state_key: got state_key\(self, row=0\)"),
+        ({"on_turn_begin": classmethod(lambda cls, row: row)}, r"Broken.on_turn_begin: got on_turn_begin\(row\)"),
     ],
 )
 def test_a_method_that_cannot_be_called_is_refused(methods, message):
     with pytest.raises(InputError, match=f"^{message}"):
         check_turn_methods(changed(**methods))
-    check_turn_methods(changed(get_turn_rewards=later))
+    check_turn_methods(changed(get_turn_rewards=later, state_key=staticmethod(lambda: 0)))
+    check_turn_methods(changed(state_key=lambda *args, **kwargs: 0))  # as a decorator leaves it
+
+
+def test_states_of_a_class_within_a_function_have_values(tokenizer):
+    @dataclass(frozen=True)
+    class Place:
+        x: int
+
+    assert rewarded([changed(state_key=lambda self: Place(1))()], [1], tokenizer)[1].states([1]) == [[Place(1)]]

@@ -150,8 +150,9 @@ class Mute(Exception):
 @pytest.mark.parametrize(
     "raised",
     [
-        *(OwnError("down", 503), KeyError("gold"), FileNotFoundError(2, "no file"), Mute()),
-        json.JSONDecodeError("bad", "x", 0),
+        *(OwnError("down", 503), KeyError("gold"), FileNotFoundError(2, "no file", "x.txt"), Mute()),
+        *(json.JSONDecodeError("bad", "x", 0), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")),
+        ImportError("no module", name="gone"),
     ],
 )
 def test_an_exception_is_caught_as_itself_too(raised):
@@ -162,7 +163,8 @@ def test_an_exception_is_caught_as_itself_too(raised):
         call(broken)
     error = caught.value
     assert isinstance(error, RewardError)
-    assert getattr(error, "code", None) == getattr(raised, "code", None)
+    for name in ("code", "errno", "filename", "name", "object"):
+        assert getattr(error, name, None) == getattr(raised, name, None)
     assert str(error).startswith(f"reward function 'broken': got {type(raised).__name__}")
     assert (str(pickle.loads(pickle.dumps(error))), error.under("f").field) == (str(error), "f")
 
