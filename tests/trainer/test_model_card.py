@@ -66,6 +66,14 @@ def test_the_objective_of_a_plain_run(plain_card):
     assert "2402.03300" not in card.text
 
 
+def test_the_version_of_torch_is_that_of_its_build(plain_card, monkeypatch):
+    trainer, _ = plain_card
+    monkeypatch.setattr(card_facts, "installed_versions", lambda packages: {"torch": "of the package's metadata"})
+    trainer.create_model_card()
+    card = ModelCard.load(Path(trainer.args.output_dir) / "README.md")
+    assert row(card, "torch")[0].replace("\\", "") == torch.__version__
+
+
 def test_the_facts_of_a_plain_run(plain_card):
     trainer, card = plain_card
     assert row(card, "training data") == ["local or generated data, not a dataset of the Hub"]
@@ -79,7 +87,6 @@ def test_the_facts_of_a_plain_run(plain_card):
     results = card.text.partition("## Results")[2]
     rewards = logged(trainer, "reward")
     assert row(results, "reward") == [f"{rewards[0]:.4g}", f"{rewards[-1]:.4g}", "3"]
-    assert row(card, "torch")[0].replace("\\", "") == torch.__version__
     assert "One run with seed 42" in card.text
     assert "No evaluation on held-out prompts" in card.text
     assert "In progress" not in card.text

@@ -235,13 +235,15 @@ def _cheapest_cut(
 ) -> tuple[float, list[Pack]]:
     """The rows of one prompt in this order, cut into packs at the least cost; the last pack first."""
     best: list[tuple[float, int]] = [(0.0, 0)]  # of the first k rows: the cost, and where its last pack starts
+    prefix = [0] * len(order)  # of each row: the most tokens that it shares with one behind it, up to `end`
     for end in range(1, len(order) + 1):
         options = []
         length = rows[order[0]].prompt_length
         branches, prompt = 0, length**2 / 2
         for start in reversed(range(end)):
             row = order[start]
-            own = rows[row].own_length - max((shared[row, i] for i in order[start + 1 : end]), default=0)
+            prefix[start] = max(prefix[start], shared[row, order[end - 1]]) if start < end - 1 else 0
+            own = rows[row].own_length - prefix[start]
             length += own
             branches += _branch_pairs(rows[row], own)
             width = costs.width(length)

@@ -1,10 +1,12 @@
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trl_drgrpo.features.fast_path import micro_batch_planner
 from trl_drgrpo.features.fast_path.micro_batch_planner import (
     EVENNESS,
     Budget,
@@ -77,6 +79,16 @@ def test_no_contiguous_cut_is_cheaper(batch, costs, apart):
         assert best == float("inf")
         return
     assert sum(cost([lengths[i] for (i,) in batch]) for batch in plan) == pytest.approx(best)
+
+
+def test_many_rows_take_few_passes_over_them(monkeypatch):
+    passes = []
+    priced = micro_batch_planner._priced_ends
+    monkeypatch.setattr(micro_batch_planner, "_priced_ends", lambda *args: passes.append(0) or priced(*args))
+    lengths = random.Random(0).choices(range(2, 1000), k=8192)
+    rows = [Row(i, 20, length) for i, length in enumerate(lengths)]
+    assert len(plan_window(rows, 1024, Budget(8, 1020), Costs())) <= 1024
+    assert 0 < len(passes) < 50  # each takes time in proportion to the rows
 
 
 def test_nothing_live_is_an_empty_plan():

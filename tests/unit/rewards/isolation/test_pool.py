@@ -238,6 +238,15 @@ def test_prints_go_to_stderr_and_disturb_nothing(new_pool, capfd):
     assert printed.err.count("noise by print") == 6
 
 
+def test_prints_beyond_a_limit_are_dropped(new_pool, capfd):
+    pool = new_pool()
+    assert pool.run(cloudpickle.dumps(lambda _: sys.stdout.write("x" * 30_000_000) / 3e7), calls(0)) == [1.0]
+    pool.close()
+    printed = capfd.readouterr().err
+    assert 10_000_000 <= printed.count("x") < 10_100_000
+    assert "10 MB shown, the rest is dropped" in printed
+
+
 @pytest.mark.parametrize("end", ["hang", "segmentation fault", "close"])
 def test_processes_that_a_call_started_end_with_its_worker(new_pool, tmp_path, end):
     def start(what):
