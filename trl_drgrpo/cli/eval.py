@@ -1,5 +1,8 @@
 """`trl-drgrpo eval`: pass@1 and pass@k of a model on a dataset with a reward, against the model it was trained from.
 
+Sample completions of a dataset's prompts, score them, and show pass@1 and pass@k with their intervals, beside the
+model that training began with and the paired difference. Run it again to continue.
+
 The table goes to standard output, progress to standard error, samples and results into files: of a run into its
 `_drgrpo/evaluations`, where `trl-drgrpo report` finds them. Run it again to continue. Exit codes: 0 done, 1 a reward
 failed on some completion, 2 bad input.
@@ -51,10 +54,6 @@ _DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.description = (
-        "Sample completions of a dataset's prompts, score them, and show pass@1 and pass@k with their intervals, "
-        "beside the model that training began with and the paired difference. Run it again to continue."
-    )
     add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, *RULE_KEYS))
     add = parser.add_argument
     add(

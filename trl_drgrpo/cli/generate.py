@@ -1,5 +1,8 @@
 """`trl-drgrpo generate`: answers of a trained model to a prompt, to the lines of stdin, or in a dialog.
 
+Answer a prompt as the model was trained to: with the template, the system prompt and the sampling of the run's recipe.
+Without a prompt the lines of stdin are the prompts; on a terminal it asks for them.
+
 The answers go to standard output, everything else to standard error. Exit codes: 0 done, 2 bad input.
 """
 
@@ -35,10 +38,6 @@ _EPILOG = """Every prompt is one by itself: the model sees no earlier ones. Exam
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.description = (
-        "Answer a prompt as the model was trained to: with the template, the system prompt and the sampling of the "
-        "run's recipe. Without a prompt the lines of stdin are the prompts; on a terminal it asks for them."
-    )
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt per argument")

@@ -1,5 +1,9 @@
 """`trl-drgrpo label-steps`: label the steps of a model's completions by rollouts and a verifier.
 
+For each prompt sample completions, split them into steps and roll out from the end of every step: a step is labeled
+good if at least one rollout is accepted by the outcome reward. Writes prompt, steps, labels and values as JSON Lines,
+for `trl-drgrpo train-prm`. Run it again to continue.
+
 The file that is written is what `trl-drgrpo train-prm --data` reads. A summary goes to standard output, progress to
 standard error. Run it again to continue. Exit codes: 0 done, 2 bad input.
 """
@@ -20,11 +24,6 @@ from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.description = (
-        "For each prompt sample completions, split them into steps and roll out from the end of every step: a step is "
-        "labeled good if at least one rollout is accepted by the outcome reward. Writes prompt, steps, labels and "
-        "values as JSON Lines, for `trl-drgrpo train-prm`. Run it again to continue."
-    )
     console.add_model(parser, "folder or Hub id of the causal language model for rollouts", required=True)
     add = parser.add_argument
     prompts = "prompts: Hub id, folder, file, or reasoning_gym:<task>, as in train, with the columns the reward needs"

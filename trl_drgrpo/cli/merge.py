@@ -1,5 +1,8 @@
 """`trl-drgrpo merge ADAPTER_DIR --output_dir DIR`: an adapter merged into its base model, checked, in one folder.
 
+Load the base model in float32, merge the adapter, save the model with its tokenizer, and compare the logits of what
+was written with those of base and adapter. Needs 4 bytes of memory per parameter.
+
 The result goes to standard output as YAML, everything else to standard error.
 """
 
@@ -13,10 +16,6 @@ from trl_drgrpo.single_gpu.merging import merge_adapter
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.description = (
-        "Load the base model in float32, merge the adapter, save the model with its tokenizer, and compare the logits "
-        "of what was written with those of base and adapter. Needs 4 bytes of memory per parameter."
-    )
     add = parser.add_argument
     add("adapter", metavar="ADAPTER_DIR", help="folder with adapter_config.json: a run's or a checkpoint")
     add(

@@ -1,6 +1,10 @@
 """`trl-drgrpo report`: what one or several runs logged, as a page, Markdown, JSON or a figure; `--follow` serves the
 page while the runs go on.
 
+Write one self-contained HTML page (it opens without a network) over runs of DrGRPOTrainer or TRL's GRPOTrainer:
+curves, difficulty, completions colored by advantage, warnings, and how the runs differ. Works on runs that are going
+on, that crashed, and that were resumed.
+
 The path of the file that was written, or the address of the page, goes to standard output. Exit codes: 0 done, 2 bad
 input, 130 Ctrl-C, which ends `--follow`.
 """
@@ -15,11 +19,6 @@ FORMATS = ("html", "md", "json", "png")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.description = (
-        "Write one self-contained HTML page (it opens without a network) over runs of DrGRPOTrainer or TRL's "
-        "GRPOTrainer: curves, difficulty, completions colored by advantage, warnings, and how the runs differ. "
-        "Works on runs that are going on, that crashed, and that were resumed."
-    )
     add = parser.add_argument
     add("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
     add("--format", choices=FORMATS, help="output format (default: html)")

@@ -1,5 +1,10 @@
 """`trl-drgrpo score`: rewards and step rewards over saved completions, before a run or on those that one has logged.
 
+Score saved completions and show, for each reward, mean, spread, failures, share of None and time, and the rows on
+which two rewards (or a reward and its logged value) differ; for each step reward also how well it tells good steps
+from bad ones (by labels, where rows have them) and correct completions from incorrect ones (by the first reward, else
+a column `correct`).
+
 The tables go to standard output; progress, tracebacks and what rewards print go to standard error. Exit codes: 0
 done, 1 a reward failed on some row, 2 bad input.
 """
@@ -44,12 +49,6 @@ Rows = list[dict[str, Any]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.description = (
-        "Score saved completions and show, for each reward, mean, spread, failures, share of None and time, "
-        "and the rows on which two rewards (or a reward and its logged value) differ; for each step "
-        "reward also how well it tells good steps from bad ones (by labels, where rows have them) and correct "
-        "completions from incorrect ones (by the first reward, else a column `correct`)."
-    )
     add = parser.add_argument
     rewards = "names, file.py:f or {name: {option: value}}"
     add("--reward_funcs", "--rewards", dest="reward_funcs", nargs="+", default=[], metavar="REWARD", help=rewards)

@@ -1,5 +1,9 @@
 """`trl-drgrpo search`: trajectories of a model, found with a verifier or a process reward model, as training data.
 
+Search completions of each prompt within a budget of sampled tokens, and write them with steps, values, visit counts
+and outcomes: for `train-prm`, `score` and, with --sft_output, SFT with TRL. For supervised training only: in GRPO
+groups such completions bias the gradient. Run it again to continue.
+
 The rows go to `--output`, a summary to standard output, progress to standard error. Exit codes: 0 done, 2 bad input or
 a reward that failed.
 """
@@ -23,11 +27,6 @@ from trl_drgrpo.process_rewards.named import step_reward
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.description = (
-        "Search completions of each prompt within a budget of sampled tokens, and write them with steps, values, "
-        "visit counts and outcomes: for `train-prm`, `score` and, with --sft_output, SFT with TRL. For supervised "
-        "training only: in GRPO groups such completions bias the gradient. Run it again to continue."
-    )
     add = parser.add_argument
     console.add_model(parser, "folder or Hub id of the causal language model", required=True)
     add("--dataset_name", required=True, help="prompts: Hub id, folder, file, or reasoning_gym:<task>, as in train")

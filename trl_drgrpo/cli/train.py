@@ -1,6 +1,6 @@
 """`trl-drgrpo train --config recipe.yaml [--flag value ...]`: TRL's `trl grpo`, strict, with Dr. GRPO's trainer.
 
-Deltas from `trl grpo`: an unknown key is an error that names the nearest one; so is a value of an invalid type;
+As `trl grpo`, but an unknown key is an error that names the nearest one; so is a value of an invalid type;
 `--help` shows the flags that people use and `--help_all` all of them; help and these errors come before TRL is
 imported; `--dry_run` puts everything together but the model; training output goes to stderr and a short YAML result to
 stdout. Flags win over the recipe. Launch it on several devices with `accelerate launch -m trl_drgrpo.cli.main train

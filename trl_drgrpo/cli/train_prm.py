@@ -1,5 +1,9 @@
 """`trl-drgrpo train-prm`: train a process reward model from labeled steps.
 
+Train a language model with a head of two classes per token to tell good steps from bad ones. The data has prompt,
+steps (list of texts) and labels (list of booleans, or of numbers from 0 to 1); published PRM800K and Math-Shepherd
+files are converted.
+
 Results go to standard output, one number per line; progress to standard error. The model that is saved loads in
 `trl_drgrpo.process_rewards.TokenClassificationScorer`. Exit codes: 0 done, 2 bad input.
 """
@@ -22,11 +26,6 @@ _INTERVALS = ("no", "steps", "epoch")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.description = (
-        "Train a language model with a head of two classes per token to tell good steps from bad ones. The data has "
-        "prompt, steps (list of texts) and labels (list of booleans, or of numbers from 0 to 1); published PRM800K "
-        "and Math-Shepherd files are converted."
-    )
     console.add_model(parser, "folder or Hub id of the language model to start from", required=True)
     add = parser.add_argument
     source = "labeled steps: Hub id, folder or file, as in train"
