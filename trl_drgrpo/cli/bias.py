@@ -3,6 +3,11 @@
 Takes what `trl-drgrpo train` takes, samples a few generation batches from the model as it is, trains nothing, and
 prints for each objective of the family the expected change of the length of correct answers, of incorrect ones and of
 the pass rate, with standard errors: a bias without waiting for a run. stdout: tables, or JSON; stderr: progress.
+
+Every change is per update of unit length (Euclidean, over the trainable parameters), along the direction
+of one generation batch. Example:
+
+  trl-drgrpo bias --config recipes/cpu_quickstart.yaml --batches 8
 """
 
 import argparse
@@ -14,18 +19,11 @@ from trl_drgrpo.cli import job as jobs
 from trl_drgrpo.cli.recipe import read_given
 from trl_drgrpo.common.errors import InputError
 
-_EPILOG = """Every change is per update of unit length (Euclidean, over the trainable parameters), along the direction
-of one generation batch. Example:
-
-  trl-drgrpo bias --config recipes/cpu_quickstart.yaml --batches 8
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `train`, and those of the measurement."""
     train.add_arguments(parser)
     parser.usage = f"{parser.prog} --config recipe.yaml [--batches 8] [--json] [--flag value ...]"
-    parser.epilog = _EPILOG
     group = parser.add_argument_group("measurement")
     group.add_argument("--batches", type=int, default=8, help="Generation batches to sample, at least 3 (default: 8).")
     group.add_argument("--json", action="store_true", help="Print the estimates as JSON.")

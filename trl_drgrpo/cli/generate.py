@@ -4,6 +4,10 @@ Answer a prompt as the model was trained to: with the template, the system promp
 Without a prompt the lines of stdin are the prompts; on a terminal it asks for them.
 
 The answers go to standard output, everything else to standard error. Exit codes: 0 done, 2 bad input.
+
+Every prompt is one by itself: the model sees no earlier ones. Example:
+
+  trl-drgrpo generate --model runs/first "What is 2 + 3?"
 """
 
 import argparse
@@ -30,16 +34,9 @@ from trl_drgrpo.evaluation import models
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.sample import completion_text
 
-_EPILOG = """Every prompt is one by itself: the model sees no earlier ones. Example:
-
-  trl-drgrpo generate --model runs/first "What is 2 + 3?"
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    parser.epilog = _EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt per argument")
     add_keys(parser, (*MODEL_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS))
     add = parser.add_argument

@@ -1,8 +1,8 @@
 """`trl-drgrpo <subcommand>`: imports the chosen one only, and turns input errors into one line.
 
-Every subcommand is a module `trl_drgrpo/cli/<name>.py` (`_` for `-`). The second paragraph of its docstring describes
-it in its `--help`; its `add_arguments(parser)` fills the subcommand's parser; its `run(args) -> int` gives the exit
-code and raises [`InputError`] on bad input. Top-level `--help` and `--version` import none of them.
+Every subcommand is a module `trl_drgrpo/cli/<name>.py` (`_` for `-`). Its docstring, less the first paragraph,
+describes it in its `--help`; its `add_arguments(parser)` fills the subcommand's parser; its `run(args) -> int` gives
+the exit code and raises [`InputError`] on bad input. Top-level `--help` and `--version` import none of them.
 
 Exit codes: what the subcommand returns (0: done, 1: ran and found a problem), 2: bad input or no subcommand (its
 help goes to stderr), 130: Ctrl-C, 143: SIGTERM.
@@ -71,13 +71,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         )
         raise InputError("command", repr(chosen), f"one of {', '.join(SUBCOMMANDS)}", remedy)
     subparsers = {
-        name: commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        name: commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         for name, text in SUBCOMMANDS.items()
     }
     if chosen in SUBCOMMANDS:
         module = importlib.import_module(f"trl_drgrpo.cli.{chosen.replace('-', '_')}")
-        if described := (module.__doc__ or "").split("\n\n")[1:2]:  # none under `python -OO`
-            subparsers[chosen].description = described[0]
+        subparsers[chosen].description = (module.__doc__ or "").partition("\n\n")[2]
         module.add_arguments(subparsers[chosen])
         subparsers[chosen].set_defaults(run=module.run)
     args, unknown = parser.parse_known_args(arguments)

@@ -4,6 +4,13 @@ Reads the model's configuration and nothing else of it: no weights, no data, no 
 settings that fit (its comments say what they were planned for) or, with `--json`, everything; the table of components
 goes to stderr. With `--probe` two real steps are run as well. Exit code 1: nothing fits, or the probe has run out of
 memory.
+
+Example:
+
+  trl-drgrpo plan --model_name_or_path Qwen/Qwen2.5-7B --device L4 --preset qlora >> recipe.yaml
+
+A folder with nothing but config.json is enough for a model. Settings that are given, here or in --config, stay as they
+are; batch sizes and completion length are proposed otherwise.
 """
 
 import argparse
@@ -134,13 +141,6 @@ KEYS = (
     *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"),
 )
 DEFAULT_PROMPT = 512
-_EPILOG = """Example:
-
-  trl-drgrpo plan --model_name_or_path Qwen/Qwen2.5-7B --device L4 --preset qlora >> recipe.yaml
-
-A folder with nothing but config.json is enough for a model. Settings that are given, here or in --config, stay as they
-are; batch sizes and completion length are proposed otherwise.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +148,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         f"{parser.prog} --model_name_or_path NAME --memory 24GB [--device L4] [--preset qlora] [--flag value ...]"
     )
-    parser.epilog = _EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     console.add_model(parser, "Folder with config.json, or Hub id. Default: the recipe's.", metavar="MODEL")
     add = parser.add_argument
     add("--memory", metavar="SIZE", help="Memory of one device, such as 24GB; a plain number is GB.")

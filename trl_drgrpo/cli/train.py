@@ -5,6 +5,11 @@ As `trl grpo`, but an unknown key is an error that names the nearest one; so is 
 imported; `--dry_run` puts everything together but the model; training output goes to stderr and a short YAML result to
 stdout. Flags win over the recipe. Launch it on several devices with `accelerate launch -m trl_drgrpo.cli.main train
 ...` or `torchrun -m trl_drgrpo.cli.main train ...`.
+
+Recipe keys are the flags without dashes; `env:` maps environment variables to set. Example:
+
+  trl-drgrpo train --model_name_or_path trl_drgrpo:demo --dataset_name trl_drgrpo:list_sum
+      --reward_funcs list_sum_reward --max_completion_length 96 --max_steps 20 --output_dir out
 """
 
 import argparse
@@ -45,11 +50,6 @@ _GROUPS = {
     "dataset mixture": ("DatasetMixtureConfig",),
     "training (transformers)": ("_BaseConfig", "TrainingArguments"),
 }
-_EPILOG = """Recipe keys are the flags without dashes; `env:` maps environment variables to set. Example:
-
-  trl-drgrpo train --model_name_or_path trl_drgrpo:demo --dataset_name trl_drgrpo:list_sum
-      --reward_funcs list_sum_reward --max_completion_length 96 --max_steps 20 --output_dir out
-"""
 
 
 class _UsualFlags(argparse.RawDescriptionHelpFormatter):
@@ -76,7 +76,6 @@ class _HelpAll(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every key of the four dataclasses as a flag, spelled with underscores or dashes, without importing TRL."""
     parser.usage = f"{parser.prog} --config recipe.yaml [--flag value ...]"
-    parser.epilog = _EPILOG
     parser.formatter_class = _UsualFlags
     help_all = f"Show all {len(read_flags())} flags, those of TRL and transformers too, with their full help texts."
     parser.add_argument("--help_all", "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help=help_all)
