@@ -162,7 +162,6 @@ class DrGRPOTrainer(HostTrainer):
     ):
         require_seams()
         given, args = args, dr_grpo_config(args, model)
-        self._given_args = (given or args, dict(vars(given or args)), dict(vars(args)))
         self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
         outcome_funcs = _as_list(reward_funcs)
         given_steps = [step_reward(each) for each in _as_list(step_reward_funcs)]
@@ -222,6 +221,7 @@ class DrGRPOTrainer(HostTrainer):
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
         if args.max_completion_length is None and not self.use_vllm:
             self.fill_the_context()
+        self._given_args = (given or args, dict(vars(given or args)), dict(vars(args)))
 
     def _build_features(self, segmenter: StepSegmenter) -> None:
         self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()

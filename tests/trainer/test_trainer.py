@@ -108,6 +108,8 @@ class NamedConfig(GRPOConfig):
 def test_what_is_assigned_to_a_plain_grpo_config_later_is_seen(settings, prompts, tokenizer, reward):
     plain = NamedConfig(**settings, use_cpu=True, bf16=False)
     trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, plain, prompts, processing_class=tokenizer)
+    plain.max_steps = 3
+    trainer.evaluate(prompts)
     plain.max_steps = 1
     trainer.train()
     assert trainer.state.global_step == 1

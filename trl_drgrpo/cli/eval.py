@@ -4,8 +4,8 @@ Sample completions of a dataset's prompts, score them, and show pass@1 and pass@
 model that training began with and the paired difference. Run it again to continue.
 
 The table goes to standard output, progress to standard error, samples and results into files: of a run into its
-`_drgrpo/evaluations`, where `trl-drgrpo report` finds them. Run it again to continue. Exit codes: 0 done, 1 a reward
-failed on some completion, 2 bad input.
+`_drgrpo/evaluations`, where `trl-drgrpo report` finds them. Exit codes: 0 done, 1 a reward failed on some
+completion, 2 bad input.
 """
 
 import argparse
@@ -56,17 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, *RULE_KEYS))
     add = parser.add_argument
-    add(
-        "--vllm_server_base_url",
-        metavar="URL",
-        help="sample with a vLLM server that serves these models; a recipe's server is ignored",
-    )
+    server = "sample with a vLLM server that serves these models; a recipe's server is ignored"
+    add("--vllm_server_base_url", metavar="URL", help=server)
     add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
-    add(
-        "--baseline",
-        metavar="MODEL",
-        help="model to compare with, or none (default: the model of the run's recipe, else the adapter's base)",
-    )
+    other = "model to compare with, or none (default: the model of the run's recipe, else the adapter's base)"
+    add("--baseline", metavar="MODEL", help=other)
     add("--num_samples", type=int, default=1, help="completions per prompt (default: 1)")
     add("--k", type=int, nargs="+", metavar="K", help="for pass@k (default: 1, and num_samples)")
     add("--limit", type=int, help="evaluate on the first prompts only")

@@ -5,7 +5,7 @@ good if at least one rollout is accepted by the outcome reward. Writes prompt, s
 for `trl-drgrpo train-prm`. Run it again to continue.
 
 The file that is written is what `trl-drgrpo train-prm --data` reads. A summary goes to standard output, progress to
-standard error. Run it again to continue. Exit codes: 0 done, 2 bad input.
+standard error. Exit codes: 0 done, 2 bad input.
 """
 
 import argparse

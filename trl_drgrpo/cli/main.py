@@ -76,7 +76,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     }
     if chosen in SUBCOMMANDS:
         module = importlib.import_module(f"trl_drgrpo.cli.{chosen.replace('-', '_')}")
-        subparsers[chosen].description = (module.__doc__ or "").partition("\n\n")[2]
+        what, more = SUBCOMMANDS[chosen], (module.__doc__ or "").partition("\n\n")[2]
+        subparsers[chosen].description = f"{what[0].upper()}{what[1:]}.\n\n{more}"
         module.add_arguments(subparsers[chosen])
         subparsers[chosen].set_defaults(run=module.run)
     args, unknown = parser.parse_known_args(arguments)

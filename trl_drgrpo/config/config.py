@@ -20,7 +20,7 @@ import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -400,15 +400,14 @@ def _blank(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> Any:
     return object.__new__(_of_both(ours, users))
 
 
-def take_later_assignments(
-    args: DrGRPOConfig, given: GRPOConfig, then: dict[str, Any], ours: Mapping[str, Any]
-) -> None:
+def take_later_assignments(args: DrGRPOConfig, given: GRPOConfig, then: dict[str, Any], ours: dict[str, Any]) -> None:
     """Assign to a trainer's configuration what was assigned to the one it was `given`, which had the values `then`,
-    now brought up to date. A field that was assigned in `args`, too, which had the values `ours`, stays."""
+    both now brought up to date. A field that was assigned in `args`, too, which had the values `ours`, stays."""
     for each in dataclasses.fields(given):
         if (now := getattr(given, each.name)) is not then.get(each.name):
             then[each.name] = now
             if getattr(args, each.name) is ours.get(each.name):
+                ours[each.name] = now
                 setattr(args, each.name, now)
 
 

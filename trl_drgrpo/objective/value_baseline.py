@@ -2,10 +2,10 @@
 
 `A_ik = (R_i - mean_j R_j) - c * (V_ik - mean_j V_jk)`, where `V_ik` is the model's score of what row i has written
 *before* step k. The gradient stays unbiased exactly if (1) where a step ends and (2) that score depend on nothing
-behind the end of step k-1, and (3) no row is without an outcome because of what it wrote, however bad the score is: a
-row's tokens from step k on cannot change it then, so it costs variance and is never paid for. A score that reads later
-text biases it; `trl-drgrpo check --credit` shows both. With `c = 1` and the exact value function this
-is the advantage itself (VinePPO, arXiv 2410.01679).
+behind the end of step k-1, and (3) no row is without an outcome because of what it wrote. The score may be as bad as
+it likes: a row's tokens from step k on cannot change it, so it costs variance and is never paid for. A score that
+reads later text biases the gradient; `trl-drgrpo check --credit` shows both. With `c = 1` and the exact value function
+this is the advantage itself (VinePPO, arXiv 2410.01679).
 
 Shapes: `B = P * G` rows, `K` the largest number of steps of a row.
 """

@@ -13,8 +13,8 @@
 Places are known by construction, not found by searching the input for the marker; a policy that writes the marker
 itself gains nothing. All steps of a completion that fits are scored in one forward pass. A score depends on its own
 row only and, where the scorer is causal, on nothing behind its step; rows that are too long are read in parts so that
-this holds for them, too. Rows are sorted by length, padded on the right and masked, so neither the batch a row lands
-in nor its padding changes it beyond rounding.
+this holds for them, too (`implicit.py` reads the whole answer or nothing). Rows are sorted by length, padded on the
+right and masked, so neither the batch a row lands in nor its padding changes it beyond rounding.
 
 The space before the line breaks of a marker belongs to it: it keeps the tokenizers of Llama 3 and Qwen2.5 from joining
 the first break with a full stop. Of VersaPRM, Math-PSA
@@ -197,8 +197,8 @@ class PRMScorer:
 
         Returns:
             `list[list[float | None]]`: For each row `K_i` scores, by default probabilities from 0 to 1 that the step
-            is good. 0 for a step that does not fit, and for what comes before the first text: what was written is the
-            reason. `None` for a later step without text (special tokens and white space only).
+            is good. 0 for a step that does not fit or whose marker got lost, and for what comes before the first text:
+            what was written is the reason. `None` for a later step without text (special tokens and white space only).
 
         Raises:
             `InputError`: If there are not as many prompts as rows of steps.
@@ -289,7 +289,7 @@ class PRMScorer:
             self._warn("prompt", f"{limit}; prompts of longer rows are truncated from the left.")
         if sum(part.num_read for part in parts) < encoded.num_read:
             tokens = len(encoded.input_ids) - (encoded.cut[1] - encoded.cut[0])
-            self._warn("steps", f"{limit}; steps that end behind them get 0 (the first such row: {tokens} tokens).")
+            self._warn("steps", f"{limit}; what does not fit gets 0 (first such row: {tokens} without its prompt).")
         if None in encoded.positions:
             reason = "a marker merged with its surroundings, or the chat template left a part of the answer out"
             self._warn("format", f"'{self.__name__}': {reason}; such steps get 0.")

@@ -189,8 +189,11 @@ def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
     for name in ("time/generate_s", "time/score_s", "time/train_s"):  # per step
         for step, value in known_points(curves[name]) if name in curves else []:
             seconds[step] += value
-    # A logged value is of all steps since the one before.
-    steps = zip(rates.values, pairwise([0, *rates.steps]), strict=True)
-    spans = [(rate, seconds[step] * (step - before)) for rate, (before, step) in steps if rate is not None]
+    # A logged value is of all steps since the one before, unless some are missing in the log.
+    counts = [step - before for before, step in pairwise([0, *rates.steps])]
+    usual = statistics.median(counts)
+    counts = [count if count <= _HOLE * usual else usual for count in counts]
+    each = zip(rates.values, rates.steps, counts, strict=True)
+    spans = [(rate, seconds[step] * count) for rate, step, count in each if rate is not None]
     total = sum(span for _, span in spans)
-    return sum(rate * span for rate, span in spans) / total if total else None
+    return sum(rate * span for rate, span in spans) / total if total else mean(rates.values)

@@ -158,8 +158,9 @@ def require_seams() -> None:
 
 def patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
     """The module that another package's method of this name comes from; empty for one of TRL or transformers."""
-    module = getattr(getattr(trainer_class, name, None), "__module__", None) or ""
-    return "" if module.partition(".")[0] in ("", "trl", "transformers") else module
+    method = getattr(trainer_class, name, None)
+    module = getattr(method, "__globals__", {}).get("__name__") or getattr(method, "__module__", None) or ""
+    return "" if module.partition(".")[0] in ("", "trl", "transformers", "torch", "contextlib") else module
 
 
 def _problem(seam: Seam, trainer_class: type) -> str:

@@ -263,7 +263,7 @@ def test_long_prompts_lose_their_left_and_say_so_once(make):
 
 def test_steps_that_do_not_fit_are_worth_nothing(make):
     scorer = make(max_length=60)
-    with pytest.warns(UserWarning, match="steps that end behind them get 0") as caught:
+    with pytest.warns(UserWarning, match="what does not fit gets 0") as caught:
         scores = scorer(["1?", "2?"], steps=[("so " * 60, "2"), ("2",)])
     assert len(caught) == 1
     assert scores[0] == [0.0, 0.0]  # the completion is to blame, as it is for one without text

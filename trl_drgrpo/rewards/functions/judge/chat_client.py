@@ -42,7 +42,7 @@ class QuestionFailed(RequestFailed):
 
 
 class Unanswered(RequestFailed):
-    """No attempt got a reply, and the question may be why: a time limit, a broken connection, HTTP 500."""
+    """No attempt got a reply, and the question may be why: a time limit, a connection that broke, HTTP 500."""
 
 
 class EndpointRefused(RequestFailed):
@@ -161,7 +161,7 @@ class Session:
             body (`dict`): The JSON body: `model`, `messages`, sampling settings.
 
         Raises:
-            [`RequestFailed`]: Out of attempts or time at a server that is busy.
+            [`RequestFailed`]: Out of attempts or time at a server that is down or busy.
             [`Unanswered`]: Out of attempts or time otherwise, or a reply without a message.
             [`QuestionFailed`]: Another client error than those below, or a reply beyond `_LONGEST_REPLY`.
             [`EndpointRefused`]: 401, 403, 404 or a redirect.
@@ -205,6 +205,8 @@ class Session:
             async with asyncio.timeout(self.endpoint.timeout):
                 async with self.client.stream("POST", url, content=content) as response:
                     body = await self._read(response)
+        except (self.http.ConnectError, self.http.ConnectTimeout, self.http.PoolTimeout) as error:
+            raise _TryAgain(self._quoted(f"{type(error).__name__}: {error}"), kind=RequestFailed) from None
         except (TimeoutError, self.http.TimeoutException):
             raise _TryAgain(f"no whole reply within {self.endpoint.timeout:g} s") from None
         except (self.http.TransportError, self.http.DecodingError) as error:

@@ -3,9 +3,9 @@
 [`ScoreReader`] reads a reply, [`Judge`] puts many questions at once (the judge of steps is one too), [`JudgeReward`]
 is the reward. It is asynchronous: TRL runs it beside the others, here with a bounded number of requests under way. A
 reply that cannot be read, a question that is refused, or one that gets no reply while others of the batch do, gets the
-lowest score: the completion can cause that. Where the server is down or busy the row is unscorable, `None`. Both are
-counted; tokens and retries go to the log. Of several scores in a reply the last counts, because a judge may quote the
-text it grades, and that text may say `Score: 10`.
+lowest score: the completion can cause that. Where the server is down or busy, or the batch's time is over, the row is
+unscorable, `None`. Both are counted; tokens and retries go to the log. Of several scores in a reply the last counts,
+because a judge may quote the text it grades, and that text may say `Score: 10`.
 
 A judge can be talked to: the completion is text that a model under optimization writes *to the judge*. It is put
 between markers that hold a hash of the completion itself, so that it cannot close them, and the default prompt says
@@ -189,8 +189,8 @@ class Judge:
             self.has_logged = True
             text = (
                 "Judge '%s' failed on %d of %d questions. A reply that cannot be read, or does not come while others "
-                "do, counts as the lowest score; a server that is down or busy as None. The first: %s. Further "
-                "failures are only counted."
+                "do, counts as the lowest score; a server that is down or busy, or batch_timeout, as None. The first: "
+                "%s. Further failures are only counted."
             )
             logger.error(text, self.__name__, len(failed), len(verdicts), failed[0])
         if log_metric is not None and verdicts:
