@@ -89,8 +89,8 @@ def check_writable(field: str, name: str) -> None:
         if not existing.is_dir():
             what = "a file" if existing.exists() else "a link that leads nowhere"
             raise InputError(field, f"{name}, but {existing} is {what}", "a folder to write to", "Choose another one.")
-        with tempfile.TemporaryDirectory(prefix=".trl-drgrpo-", dir=existing):
-            pass
+        with tempfile.TemporaryDirectory(prefix=".trl-drgrpo-", dir=existing), contextlib.suppress(FileNotFoundError):
+            os.lstat(path)  # refuses a name that is too long
     except OSError as error:
         got = f"{name}, which cannot be written to ({error.strerror or type(error).__name__})"
         raise InputError(field, got, "a folder to write to", "Choose another one.") from error

@@ -164,6 +164,8 @@ def test_a_file_in_the_way_and_a_system_that_refuses(tmp_path):
         check_writable("output_dir", str(tmp_path / "loop" / "x"))
     with pytest.raises(InputError, match=r"^output: got .*loop, a link that leads nowhere; expected a file to write"):
         sole_writer("output", tmp_path / "loop", is_file=True).__enter__()
+    with pytest.raises(InputError, match=r"^output_dir: got zz.*which cannot be written to \(File name too long\)"):
+        check_writable("output_dir", "z" * 300)
     if os.path.isdir("/proc"):  # permission bits let root write there
         with pytest.raises(InputError, match=r"^output_dir: got /proc/x, which cannot be written to \("):
             check_writable("output_dir", "/proc/x")

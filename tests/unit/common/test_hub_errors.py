@@ -2,6 +2,7 @@
 
 import logging
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.hub_errors import check_local, hub_errors, quiet_retries
+from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors, quiet_retries
 
 
 def answered(kind, status):
@@ -109,6 +110,7 @@ def test_weights_that_were_cut_off_are_refused(tmp_path):
 
 def test_a_name_that_is_too_long_for_a_path_is_a_name():
     check_local("model", "m" * 5000)
+    check_weights("model", Path("m" * 5000))
     with pytest.raises(InputError, match="expected a model's folder or Hub id") as error:
         check_local("model", "/" + "m" * 5000)
     assert len(str(error.value)) < 700
