@@ -4,8 +4,8 @@ Takes what `trl-drgrpo train` takes, samples a few generation batches from the m
 prints for each objective of the family the expected change of the length of correct answers, of incorrect ones and of
 the pass rate, with standard errors: a bias without waiting for a run. stdout: tables, or JSON; stderr: progress.
 
-Every change is per update of unit length (Euclidean, over the trainable parameters), along the direction
-of one generation batch. Example:
+Every change is per update of unit length (Euclidean, over the trainable parameters), along the direction of one
+generation batch. Example:
 
   trl-drgrpo bias --config recipes/cpu_quickstart.yaml --batches 8
 """

@@ -50,7 +50,7 @@ def check_turn_methods(environment_class: type) -> None:
 
 
 def _takes_only_self(environment_class: type, name: str) -> bool:
-    """Whether a method takes nothing, not even by default, as a tool would; what a decorator passes on counts not."""
+    """Whether a method takes nothing, not even by default, as a tool would; `*args` and `**kwargs` do not count."""
     is_bound = isinstance(inspect.getattr_static(environment_class, name), (staticmethod, classmethod))
     passes_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:

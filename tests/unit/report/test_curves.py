@@ -96,6 +96,16 @@ def test_first_and_last_are_as_logged():
     assert len(numbers) == 5
 
 
+def test_steps_that_the_log_lacks_do_not_weigh_in_the_speed():
+    steps = [501, *range(502, 511), 900]
+    seconds = Curve(steps, [1.0] * 11)
+    numbers = by_name(
+        Run("r", "r", "trl-drgrpo"),
+        **{"time/tokens_per_s": Curve(steps, [1000.0] + [100.0] * 9 + [1000.0]), "time/train_s": seconds},
+    )
+    assert numbers["Speed"]["last"] == pytest.approx(2900 / 11, abs=0.01)
+
+
 def test_a_run_without_anything():
     numbers = by_name(Run("r", "r", "trl"))
     assert [number["last"] for number in numbers.values()] == [None] * 5

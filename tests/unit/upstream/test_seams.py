@@ -1,4 +1,5 @@
 import ast
+import functools
 import inspect
 
 import pytest
@@ -8,7 +9,7 @@ import trl_drgrpo.trainer
 import trl_drgrpo.upstream.trl_overrides
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import UpstreamError
-from trl_drgrpo.upstream.seams import SEAMS, check_upstream, require_seams
+from trl_drgrpo.upstream.seams import SEAMS, check_upstream, patched_by, require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 MODULES = [
@@ -70,6 +71,16 @@ def test_the_patch_of_another_package_is_named_with_its_module(monkeypatch):
     assert "_compute_loss: replaced by the module faster_grpo.patches; it no longer contains" in str(error.value)
     assert "patches TRL (faster_grpo.patches)" in str(error.value)
     assert "install that one" not in str(error.value)
+
+
+def test_a_patch_that_takes_over_the_originals_name_is_seen():
+    @functools.wraps(GRPOTrainer._compute_loss)
+    def wrapped(self, model, inputs):
+        return 0
+
+    patched = type("Patched", (GRPOTrainer,), {"_compute_loss": wrapped})
+    assert patched_by("_compute_loss", patched) == __name__
+    assert {patched_by(seam.name) for seam in SEAMS} == {""}
 
 
 def test_the_constructor_is_the_parents_with_ours_behind():

@@ -168,6 +168,17 @@ def test_nobody_listens():
     assert metrics["judge/judge_reward/retries"] == 1
 
 
+def test_a_server_that_goes_away_judges_nobody_from_then_on(server):
+    def behave(number, body):
+        server.http.shutdown()
+        server.http.socket.close()
+        return 200, {"Connection": "close"}, chat("Score: 10")
+
+    server.behave = behave
+    rewards, _ = score(judge(server, retries=1, concurrency=1), ["a", "b", "c"])
+    assert rewards == [1.0, None, None]  # no completion can cause a refused connection
+
+
 # Time ----------------------------------------------------------------------------------------------------------------
 
 
