@@ -24,7 +24,7 @@ from misbehaving import (
 from processes import gone, running
 
 import trl_drgrpo.rewards.isolation.pool as pool_module
-from trl_drgrpo.rewards.isolation.handles import NurseryHandle
+from trl_drgrpo.rewards.isolation.nursery import WorkerHandle
 from trl_drgrpo.rewards.isolation.pool import Failure, WorkerPool, close_pools, pool_for
 from trl_drgrpo.rewards.limits import Limits
 
@@ -358,13 +358,13 @@ def test_who_answered_while_another_was_dealt_with_is_not_late(new_pool, monkeyp
     pool = new_pool(timeout=0.5)
     function = pickle.dumps(die_or_nap)
     pool.run(function, calls(0, 0))  # loaded
-    ask = NurseryHandle.exit_status
+    end = WorkerHandle.end
 
-    def slowly(self, number, patience=0.5):
+    def slowly(worker):
         time.sleep(1.0)
-        return ask(self, number, patience)
+        return end(worker)
 
-    monkeypatch.setattr(NurseryHandle, "exit_status", slowly)
+    monkeypatch.setattr(WorkerHandle, "end", slowly)
     died, slept = pool.run(function, calls("die", 0.2))
     assert died.reason == "the worker died (exit status 3)"
     assert slept == 0.2
