@@ -17,12 +17,16 @@ import inspect
 import os
 import sys
 import types
+from typing import Any
 
 from trl_drgrpo.rewards.functions.code import test_forms, wire
 
 _PLAIN_TYPES = (int, float, str, list, dict, set, tuple, bool, bytes, frozenset, complex, bytearray, object)
 _COMPARISONS = ("eq", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+
+
+LOAD, LOOK_UP = 0, 1  # numbers of the first two objects of `candidate.Candidate`
 
 
 class Unsupported(BaseException):
@@ -33,105 +37,71 @@ class Undecided(Unsupported):
     """A test that nobody here can decide for what the completion returned."""
 
 
-class Channel:
-    """Requests to the completion's process."""
+class Channel(wire.Peer):
+    """The connection to the completion's process."""
 
     def __init__(self, reader, writer, namespace, shared=()):
-        self.reader = reader
-        self.writer = writer
+        super().__init__(reader, writer)
         self.namespace = namespace  # of the tests
         self.shared = shared  # names in the setup, which the completion has too
-        self.callbacks = []
         self.uses = 0  # of the completion by the tests, a name that it lacks included
-        self.is_gone = False
 
-    def ask(self, request, args=()):
-        """The value of a request; raises the built-in exception nearest to what was raised there."""
-        try:
-            wire.send(self.writer, request)
-            reply = wire.receive(self.reader)
-            while "callback" in reply:
-                wire.send(self.writer, self.call_back(reply))
-                reply = wire.receive(self.reader)
-        except (EOFError, OSError) as error:
-            self.is_gone = True
-            raise EOFError("the completion's process has gone") from error
-        if "raised" in reply:
-            raise wire.exception_of(reply)
+    def use(self, do, target, args, kwargs=None):
+        """One operation on an object of the completion."""
+        self.uses += 1
+        reply = self.ask(do, target, args, kwargs)
         for at, form in reply.get("changed", {}).items():
-            self._update(args[int(at)], wire.decode(form, self.theirs))
-        return wire.decode(reply["value"], self.theirs)
+            old, new = args[int(at)], wire.decode(form, self.meant_by)
+            if type(old) is not type(new):
+                raise ValueError("not what was passed")
+            old.clear()
+            (old.update if isinstance(old, (dict, set)) else old.extend)(new)
+        return wire.decode(reply["value"], self.meant_by)
 
     def look_up(self, name):
         """The completion's object of that name; raises `NameError`."""
-        self.uses += 1
-        value = self.ask({"do": "look_up", "name": name})
+        value = self.use("call", LOOK_UP, [name])
         if type(value) is Remote:
             self.uses -= 1  # not before it is called
             vars(value)["_name"] = name
         return value
 
-    def operate(self, do, target, args, kwargs=None):
-        """One operation on an object of the completion."""
-        self.uses += 1
-        request = {"do": do, "target": target, "args": [wire.encode(arg, self.keep) for arg in args]}
-        request["kwargs"] = {name: wire.encode(arg, self.keep) for name, arg in (kwargs or {}).items()}
-        return self.ask(request, args)
+    def operate(self, request, args, kwargs):
+        """Call a function that was passed to the completion: the only request that is granted."""
+        return {"value": wire.encode(self.objects[request["target"]](*args), self.form_of)}
 
-    def call_back(self, request):
-        try:
-            args = [wire.decode(form, self.theirs) for form in request["args"]]
-            return {"value": wire.encode(self.callbacks[int(request["callback"])](*args), self.keep)}
-        except (Exception, Unsupported) as error:  # of what the completion passed: its own affair
-            return wire.raised(error)
-
-    def keep(self, value):
-        """The form of an argument that is not plain data."""
+    def form_of(self, value):
         if type(value) is Remote:
             return {"object": _of(value, "_target")}
         if any(value is kind for kind in _PLAIN_TYPES):
             return {"type": value.__name__}
         kind = type(value)
         if wire.is_namedtuple(value):
-            items = [wire.encode(item, self.keep) for item in tuple.__iter__(value)]
+            items = [wire.encode(item, self.form_of) for item in tuple.__iter__(value)]
             return {"namedtuple": [kind.__name__, list(kind._fields), items]}
         if isinstance(value, enum.Enum) and kind.__name__ in self.shared:
             return {"enum": [kind.__name__, value.name]}
         if not callable(value):
             raise Unsupported(f"a test passes on a {kind.__name__}, which is not plain data")
-        self.callbacks.append(value)
-        return {"callback": len(self.callbacks) - 1}
+        return {"callback": self.keep(value)}
 
-    def theirs(self, tag, content):
-        """Stand-in for an object of the completion."""
-        if tag == "namedtuple":
-            number, kind, fields, items = content
-            named = self._class_of_tests(kind)
-            if named is None or getattr(named, "_fields", None) != tuple(fields):
-                named = _named(kind, tuple(fields))
-            value = named._make(wire.decode(item, self.theirs) for item in items)
-            if isinstance(value, _Named):
-                value._remote = Remote(self, number)
-            return value
-        if tag != "object":
+    def meant_by(self, tag, content):
+        if tag not in ("namedtuple", "object"):
             raise ValueError("not a value")
-        number, kind, member = content
-        own = self._class_of_tests(kind)
-        if isinstance(own, enum.EnumMeta):
-            return own[member]
-        is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
-        return Remote(self, number, None if is_plain else own)
-
-    def _class_of_tests(self, name):
-        """The class of that name in the tests or their setup; `None` if it is the completion's own."""
-        own = self.namespace.get(name)
-        return own if isinstance(own, type) and own.__module__ == "tests" else None
-
-    def _update(self, old, new):
-        if type(old) is not type(new):
-            raise ValueError("not what was passed")
-        old.clear()
-        (old.update if isinstance(old, (dict, set)) else old.extend)(new)
+        number, kind, *content = content
+        own = self.namespace.get(kind)  # if the tests or their setup have a class of that name
+        own = own if isinstance(own, type) and own.__module__ == "tests" else None
+        if tag == "object":
+            if isinstance(own, enum.EnumMeta):
+                return own[content[0]]
+            is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
+            return Remote(self, number, None if is_plain else own)
+        fields, items = tuple(content[0]), content[1]
+        named = own if getattr(own, "_fields", None) == fields else _named(kind, fields)
+        value: Any = named._make(wire.decode(item, self.meant_by) for item in items)
+        if named is not own:
+            value._remote = Remote(self, number)
+        return value
 
 
 class Solution(types.ModuleType):
@@ -259,15 +229,15 @@ def _of(remote, attribute):
 
 
 def _operate(remote, do, args, kwargs=None):
-    return _of(remote, "_channel").operate(do, _of(remote, "_target"), args, kwargs)
+    return _of(remote, "_channel").use(do, _of(remote, "_target"), args, kwargs)
 
 
 def examine():
     """Read one job from standard input, write what became of it, a line each, to standard output."""
     reader, writer = wire.own_streams()
     job = wire.receive(reader)
+    tally = test_forms.Tally()
     try:
-        tally = test_forms.Tally()
         prepared = prepare(job["tests"], job["setup"], job["entry_point"], tally)
     except BaseException as error:
         wire.send(writer, {"broken": f"{type(error).__name__}: {error}"})
@@ -277,8 +247,8 @@ def examine():
     shared = compile(job["setup"], "<setup>", "exec").co_names
     channel = Channel(os.fdopen(job["read_fd"], "rb"), os.fdopen(job["write_fd"], "wb"), namespace, shared)
     try:
-        for verdict in verdicts(channel, job, prepared, tally):
-            wire.send(writer, verdict)
+        for passed in verdicts(channel, job, prepared, tally):
+            wire.send(writer, {"passed": passed})
     except Unsupported as error:
         wire.send(writer, {"undecided" if isinstance(error, Undecided) else "broken": str(error)})
     except EOFError:
@@ -286,41 +256,38 @@ def examine():
 
 
 def verdicts(channel, job, prepared, tally):
-    """Yield `{"loaded": bool}` and then `{"passed": bool}` per test, from the job's `first` on."""
+    """Yield whether the code loads, and then whether it passes each test, from the job's `first` on."""
     namespace, tests, asked = prepared
     sys.modules["solution"] = Solution(channel)
     try:
-        channel.ask({"do": "load", "source": job["setup"] + "\n" + job["code"]})
+        channel.ask("call", LOAD, [job["setup"] + "\n" + job["code"]])
         for name in asked:
             try:
                 namespace[name] = channel.look_up(name)
             except NameError:  # missed when a test uses it
                 namespace.pop(name, None)
-    except Exception as error:
-        if isinstance(error, EOFError) and channel.is_gone:
+    except Exception:
+        if channel.is_gone:
             raise
-        yield {"loaded": False}
+        yield False
         return
-    yield {"loaded": True}
+    yield True
     for index, (preparation, test) in enumerate(tests):
+        is_due = index >= job["first"]
         tally.start()
         passed = run(preparation, namespace)
-        if index >= job["first"]:
+        if is_due:
             passed = run(test, namespace) and passed
         if channel.is_gone:
             raise EOFError
-        if index >= job["first"]:
-            passed = passed and has_checked(tally, channel)
-            yield {"passed": passed}
+        if is_due:
+            if passed and not tally.checks and not channel.uses:
+                raise Unsupported("a test that checks nothing and never uses the completion")
+            # One that checks nothing of what it asked for has failed.
+            passed = passed and tally.checks > 0 and not tally.has_failed
+            yield passed
             if job["stop_at_first"] and not passed:
                 return
-
-
-def has_checked(tally, channel):
-    """Whether a test that ran to its end says anything; one that checks nothing of what it asked for has failed."""
-    if not tally.checks and not channel.uses:
-        raise Unsupported("a test that checks nothing and never uses the completion")
-    return tally.checks > 0 and not tally.has_failed
 
 
 def run(code, namespace):
@@ -337,7 +304,7 @@ def prepare(tests, setup, entry_point, tally=None):
     that is it; the names to ask the completion for."""
     module = sys.modules["tests"] = types.ModuleType("tests")
     namespace = module.__dict__
-    namespace.update((tally or test_forms.Tally()).names())
+    namespace.update((tally or test_forms.Tally()).names)
     setup = test_forms.counted(setup)
     exec(compile(setup, "<setup>", "exec"), namespace)
     trees = [test_forms.counted(text) for text in ([tests] if isinstance(tests, str) else tests)]

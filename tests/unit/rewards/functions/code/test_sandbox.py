@@ -366,8 +366,8 @@ def test_a_killed_trainer_takes_its_sandboxes_along():
     marker = uuid.uuid4().hex
     script = (
         "import time; from trl_drgrpo.rewards.functions.code.sandbox import Sandbox\n"
-        f"running = Sandbox().start({{'m': 'def main(): import time; time.sleep(100)  # {marker}'}}, 'main', seconds=9)\n"
-        "running.wait_ready(); print('ready', flush=True); time.sleep(100)"
+        f"with Sandbox().start({{'m': 'def main(): import time; time.sleep(100)  # {marker}'}}, 'main', seconds=9) as it:\n"
+        "    it.wait_ready(); print('ready', flush=True); time.sleep(100)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
@@ -381,9 +381,9 @@ def test_a_killed_trainer_takes_its_sandboxes_along():
 
 @needs_bwrap
 def test_input_that_is_not_read_blocks_nobody():
-    with Sandbox().start({"m": "def main(): print('x' * 200000)"}, "main", seconds=20) as running:
+    source, given = "def main(): print('x' * 200000)", b"y" * 5_000_000
+    with Sandbox().start({"m": source}, "main", seconds=20, stdin=given) as running:
         running.wait_ready()
-        running.feed(b"y" * 5_000_000)
         assert running.read(time.monotonic() + 20, 1_000_000) == "end"
         assert len(running.output) == 200001
 
