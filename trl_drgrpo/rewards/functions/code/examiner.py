@@ -51,11 +51,12 @@ class Channel(wire.Peer):
         self.uses += 1
         reply = self.ask(do, target, args, kwargs)
         for at, form in reply.get("changed", {}).items():
-            old, new = args[int(at)], wire.decode(form, self.meant_by)
+            old: Any = args[int(at)]
+            new = wire.decode(form, self.meant_by)
             if type(old) is not type(new):
                 raise ValueError("not what was passed")
             old.clear()
-            (old.update if isinstance(old, (dict, set)) else old.extend)(new)
+            (old.update if hasattr(old, "update") else old.extend)(new)
         return wire.decode(reply["value"], self.meant_by)
 
     def look_up(self, name):
@@ -97,8 +98,8 @@ class Channel(wire.Peer):
             is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
             return Remote(self, number, None if is_plain else own)
         fields, items = tuple(content[0]), content[1]
-        named = own if getattr(own, "_fields", None) == fields else _named(kind, fields)
-        value: Any = named._make(wire.decode(item, self.meant_by) for item in items)
+        named: Any = own if getattr(own, "_fields", None) == fields else _named(kind, fields)
+        value = named._make(wire.decode(item, self.meant_by) for item in items)
         if named is not own:
             value._remote = Remote(self, number)
         return value

@@ -131,12 +131,10 @@ class CodeReward(SampleReward):
 
         [`BrokenTests`]: the tests cannot be run, whatever the completion. [`SandboxError`]: the sandbox did not start.
         """
-        tests = parse_tests(
-            columns[self.tests],
-            self._setup_text(columns),
-            columns[self.entry_point] if self.entry_point else None,
-            self.tolerance,
-        )
+        setup = columns[self.setup] if self.setup else None
+        setup = prompt_text(setup) if self.setup == "prompts" else setup
+        entry_point = columns[self.entry_point] if self.entry_point else None
+        tests = parse_tests(columns[self.tests], setup, entry_point, self.tolerance)
         if tests is None:
             raise BrokenTests(f"the column {self.tests!r} holds no tests of a known form")
         code = fenced_code(completion)
@@ -145,11 +143,6 @@ class CodeReward(SampleReward):
         run: Any = run_programs if isinstance(tests, ProgramTests) else run_function_tests
         passed = run(self.sandbox, completion if code is None else code, tests, self.clock, not self.partial)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
-
-    def _setup_text(self, columns: dict[str, Any]) -> Any:
-        if self.setup == "prompts":
-            return prompt_text(columns["prompts"])
-        return columns[self.setup] if self.setup else None
 
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any

@@ -103,12 +103,13 @@ def _read_chunk(stream: IO[bytes], deadline: float) -> bytes | None:
     return os.read(stream.fileno(), 1 << 16) if left > 0 and poll.poll(left * 1000) else None
 
 
-def _file_of(data: bytes, stack: contextlib.ExitStack) -> int:
-    """Descriptor of a file without a name with this in it, to be read from its start; closed with the stack."""
-    file = stack.enter_context(tempfile.TemporaryFile())
-    file.write(data)
-    file.seek(0)
-    return file.fileno()
+@contextlib.contextmanager
+def _file_of(data: bytes) -> Iterator[int]:
+    """Descriptor of a file without a name with this in it, to be read from its start."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        yield file.fileno()
 
 
 def _kill_group(process: Any) -> None:
@@ -232,13 +233,13 @@ class Sandbox:
         modules = [*sources_of("wire").items(), *sources.items()]
         command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *map(json.dumps, (limits, modules, entry))]
         with contextlib.ExitStack() as stack:
-            given = _file_of(stdin, stack) if isinstance(stdin, bytes) else stdin
+            given = stack.enter_context(_file_of(stdin)) if isinstance(stdin, bytes) else stdin
             environment, folder = {}, "/"
             if self.kind == "none":
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="completion-"))
                 environment = {**ENVIRONMENT, "HOME": folder}
             else:
-                rules = _file_of(seccomp.filter_program(seccomp.machine()), stack)
+                rules = stack.enter_context(_file_of(seccomp.filter_program(seccomp.machine())))
                 room = _room(_bwrap(), self.disk_mb << 20)
                 own = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
                 walls = _walls(self._python(), ["--bind", _ROOM, "/tmp"] if room else own)

@@ -93,12 +93,12 @@ def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator
         with contextlib.ExitStack() as ours:  # both ends are the children's alone, once started
             for fd in (requests_out, requests_in, replies_out, replies_in):
                 ours.callback(os.close, fd)
-            ends = {"stdin": requests_out, "stdout": replies_in}
-            candidate = sandbox.start(sources_of("candidate"), "serve", seconds=seconds, **ends)
-            candidate = stack.enter_context(candidate)
-            ends = {"stdin": given, "pass_fds": (replies_out, requests_in)}
-            examiner = sandbox.start(sources_of("test_forms", "examiner"), "examine", seconds=seconds, **ends)
-            examiner = stack.enter_context(examiner)
+            side = sources_of("candidate")
+            started = sandbox.start(side, "serve", seconds=seconds, stdin=requests_out, stdout=replies_in)
+            candidate = stack.enter_context(started)
+            side, own = sources_of("test_forms", "examiner"), (replies_out, requests_in)
+            started = sandbox.start(side, "examine", seconds=seconds, stdin=given, pass_fds=own)
+            examiner = stack.enter_context(started)
         candidate.wait_ready()
         examiner.wait_ready()
         yield examiner

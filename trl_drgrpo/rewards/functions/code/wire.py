@@ -155,6 +155,10 @@ def receive(stream):
 class Peer:
     """One end of the conversation: it asks the other end, and answers what that one asks meanwhile."""
 
+    operate: Callable[..., Any]  # what a request asks for, with its arguments: the reply
+    form_of: Callable[[Any], Any]  # the form of what is not plain data
+    meant_by: Callable[[Any, Any], Any]  # what such a form of the other end stands for, from its tag and content
+
     def __init__(self, reader, writer):
         self.reader, self.writer = reader, writer
         self.objects: list[Any] = []  # that the other end knows by their numbers
@@ -188,18 +192,6 @@ class Peer:
         """The number of an object from now on."""
         self.objects.append(value)
         return len(self.objects) - 1
-
-    def operate(self, request, args, kwargs) -> Any:
-        """Do what a request asks for; the reply."""
-        raise NotImplementedError
-
-    def form_of(self, value) -> Any:
-        """The form of what is not plain data."""
-        raise NotImplementedError
-
-    def meant_by(self, tag, content) -> Any:
-        """What a form of the other end stands for that is not plain data."""
-        raise NotImplementedError
 
 
 def raised(error):

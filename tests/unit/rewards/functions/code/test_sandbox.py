@@ -1,6 +1,7 @@
 # ruff: noqa: E501  (programs as text)
 import contextlib
 import os
+import platform
 import socket
 import stat
 import struct
@@ -20,22 +21,42 @@ from trl_drgrpo.rewards.functions.code import seccomp
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox, SandboxError
 
 
+def program(body: str) -> dict[str, str]:
+    """A program whose `main` has this body."""
+    lines = body.strip("\n").split("\n")
+    return {"program": "import os, sys\ndef main():\n" + "".join(f"    {line}\n" for line in lines)}
+
+
 def run(body: str, sandbox: Sandbox | None = None, seconds: float = 20, cap: int = 100_000) -> tuple[str, str]:
     """Output of a `main` with this body, and how reading it ended."""
-    source = "import os, sys\ndef main():\n" + "".join(f"    {line}\n" for line in body.strip("\n").split("\n"))
-    with (sandbox or Sandbox()).start({"program": source}, "main", seconds=seconds) as running:
+    with (sandbox or Sandbox()).start(program(body), "main", seconds=seconds) as running:
         running.wait_ready()
         status = running.read(time.monotonic() + seconds, cap)
         return running.output.decode(), status
 
 
-def refusals(body: str, *attempts: str, **kwargs) -> list[str]:
-    """What each attempt (an expression) ends in: the name of its exception, or "done"."""
-    lines = [*body.strip("\n").split("\n"), "def attempt(action):"]
-    lines += ["    try:", "        action()", "        return 'done'", "    except BaseException as error:"]
-    lines += ["        return type(error).__name__"]
-    lines += [f"print(attempt(lambda: {attempt}), flush=True)" for attempt in attempts]
-    return run("\n".join(lines), **kwargs)[0].split()
+ATTEMPT = """
+import ctypes, multiprocessing, mmap, pty, resource, signal, socket, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+def raw(call, *args):
+    if call(*args) == -1: raise OSError(ctypes.get_errno(), "x")
+def attempt(action):
+    try:
+        action()
+        return "done"
+    except BaseException as error:
+        return type(error).__name__
+"""
+
+
+def check_attempts(outcomes: dict[str, str], body: str = "", sandbox: Sandbox | None = None) -> None:
+    """Each attempt (an expression) ends in the exception of that name, or in "done"."""
+    prints = "\n".join(f"print(attempt(lambda: {attempt}), flush=True)" for attempt in outcomes)
+    seen = run(f"{ATTEMPT}{body}\n{prints}", sandbox)[0].split()
+    assert dict(zip(outcomes, seen, strict=True)) == outcomes
+
+
+DENIED = "PermissionError"
 
 
 # What holds in the sandbox.
@@ -53,27 +74,54 @@ print(sum(range(10)), os.getcwd())
     assert run(body) == ("thread\n45 /tmp\n", "end")
 
 
+FORK, CLONE, SHMGET = (57, 56, 29) if platform.machine() == "x86_64" else (220, 220, 194)
+
+
 @needs_bwrap
-def test_no_new_processes_by_any_door():
-    body = "import ctypes, multiprocessing, subprocess, pty\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-    body += "def raw(call):\n    if call() == -1: raise OSError(ctypes.get_errno(), 'x')\n    os._exit(0)\n"
-    fork, clone, clone3, thread = {
-        "x86_64": (57, 56, 435, 0x11),
-        "aarch64": (220, 220, 435, 0x11),
-    }[seccomp.machine()]
-    attempts = [
-        "os.fork()",
-        "subprocess.run([sys.executable, '-c', ''])",
-        "os.posix_spawn(sys.executable, [sys.executable], {})",
-        "multiprocessing.get_context('fork').Process(target=print).start()",
-        "raw(lambda: libc.fork())",
-        f"raw(lambda: libc.syscall({fork}, {thread}, 0, 0, 0, 0))",
-        f"raw(lambda: libc.syscall({clone}, {thread}, 0, 0, 0, 0))",
-        f"raw(lambda: libc.syscall({clone3}, ctypes.create_string_buffer(88), 88))",
-    ]
-    outcomes = refusals(body, *attempts)
-    assert outcomes[:-1] == ["PermissionError"] * (len(attempts) - 1)
-    assert outcomes[-1] == "OSError"  # ENOSYS
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        {
+            "os.fork()": DENIED,
+            "subprocess.run([sys.executable, '-c', ''])": DENIED,
+            "os.posix_spawn(sys.executable, [sys.executable], {})": DENIED,
+            "multiprocessing.get_context('fork').Process(target=print).start()": DENIED,
+            "raw(libc.fork) or os._exit(0)": DENIED,
+            f"raw(libc.syscall, {FORK}, 17, 0, 0, 0, 0) or os._exit(0)": DENIED,
+            f"raw(libc.syscall, {CLONE}, 17, 0, 0, 0, 0) or os._exit(0)": DENIED,
+            "raw(libc.syscall, 435, ctypes.create_string_buffer(88), 88) or os._exit(0)": "OSError",  # clone3: ENOSYS
+        },
+        {  # rights that were given up
+            "os.setuid(0)": DENIED,
+            "os.setgroups([0])": DENIED,
+            "raw(libc.unshare, 0x10000000)": DENIED,
+            "raw(libc.mount, b'x', b'/tmp', b'tmpfs', 0, None)": DENIED,
+            "raw(libc.umount2, b'/tmp', 0)": DENIED,
+            "raw(libc.ptrace, 16, 1, 0, 0)": DENIED,
+            "raw(libc.setns, 0, 0)": DENIED,
+            "os.pidfd_open(1)": DENIED,
+            "raw(libc.process_vm_readv, 1, None, 0, None, 0, 0)": DENIED,
+        },
+        {  # memory
+            "bytearray(300 << 20)": "MemoryError",
+            "mmap.mmap(-1, 300 << 20)": "OSError",
+            "os.memfd_create('x')": DENIED,
+            f"raw(libc.syscall, {SHMGET}, 0, 1 << 30, 0o1600)": DENIED,
+            "resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))": "ValueError",
+            "bytearray(20 << 20)": "done",
+        },
+        {  # sockets
+            "socket.socket(socket.AF_INET, socket.SOCK_RAW)": DENIED,
+            "raw(libc.socket, 40, 1, 0)": DENIED,  # vsock
+            "raw(libc.socket, 16, 3, 0)": DENIED,  # netlink
+            "raw(libc.socket, 38, 5, 0)": DENIED,  # kernel crypto
+            "[end.send(b'x') for end in socket.socketpair()]": "done",  # to itself only: what asyncio needs
+        },
+    ],
+    ids=["processes", "rights", "memory", "sockets"],
+)
+def test_what_is_denied_by_every_door(outcomes):
+    check_attempts(outcomes, sandbox=Sandbox(memory_mb=256))
 
 
 @needs_bwrap
@@ -91,28 +139,6 @@ except RuntimeError:
 """
     output, _ = run(body, Sandbox(threads=20))
     assert 0 < int(output) <= 20
-
-
-@needs_bwrap
-def test_memory_is_bounded_by_every_door():
-    body = "import mmap, ctypes, resource\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-    body += "def raw(*call):\n    if libc.syscall(*call) == -1: raise OSError(ctypes.get_errno(), 'x')\n"
-    attempts = [
-        "bytearray(300 << 20)",
-        "mmap.mmap(-1, 300 << 20)",
-        "os.memfd_create('x')",
-        f"raw({29 if seccomp.machine() == 'x86_64' else 194}, 0, 1 << 30, 0o1600)",
-        "resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))",
-        "bytearray(20 << 20)",
-    ]
-    assert refusals(body, *attempts, sandbox=Sandbox(memory_mb=256)) == [
-        "MemoryError",
-        "OSError",
-        "PermissionError",
-        "PermissionError",
-        "ValueError",
-        "done",
-    ]
 
 
 @needs_bwrap
@@ -141,7 +167,7 @@ def test_a_loop_ends_with_its_time_and_leaves_nothing(loop):
 
 @needs_bwrap
 def test_processor_time_is_the_kernels_affair_too():
-    with Sandbox().start({"m": "def main():\n    while True: pass"}, "main", seconds=0.5) as running:
+    with Sandbox().start(program("while True: pass"), "main", seconds=0.5) as running:
         running.wait_ready()
         assert running.read(time.monotonic() + 60, 1) == "end"  # 2 s of processor time, then SIGKILL
         assert running.exit_code(time.monotonic() + 10) != 0
@@ -206,18 +232,17 @@ def test_links_lead_nowhere(tmp_path):
     canary = tmp_path / "canary"
     canary.write_text("feather")
     body = f"canary = {str(canary)!r}\nos.symlink(canary, '/tmp/link'); os.symlink('/', '/tmp/root')"
-    attempts = [
-        "open('/tmp/link').read()",
-        "open('/tmp/link', 'w')",
-        "open('/tmp/root' + canary).read()",
-        "open('/tmp/../../..' + canary).read()",
-        "os.link(os.__file__, '/tmp/hard')",
-        "os.chroot('/tmp')",
-        "os.mknod('/tmp/disk', 0o60666, os.makedev(8, 0))",
-    ]
-    outcomes = refusals(body, *attempts)
-    assert outcomes[:4] == ["FileNotFoundError"] * 4
-    assert set(outcomes[4:]) <= {"OSError", "PermissionError"}
+    missing = "FileNotFoundError"
+    outcomes = {
+        "open('/tmp/link').read()": missing,
+        "open('/tmp/link', 'w')": missing,
+        "open('/tmp/root' + canary).read()": missing,
+        "open('/tmp/../../..' + canary).read()": missing,
+        "os.chroot('/tmp')": DENIED,
+        "os.mknod('/tmp/disk', 0o60666, os.makedev(8, 0))": DENIED,
+        "os.link(os.__file__, '/tmp/hard')": "OSError",
+    }
+    check_attempts(outcomes, body)
     assert canary.read_text() == "feather"
 
 
@@ -237,20 +262,10 @@ def test_no_socket_reaches_a_server(tmp_path):
     for server in servers:
         server.listen()
         threading.Thread(target=accept, args=(server,), daemon=True).start()
-    body = "import socket, ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-    body += "def raw(*call):\n    if libc.socket(*call) == -1: raise OSError(ctypes.get_errno(), 'x')\n"
-    attempts = [
-        f"socket.create_connection(('127.0.0.1', {tcp.getsockname()[1]}), 2)",
-        f"socket.socket(socket.AF_UNIX).connect({unix.getsockname()!r})",
-        f"socket.socket(socket.AF_UNIX).connect({abstract.getsockname()!r})",
-        "socket.socket(socket.AF_INET, socket.SOCK_RAW)",
-        "raw(40, 1, 0)",  # vsock
-        "raw(16, 3, 0)",  # netlink
-        "raw(38, 5, 0)",  # kernel crypto
-        "[end.send(b'x') for end in socket.socketpair()]",  # to itself only: what asyncio needs
-    ]
+    attempts = [f"socket.create_connection(('127.0.0.1', {tcp.getsockname()[1]}), 2)"]
+    attempts += [f"socket.socket(socket.AF_UNIX).connect({server.getsockname()!r})" for server in (unix, abstract)]
     try:
-        assert refusals(body, *attempts) == ["PermissionError"] * (len(attempts) - 1) + ["done"]
+        check_attempts(dict.fromkeys(attempts, DENIED))
         assert arrived == []
     finally:
         for server in servers:
@@ -260,12 +275,11 @@ def test_no_socket_reaches_a_server(tmp_path):
 @needs_bwrap
 def test_nothing_outside_can_be_killed():
     bystander = subprocess.Popen(["sleep", "60"])
-    body = f"import signal\nhost = [{os.getpid()}, {bystander.pid}]"
-    attempts = ["os.kill(1, 9)", "os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(1, 9)"]
-    attempts += ["os.kill(host[0], 9)", "os.kill(host[1], 9)", "print('alive')"]
+    kills = ["os.kill(1, 9)", "os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(1, 9)"]
+    kills += [f"os.kill({pid}, 9)" for pid in (os.getpid(), bystander.pid)]
+    prints = "".join(f"print(attempt(lambda: {kill}))\n" for kill in kills)
     try:
-        output = refusals(body, *attempts)
-        assert output[-2:] == ["alive", "done"]
+        assert run(f"{ATTEMPT}{prints}print('alive')")[0].endswith("alive\n")
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -334,31 +348,12 @@ def test_where_files_cannot_be_counted_that_is_said(monkeypatch, caplog):
     ],
 )
 def test_a_crash_is_a_failure_and_no_more(crash):
-    source = "import os, sys\ndef main():\n" + "".join(f"    {line}\n" for line in crash.split("\n"))
-    with Sandbox().start({"m": source}, "main", seconds=20) as running:
+    with Sandbox().start(program(crash), "main", seconds=20) as running:
         running.wait_ready()
         # Python frames without end fill the memory, and then take their time to unwind.
         status = running.read(time.monotonic() + 3, 1000)
         assert status in ("end", "timeout")
         assert running.exit_code(time.monotonic() + (20 if status == "end" else 0)) != 0
-
-
-@needs_bwrap
-def test_rights_cannot_be_won_back():
-    body = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-    body += "def raw(call, *args):\n    if call(*args) == -1: raise OSError(ctypes.get_errno(), 'x')\n"
-    attempts = [
-        "os.setuid(0)",
-        "os.setgroups([0])",
-        "raw(libc.unshare, 0x10000000)",
-        "raw(libc.mount, b'x', b'/tmp', b'tmpfs', 0, None)",
-        "raw(libc.umount2, b'/tmp', 0)",
-        "raw(libc.ptrace, 16, 1, 0, 0)",
-        "raw(libc.setns, 0, 0)",
-        "os.pidfd_open(1)",
-        "raw(libc.process_vm_readv, 1, None, 0, None, 0, 0)",
-    ]
-    assert refusals(body, *attempts) == ["PermissionError"] * len(attempts)
 
 
 @needs_bwrap
@@ -381,8 +376,7 @@ def test_a_killed_trainer_takes_its_sandboxes_along():
 
 @needs_bwrap
 def test_input_that_is_not_read_blocks_nobody():
-    source, given = "def main(): print('x' * 200000)", b"y" * 5_000_000
-    with Sandbox().start({"m": source}, "main", seconds=20, stdin=given) as running:
+    with Sandbox().start(program("print('x' * 200000)"), "main", seconds=20, stdin=b"y" * 5_000_000) as running:
         running.wait_ready()
         assert running.read(time.monotonic() + 20, 1_000_000) == "end"
         assert len(running.output) == 200001
@@ -440,9 +434,8 @@ def test_no_sandbox_says_so_and_still_limits(recwarn):
     assert status == "end"
     assert "TRL" not in output
     assert output.endswith("True\n")
-    attempts = ["bytearray(300 << 20)", "open('x', 'wb').truncate(2 << 20)", "bytearray(1 << 20)"]
-    outcomes = refusals("import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)", *attempts, sandbox=bare)
-    assert outcomes == ["MemoryError", "OSError", "done"]
+    outcomes = {"bytearray(300 << 20)": "MemoryError", "open('x', 'wb').truncate(2 << 20)": "OSError"}
+    check_attempts({**outcomes, "bytearray(1 << 20)": "done"}, "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)", bare)
 
 
 def test_no_sandbox_still_ends_the_group_with_the_run():
