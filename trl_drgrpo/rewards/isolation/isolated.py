@@ -23,8 +23,8 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.columns import pass_on_checks
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_on_error, declared, reward_name
-from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
-from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of, unpickled
+from trl_drgrpo.rewards.isolation.pool import Call, pool_for
+from trl_drgrpo.rewards.isolation.worker import Failure, RewardCaller, SampleScorer, Scored, failure_of, unpickled
 from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_reward
 from trl_drgrpo.rewards.signatures import behind_partials, parameters, signature_of
@@ -232,7 +232,7 @@ def _run_here(score: Callable[..., Any], calls: Sequence[Call], threads: int) ->
         try:
             return score(*call[0], **call[1])
         except (Exception, SystemExit) as error:  # sys.exit() in a reward is its failure, as it is in a worker
-            return Failure(*failure_of(error))
+            return failure_of(error)
 
     if threads == 1:
         return [outcome(call) for call in calls]

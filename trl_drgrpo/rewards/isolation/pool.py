@@ -22,12 +22,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
 from trl_drgrpo.rewards.isolation.nursery import NurseryHandle, WorkerHandle
+from trl_drgrpo.rewards.isolation.worker import Failure
 from trl_drgrpo.rewards.limits import Limits, available_workers
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -35,21 +35,6 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 _CHUNK_SECONDS = 0.02  # of work in one message: little enough to share a batch evenly, and a message's cost is nothing
 _CHUNK_CALLS = 64
 _CALLS_PER_WORKER = 1000  # then it is replaced: what it leaked goes with it
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A call without a result.
-
-    Args:
-        reason (`str`): In a few words: `ValueError: ...`, `no result within 5 s`, `the worker died (signal 11)`.
-        traceback (`str`): As text, where the call raised and its message does not say all.
-        of_row (`bool`): Whether the call would have failed whatever was written: no completion is to blame.
-    """
-
-    reason: str
-    traceback: str = ""
-    of_row: bool = False
 
 
 class Batch:
@@ -240,13 +225,13 @@ class WorkerPool:
             if failure is None:
                 worker.loaded.add(worker.jobs.popleft())
             elif worker.jobs[0] == batch.key:
-                reason, text, _ = failure
-                self._fail(worker, batch, Failure(f"not loaded in a worker: {reason}", text, True))
+                reason = f"not loaded in a worker: {failure.reason}"
+                self._fail(worker, batch, Failure(reason, failure.traceback, of_row=True))
             else:  # of an earlier run
                 worker.jobs.popleft()
             return
         batch.note_seconds(seconds)
-        batch.resolve(worker.jobs.popleft(), Failure(*failure) if failure else _unpacked(result))
+        batch.resolve(worker.jobs.popleft(), failure or _unpacked(result))
         worker.deadline = time.monotonic() + self._limits.timeout
         worker.calls += 1
         if retire or worker.calls >= _CALLS_PER_WORKER:

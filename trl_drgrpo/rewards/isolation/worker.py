@@ -7,7 +7,7 @@ pickle costs that one call. The process that reads the answers is `trl_drgrpo.re
 
 To the worker: `(key, sys_path, function, calls)`, with an empty `function` where it has been loaded. Back, for the
 loading and for each call, a frame: 8 bytes of length, then a pickle of `(result, failure, seconds, retire)`.
-`function`, `result` and each call are pickles within the pickle; a failure is `(reason, traceback, of_row)` or None.
+`function`, `result` and each call are pickles within the pickle; `failure` is a [`Failure`] or None.
 
 [`SampleScorer`] and [`RewardCaller`] are what is loaded: they check and convert rewards here, so that neither tensors
 nor nonsense have to pickle, and collect what a reward function logs, to be logged again in the trainer's process.
@@ -91,18 +91,33 @@ def unpickled(files: Sequence[str], function: bytes) -> Any:
     return pickle.loads(function)
 
 
-def failure_of(error: BaseException) -> tuple[str, str, bool]:
-    """Reason and traceback of a failed call (none where the message says all), and whether its row is to blame."""
+@dataclass(frozen=True)
+class Failure:
+    """A call without a result.
+
+    Args:
+        reason (`str`): In a few words: `ValueError: ...`, `no result within 5 s`, `the worker died (signal 11)`.
+        traceback (`str`): As text, where the call raised and its message does not say all.
+        of_row (`bool`): Whether the call would have failed whatever was written: no completion is to blame.
+    """
+
+    reason: str
+    traceback: str = ""
+    of_row: bool = False
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an exception makes of its call; no traceback where the message says all."""
     of_row = isinstance(error, (InputError, UnscorableError)) and not isinstance(error, RewardError)
     try:
         if speaks_for_itself(error):
-            reason = error.got if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-            return reason[:_TEXT_LIMIT], "", of_row
-        reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        text = "".join(traceback.format_exception(error))
+            reason, text = error.got if isinstance(error, RewardError) else f"{type(error).__name__}: {error}", ""
+        else:
+            reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+            text = "".join(traceback.format_exception(error))
     except BaseException:  # an exception whose own text cannot be made
         reason, text = type(error).__name__, ""
-    return reason[:_TEXT_LIMIT], text[-_TEXT_LIMIT:], of_row
+    return Failure(reason[:_TEXT_LIMIT], text[-_TEXT_LIMIT:], of_row)
 
 
 def _flush() -> None:
