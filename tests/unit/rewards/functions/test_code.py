@@ -14,7 +14,7 @@ from enum import IntEnum
 from fractions import Fraction
 
 import pytest
-from bubblewrap import REASON, needs_bwrap
+from bubblewrap import REASON, needs_bwrap, slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,10 +178,6 @@ FORGERIES = {
 }  # fmt: skip
 
 OF_EACH_SORT = 6
-
-
-def slow(case):
-    return pytest.param(case, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,6 @@ own `__eq__` is never asked, for it could say yes to everything:
 import ast
 import collections
 import enum
-import functools
 import inspect
 import os
 import sys
@@ -24,7 +23,6 @@ from trl_drgrpo.rewards.functions.code import test_forms, wire
 _PLAIN_TYPES = (int, float, str, list, dict, set, tuple, bool, bytes, frozenset, complex, bytearray, object)
 _COMPARISONS = ("eq", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-
 
 LOAD, LOOK_UP = 0, 1  # numbers of the first two objects of `candidate.Candidate`
 
@@ -73,7 +71,7 @@ class Channel(wire.Peer):
 
     def form_of(self, value):
         if type(value) is Remote:
-            return {"object": _of(value, "_target")}
+            return {"object": value._target}
         if any(value is kind for kind in _PLAIN_TYPES):
             return {"type": value.__name__}
         kind = type(value)
@@ -133,34 +131,37 @@ class Remote:
 
     @property
     def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _of(self, "_own") or Remote
+        return self._own or Remote
 
     def __call__(self, *args, **kwargs):
-        value = _operate(self, "call", args, kwargs)
-        if type(value) is Remote and _of(self, "_name")[:1].isupper():
+        value = self._use("call", args, kwargs)
+        if type(value) is Remote and self._name[:1].isupper():
             vars(value)["_is_made"] = True
         return value
 
     def __instancecheck__(self, instance):
-        return type(instance) is Remote and bool(_operate(instance, "isinstance", (self,)))
+        return type(instance) is Remote and bool(instance._use("isinstance", (self,)))
 
     def __hash__(self):
-        own = _of(self, "_own")
+        own = self._own
         return 0 if own is None or own.__hash__ is object.__hash__ else own.__hash__(self)
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        own = _of(self, "_own")
-        if own is not None and hasattr(own, name) and _is_method_of(sys._getframe(1).f_code, own):
+        own, asking = self._own, sys._getframe(1).f_code
+        if own is not None and hasattr(own, name) and _is_method_of(asking, own):
             attribute = inspect.getattr_static(own, name)  # `other.key()` in a `__eq__`: not to be the completion's
             return attribute.__get__(self, own) if hasattr(attribute, "__get__") else attribute
-        return _operate(self, "getattr", (name,))
+        return self._use("getattr", (name,))
+
+    def _use(self, do, args, kwargs=None):
+        return self._channel.use(do, self._target, args, kwargs)
 
 
 def _forwarded(do):
     def method(self, *args):
-        return _operate(self, do, args)
+        return self._use(do, args)
 
     return method
 
@@ -172,7 +173,7 @@ for _do in ("setattr", "getitem", "setitem", "delitem", "len", "bool", "iter", "
 
 def _binary(operation):
     def method(self, other):
-        own = _of(self, "_own")
+        own, kind = self._own, type(other)
         if own is not None and getattr(own, operation, None) is not getattr(object, operation, None):
             return getattr(own, operation)(self, other)  # of the tests
         if self is other and operation == "__eq__":
@@ -180,14 +181,16 @@ def _binary(operation):
         if other is None:
             return NotImplemented
         is_comparison = operation.strip("_") in _COMPARISONS
-        both = (self, other) if type(other) is Remote else (self,)
-        if any(_of(remote, "_is_made") for remote in both) or (is_comparison and len(both) == 2):
+        both = (self, other) if kind is Remote else (self,)
+        if any(remote._is_made for remote in both) or (is_comparison and len(both) == 2):
             raise Undecided(
                 f"a test has an object of the completion's own class judged by that class ({operation}): compare its "
                 "attributes, or define the class in setup"
             )
-        if is_comparison and not _can_differ(other):
-            raise Undecided(f"a test compares an object of the completion with a {type(other).__name__}, unknown here")
+        # No object of the completion is equal to plain data, nor to what a class of the tests compares.
+        is_known = isinstance(other, wire.PLAIN) or (kind.__module__ == "tests" and kind.__eq__ is not object.__eq__)
+        if is_comparison and not is_known:
+            raise Undecided(f"a test compares an object of the completion with a {kind.__name__}, unknown here")
         return NotImplemented
 
     method.__name__ = operation
@@ -196,13 +199,6 @@ def _binary(operation):
 
 for _operation in (*_COMPARISONS, *_ARITHMETIC):
     setattr(Remote, f"__{_operation}__", _binary(f"__{_operation}__"))
-
-
-def _can_differ(value):
-    """Whether it is known of a value that no object of the completion is equal to it."""
-    kind = type(value)
-    is_compared_by_tests = kind.__module__ == "tests" and kind.__eq__ is not object.__eq__
-    return isinstance(value, wire.PLAIN) or is_compared_by_tests
 
 
 def _is_method_of(code, own):
@@ -220,17 +216,8 @@ class _Named:
         return getattr(self._remote, name)
 
 
-@functools.lru_cache
 def _named(kind, fields):
     return type(kind, (_Named, collections.namedtuple(kind, fields)), {})
-
-
-def _of(remote, attribute):
-    return object.__getattribute__(remote, attribute)
-
-
-def _operate(remote, do, args, kwargs=None):
-    return _of(remote, "_channel").use(do, _of(remote, "_target"), args, kwargs)
 
 
 def examine():

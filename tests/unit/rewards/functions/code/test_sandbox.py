@@ -1,5 +1,4 @@
 # ruff: noqa: E501  (programs as text)
-import contextlib
 import os
 import platform
 import socket
@@ -7,12 +6,11 @@ import stat
 import struct
 import subprocess
 import sys
-import threading
 import time
 import uuid
 
 import pytest
-from bubblewrap import needs_bwrap
+from bubblewrap import needs_bwrap, slow
 from processes import eventually, marked
 
 from trl_drgrpo.common.errors import InputError
@@ -146,14 +144,11 @@ except RuntimeError:
     "loop",
     [
         "while True: pass",
-        pytest.param("9 ** 9 ** 9", marks=pytest.mark.slow),
+        slow("9 ** 9 ** 9"),
         "import re; re.match(r'(a+)+$', 'a' * 64 + 'b')",
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); signal.pause()",
-        pytest.param(
-            "import threading; [threading.Thread(target=lambda: 9 ** 9 ** 9).start() for _ in range(4)]",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("os.close(1)\nwhile True: pass", marks=pytest.mark.slow),
+        slow("import threading; [threading.Thread(target=lambda: 9 ** 9 ** 9).start() for _ in range(4)]"),
+        slow("os.close(1)\nwhile True: pass"),
     ],
 )
 def test_a_loop_ends_with_its_time_and_leaves_nothing(loop):
@@ -188,19 +183,14 @@ def test_nothing_outside_can_be_read_or_written(tmp_path, monkeypatch):
     shown = sandbox_module._interpreter_files(Sandbox()._python())
     apart = ["/proc", "/sys", "/home", "/run", "/var", "/boot", "/opt", "/mnt", "/srv"]
     apart = [place for place in apart if not any(file.startswith(f"{place}/") for file in shown)]
-    body = f"apart = {apart}\nplaces = {[str(canary), os.path.expanduser('~/.bashrc'), __file__, '/etc/passwd', '/etc/shadow']!r}\n"
+    places = [str(canary), os.path.expanduser("~/.bashrc"), __file__, "/etc/passwd", "/etc/shadow"]
+    body = f"{ATTEMPT}apart, places = {apart}, {places}"
     body += """
 print([place for place in places if os.path.exists(place)])
 print(sorted(set(os.environ) - {'HOME', 'LANG', 'PATH', 'PWD', 'LC_CTYPE', 'OMP_NUM_THREADS',
     'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'}))
-def writable(place):
-    try:
-        open(place, "w").close()
-        return True
-    except OSError:
-        return False
-stdlib = os.path.dirname(os.__file__)
-print([place for place in (*places, "/x", "/dev/x", "/usr/lib/x", stdlib + "/x.py", os.__file__) if writable(place)])
+places += ["/x", "/dev/x", "/usr/lib/x", os.path.dirname(os.__file__) + "/x.py", os.__file__]
+print([place for place in places if attempt(lambda: open(place, "w").close()) == "done"])
 print([place for place in apart if os.path.exists(place)])
 print(os.path.exists("/dev/tty"), os.getuid() != 0, os.getpid() < 10)
 """
@@ -213,15 +203,8 @@ print(os.path.exists("/dev/tty"), os.getuid() != 0, os.getpid() < 10)
 def test_no_descriptor_of_the_host_is_inherited(tmp_path):
     held = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT)
     os.set_inheritable(held, True)
-    body = """
-def is_open(fd):
     try:
-        return bool(os.fstat(fd))
-    except OSError:
-        return False
-print([fd for fd in range(1000) if is_open(fd)])
-"""
-    try:
+        body = f"{ATTEMPT}print([fd for fd in range(1000) if attempt(lambda: os.fstat(fd)) == 'done'])"
         assert run(body)[0] == "[0, 1, 2]\n"
     finally:
         os.close(held)
@@ -248,25 +231,21 @@ def test_links_lead_nowhere(tmp_path):
 
 @needs_bwrap
 def test_no_socket_reaches_a_server(tmp_path):
-    arrived = []
     tcp, unix = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
     unix.bind(str(tmp_path / "socket"))
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind(f"\0{uuid.uuid4().hex}")
     servers = [tcp, unix, abstract]
-
-    def accept(server):
-        with contextlib.suppress(OSError):
-            arrived.append(server.accept())
-
     for server in servers:
         server.listen()
-        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        server.setblocking(False)
     attempts = [f"socket.create_connection(('127.0.0.1', {tcp.getsockname()[1]}), 2)"]
     attempts += [f"socket.socket(socket.AF_UNIX).connect({server.getsockname()!r})" for server in (unix, abstract)]
     try:
         check_attempts(dict.fromkeys(attempts, DENIED))
-        assert arrived == []
+        for server in servers:
+            with pytest.raises(BlockingIOError):
+                server.accept()  # nobody has come
     finally:
         for server in servers:
             server.close()
@@ -298,8 +277,8 @@ except OSError as error:
     print(error.errno, written >> 20)
 """
     assert run(body, Sandbox(disk_mb=4))[0] == "28 4\n"  # ENOSPC
-    big = "with open('/tmp/x', 'wb') as file:\n    file.seek(5 << 20); file.write(b'x'); file.flush()"
-    assert run(f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\ntry:\n    {big.replace(chr(10), chr(10) + '    ')}\nexcept OSError as error: print(error.errno)", Sandbox(disk_mb=4))[0] == "27\n"  # fmt: skip
+    ignore = "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
+    check_attempts({"open('/tmp/x', 'wb').truncate(5 << 20)": "OSError"}, ignore, Sandbox(disk_mb=4))
     assert run("print(os.listdir('/tmp'))")[0] == "[]\n"
 
 
@@ -340,9 +319,9 @@ def test_where_files_cannot_be_counted_that_is_said(monkeypatch, caplog):
     "crash",
     [
         "import ctypes; ctypes.string_at(0)",
-        pytest.param("sys.setrecursionlimit(10 ** 9)\nf = lambda x: f(x + 1)\nf(0)", marks=pytest.mark.slow),
+        slow("sys.setrecursionlimit(10 ** 9)\nf = lambda x: f(x + 1)\nf(0)"),
         "os.abort()",
-        pytest.param("os.kill(os.getpid(), 9)", marks=pytest.mark.slow),
+        slow("os.kill(os.getpid(), 9)"),
         "os.execv('/nowhere', ['x'])",
         "sys.stdout.close(); raise SystemExit(3)",
     ],
@@ -440,8 +419,8 @@ def test_no_sandbox_says_so_and_still_limits(recwarn):
 
 def test_no_sandbox_still_ends_the_group_with_the_run():
     marker = uuid.uuid4().hex
-    body = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)  # {marker}'])"
-    run(f"{body}\nprint(1)", Sandbox("none"), seconds=1)
+    start = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)  # {marker}'])"
+    run(start, Sandbox("none"), seconds=1)
     assert eventually(lambda: not marked(marker))
 
 
