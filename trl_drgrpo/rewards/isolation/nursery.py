@@ -34,13 +34,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trl_drgrpo.rewards.isolation.worker import LENGTH, serve
+from trl_drgrpo.rewards.limits import ONE_THREAD
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
 _FRAME_LIMIT = 1 << 30  # bytes; a longer frame is none: something else was written to the channel
 _SEND_LIMIT = 30.0  # seconds in which an idle worker takes what it is sent, or counts as dead
 _END_PATIENCE = 0.5  # seconds in which the nursery says how a killed worker ended
-# Workers are as many as cores: threads within each would only wait for each other, and each takes memory.
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _MEMORY = struct.Struct("<Q")  # of a new worker in MB, or 0; sent with the ends of its two sockets
 _STATUS = struct.Struct("<q")  # of a worker that ended, as `os.waitstatus_to_exitcode` gives it
 
@@ -113,7 +112,7 @@ class NurseryHandle:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal is for the trainer, which then ends it
-                env=_ONE_THREAD | os.environ,
+                env=ONE_THREAD | os.environ,
             )
 
     def is_alive(self) -> bool:

@@ -87,8 +87,5 @@ class Candidate(wire.Peer):
             if own is None or getattr(own, "_fields", None) != tuple(fields):
                 own = collections.namedtuple(kind, fields)
             return own._make(wire.decode(item, self.meant_by) for item in items)
-        return lambda *args: self.call_back(content, args)
-
-    def call_back(self, number, args):
-        """Call a function of the tests that was passed as an argument."""
-        return wire.decode(self.ask("call", number, args)["value"], self.meant_by)
+        # A function of the tests that was passed as an argument.
+        return lambda *args: wire.decode(self.ask("call", content, args)["value"], self.meant_by)

@@ -26,16 +26,10 @@ from typing import IO, Any
 
 from trl_drgrpo.common.errors import InputError, UnscorableError
 from trl_drgrpo.rewards.functions.code import seccomp
+from trl_drgrpo.rewards.limits import ONE_THREAD
 
 START_SECONDS = 60.0  # to set up and reach "ready": generous, since a busy machine is no fault of the completion
-ENVIRONMENT = {
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    "PATH": "/usr/bin:/bin",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", **ONE_THREAD}
 
 
 class SandboxError(UnscorableError):
