@@ -211,23 +211,23 @@ class Nursery:
 
     def _obey(self) -> bool:
         order, ends, _, _ = socket.recv_fds(self.control, _MEMORY.size, 2)
-        if len(order) < _MEMORY.size or len(ends) < 2:  # closed: an order of a few bytes arrives in one piece
+        if len(order) < _MEMORY.size:  # closed: an order of a few bytes arrives in one piece
             return False
-        nursery, (channel, leash) = os.getpid(), ends
+        nursery = os.getpid()
         try:
-            pid = os.fork()
-        except OSError:  # no process left for this user; the pool sees the channel close
-            pid = -1
+            pid = os.fork() if len(ends) == 2 else -1
+        except OSError:
+            pid = -1  # no process, or above no descriptor, left for this user: the pool sees the channel close
         if pid == 0:
             try:
-                self._become_worker(nursery, channel, *_MEMORY.unpack(order))
+                self._become_worker(nursery, ends[0], *_MEMORY.unpack(order))
             finally:
                 os._exit(1)
-        os.close(channel)
-        held = socket.socket(fileno=leash)
         if pid > 0:
-            self.leashes[pid] = held
-            self.selector.register(held, selectors.EVENT_READ, pid)
+            self.leashes[pid] = leash = socket.socket(fileno=ends.pop())
+            self.selector.register(leash, selectors.EVENT_READ, pid)
+        for end in ends:
+            os.close(end)
         return True
 
     def _become_worker(self, nursery: int, channel: int, memory_mb: int) -> NoReturn:

@@ -202,6 +202,20 @@ def test_the_secret_would_have_been_enough_and_would_have_been_found():
     assert scored(FORGERIES["searches its memory"], [f"assert f([{SECRET!r}]) == {SECRET!r}"]) == 1.0
 
 
+PERSUADED = {
+    "eq contains bool gt lt le ge instancecheck": "True",
+    "sub rsub abs float": "0.5",
+    "hash len index int": "1",
+    "iter": "iter([self])",
+    "getattr": "lambda *args: True",
+}
+YES_TO_ALL = "class Yes:\n" + "".join(
+    f"    def __{name}__(self, *args): return {value}\n"
+    for names, value in PERSUADED.items()
+    for name in names.split()
+)
+
+
 @pytest.mark.parametrize(
     "test",
     [
@@ -220,17 +234,7 @@ def test_the_secret_would_have_been_enough_and_would_have_been_found():
     ],
 )
 def test_an_object_that_says_yes_to_everything_persuades_no_test(test):
-    code = "class Yes:\n" + "".join(
-        f"    def __{name}__(self, *args): return {value}\n"
-        for name, value in [
-            *((name, "True") for name in ("eq", "contains", "bool", "gt", "lt", "le", "ge", "instancecheck")),
-            *((name, "0.5") for name in ("sub", "rsub", "abs", "float")),
-            *((name, "1") for name in ("hash", "len", "index", "int")),
-            ("iter", "iter([self])"),
-            ("getattr", "lambda *args: True"),
-        ]
-    )
-    assert scored(code + "def f(x): return Yes()", [test]) == 0.0
+    assert scored(YES_TO_ALL + "def f(x): return Yes()", [test]) == 0.0
 
 
 @needs_bwrap
@@ -263,36 +267,29 @@ def test_bombs_cost_their_own_completion_only(bomb):
 # Tests that cannot be run.
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        None,
-        [],
-        "",
-        "   ",
-        3,
-        "[not json",
-        '{"inputs": [1]}',
-        {"input": ["1"], "output": ["1", "2"]},
-        {"input": "1", "output": "1"},
-        [{"input": "1"}],
-        [{"input": 1, "output": 2}],
-        ["assert f(1) == 1", 3],
-        ["assert f(1 == 1"],
-        "x = 1",  # no test in it
-        {"fn_name": "not a name", "inputs": [[1]], "outputs": [1]},
-        {"fn_name": "f", "inputs": [1], "outputs": [1]},
-        ["class Own: pass\nassert f(Own()) == 1"],
-    ],
-)
+OF_NO_KNOWN_FORM = [
+    None,
+    [],
+    "",
+    "   ",
+    3,
+    "[not json",
+    [{"input": "1"}],
+    [{"input": 1, "output": 2}],
+    ["assert f()", 3],
+]
+UNEVEN = ['{"inputs": [1]}', {"input": ["1"], "output": ["1", "2"]}, {"input": "1", "output": "1"}]
+UNCALLABLE = [{"fn_name": name, "inputs": [args], "outputs": [1]} for name, args in (("not a name", [1]), ("f", 1))]
+UNTESTABLE = [["assert f(1 == 1"], "x = 1", ["class Own: pass\nassert f(Own()) == 1"]]
+
+
+@pytest.mark.parametrize("tests", OF_NO_KNOWN_FORM + UNEVEN + UNCALLABLE + UNTESTABLE)
 def test_broken_tests_are_unscorable_and_counted(tests, caplog):
-    metrics = []
+    metrics = {}
     reward = CodeReward(sandbox="none", name=f"code_{uuid.uuid4().hex}")
-    score = reward(
-        completions=[fenced("def f(x): return 1")], tests=[tests], log_metric=lambda *metric: metrics.append(metric)
-    )
-    assert score == [None]
-    assert metrics == [(f"rewards/{reward.__name__}/failed_frac", 1.0)]
+    completions = [fenced("def f(x): return 1")]
+    assert reward(completions=completions, tests=[tests], log_metric=metrics.__setitem__) == [None]
+    assert metrics == {f"rewards/{reward.__name__}/failed_frac": 1.0}
     assert "BrokenTests" in caplog.text
 
 
