@@ -58,29 +58,25 @@ def run_function_tests(
 
 
 def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock, stop_at_first: bool) -> list[bool]:
-    """Run a program on each input; arguments, result and errors as in [`run_function_tests`]."""
+    """Run a program on each input; arguments, result and errors as in [`run_function_tests`]. One that raises, or
+    writes much more than is expected, has not passed."""
+    source = code.encode("utf-8", "replace")
     passed, spent = [], 0.0
     for stdin, expected in tests.cases:
         if spent >= clock.in_all or (stop_at_first and False in passed):
             break
         started = time.monotonic()
         seconds = min(clock.per_test, clock.in_all - spent)
-        output = run_program(sandbox, code, stdin, seconds, cap=2 * len(expected) + 100_000)
-        passed.append(output is not None and same_output(output, expected, tests.tolerance))
+        given = b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace")
+        with sandbox.start(sources_of("candidate"), "run_script", seconds=seconds, stdin=given) as running:
+            running.wait_ready()
+            deadline = time.monotonic() + seconds
+            ended = running.read(deadline, cap=2 * len(expected) + 100_000) == "end"
+            ended = ended and running.exit_code(deadline) == 0
+        output = running.output.decode("utf-8", "replace")
+        passed.append(ended and same_output(output, expected, tests.tolerance))
         spent += time.monotonic() - started
     return passed + [False] * (len(tests.cases) - len(passed))
-
-
-def run_program(sandbox: Sandbox, code: str, stdin: str, seconds: float, cap: int) -> str | None:
-    """Standard output of a program; `None` if it fails, takes longer than `seconds`, or writes over `cap` bytes."""
-    source = code.encode("utf-8", "replace")
-    given = b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace")
-    with sandbox.start(sources_of("candidate"), "run_script", seconds=seconds, stdin=given) as running:
-        running.wait_ready()
-        deadline = time.monotonic() + seconds
-        if running.read(deadline, cap) != "end" or running.exit_code(deadline) != 0:
-            return None
-        return running.output.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
