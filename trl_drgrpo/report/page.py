@@ -17,6 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common import markdown
+
 # `<` opens tags and comments; direction marks would turn the source around; surrogates have no UTF-8; and so on.
 _ESCAPED = re.compile("[<>&\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\uffff\ud800-\udfff]")
 
@@ -58,7 +60,6 @@ def visible(text: object) -> str:
     return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", str(text))
 
 
-_MARKDOWN = re.compile(r"[\\`*_\[\]|$]")
 _BEGINNING = 300  # characters of a completion in Markdown
 
 _STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "group_widget.css")
@@ -95,41 +96,19 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
 def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
     """Renders the Markdown file. `contents`: of `report_contents`; `plot`: the picture in the same folder, `None`
     without matplotlib."""
-    return _template("report.md.j2", autoescape=False).render(**contents, plot=plot.name if plot else "")
+    return _template("report.md.j2", keep_trailing_newline=True).render(**contents, plot=plot.name if plot else "")
 
 
-def _template(name: str, autoescape: bool) -> Any:
-    from jinja2 import Environment, PackageLoader
-
-    loader = PackageLoader("trl_drgrpo.report", "assets")
-    environment = Environment(
-        loader=loader,
-        autoescape=autoescape,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=not autoescape,
-    )
-    environment.filters |= {
-        "value": shown,
-        "amount": amount,
-        "headline": headline_text,
-        "visible": visible,
-        "cell": cell,
-        "row": _row,
-        "head": lambda cells: f"{_row(cells)}\n{_row(['---'] * len(cells))}",
-        "beginning": _beginning,
-    }
-    return environment.get_template(name)
+def _template(name: str, **options: Any) -> Any:
+    filters = {"value": shown, "amount": amount, "headline": headline_text, "visible": visible, "cell": cell}
+    filters |= {"beginning": _beginning, "row": lambda cells: markdown.row([shown(each) for each in cells])}
+    options |= {"trim_blocks": True, "lstrip_blocks": True}
+    return markdown.template("trl_drgrpo.report", f"assets/{name}", filters, **options)
 
 
 def cell(value: str) -> str:
     """Text that is neither Markdown, nor markup, nor the end of a table's cell."""
-    text = visible(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return " ".join(_MARKDOWN.sub(r"\\\g<0>", text).split())
-
-
-def _row(cells: Sequence[Any]) -> str:
-    return f"| {' | '.join(cell(shown(each)) for each in cells)} |"
+    return markdown.plain(visible(value))
 
 
 def _beginning(spans: Sequence[dict[str, Any]], level: int | None = None, cut: int = 0) -> str:

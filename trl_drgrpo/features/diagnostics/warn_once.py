@@ -130,13 +130,12 @@ class RunWarnings:
 
     def state_dict(self) -> dict[str, Any]:
         """Warnings and readings so far, JSON-ready."""
-        seen = {window.cause.judge.__name__: window.seen for window in self._windows}
+        seen = {w.cause.judge.__name__: {"readings": w.readings, "kept": w.kept} for w in self._windows}
         return {"said": self.said, "step": self.step, "seen": seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; causes that are watched anew start from nothing."""
         self.said, self.step = state["said"], state["step"]
         for window in self._windows:
-            seen = state["seen"].get(window.cause.judge.__name__, {})
-            if seen.keys() == window.seen.keys():
-                window.seen = seen
+            if (seen := state["seen"].get(window.cause.judge.__name__)) is not None:
+                window.readings, window.kept = seen["readings"], seen["kept"]

@@ -172,48 +172,30 @@ class Window:
         num_generations (`int`): G.
 
     Attributes:
-        seen (`dict`): The readings so far, `[step, *values]` each, and what the function keeps beyond them. It is
-            JSON-ready and travels with checkpoints.
-        judged (`dict[str, list]`): While the function judges: readings by the metric that a `*` stands for, else
-            under `""`.
+        readings (`dict[str, list]`): The readings so far, `[step, *values]` each, by the metric that a `*` stands for,
+            else under `""`.
+        kept (`dict`): What the function keeps from one judgement to the next. Both are JSON-ready and travel with
+            checkpoints.
+        judged (`dict[str, list]`): Of the readings, those that are judged. Where there is no `*`: `steps`, the step of
+            each; `series`, one per metric; `span`, from the first to the last in words.
     """
 
     def __init__(self, cause: Cause, thresholds: Mapping[str, float], num_generations: int):
         self.cause, self.num_generations = cause, num_generations
         self.size = 1 if cause.steps is None else int(thresholds["steps"]) * cause.times
         self._thresholds = {name: thresholds[name] for name in cause.thresholds if name != "steps"}
-        self.judged: dict[str, list[Any]] = {}
         self.forget()
 
     def forget(self) -> None:
         """Start from nothing."""
-        self.seen: dict[str, dict[str, Any]] = {"readings": {}, "kept": {}}
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """What the function keeps from one judgement to the next."""
-        return self.seen["kept"]
-
-    @property
-    def steps(self) -> list[int]:
-        """The step of each reading that is judged."""
-        return [reading[0] for reading in self.judged[""]]
-
-    @property
-    def series(self) -> list[tuple[Any, ...]]:
-        """The readings that are judged as one series per metric."""
-        return list(zip(*self.judged[""], strict=True))[1:]
-
-    @property
-    def span(self) -> str:
-        """The optimizer steps from the first reading to the last."""
-        return span_of(self.judged[""])
+        self.readings: dict[str, list[Any]] = {}
+        self.kept: dict[str, Any] = {}
 
     def take(self, step: int, metrics: Mapping[str, Any]) -> str | None:
         """Take in the metrics of a step; returns the warning of a full window, if there is one."""
         taken = self._reading(metrics)
         for name, values in taken.items():
-            readings = self.seen["readings"].setdefault(name, [])
+            readings = self.readings.setdefault(name, [])
             readings.append([step, *values])
             while self._is_full(readings[1:]):
                 del readings[0]
@@ -237,9 +219,12 @@ class Window:
         return len(readings) >= min(self.size, 3) and readings[-1][0] - readings[0][0] + 1 >= self.size
 
     def _judge(self, are_enough: Callable[[list[Any]], bool]) -> str | None:
-        self.judged = {name: each for name, each in self.seen["readings"].items() if are_enough(each)}
+        self.judged = {name: each for name, each in self.readings.items() if are_enough(each)}
         if not self.judged:
             return None
+        readings = next(iter(self.judged.values()))
+        self.steps, *self.series = zip(*readings, strict=True)
+        self.span = span_of(readings)
         return self.cause.judge(self, **self._thresholds)
 
 
@@ -256,9 +241,8 @@ _MOSTLY_CUT_OFF = 0.5
 def all_truncated(window: Window, share: float = 0.95) -> str | None:
     """Nearly all completions are cut off, and every reward is the same: seen in the first steps."""
     truncated, dead, rewards, lowest, correct = window.series
-    if statistics.fmean(truncated) < share or min(dead) < 1 or mean_of(correct) > 0:
-        return None
-    if max(rewards) - min(lowest) > 1e-6 * max(abs(min(lowest)), 1.0):
+    differ = max(rewards) - min(lowest) > 1e-6 * max(abs(min(lowest)), 1.0)
+    if differ or statistics.fmean(truncated) < share or min(dead) < 1 or mean_of(correct) > 0:
         return None
     return (
         f"{statistics.fmean(truncated):.0%} of the completions were cut off at max_completion_length over "
@@ -331,16 +315,12 @@ def reward_collapse(window: Window, share: float = 0.5, deviations: float = 5.0)
     return message
 
 
-def _further_distinct(unique_frac: float, size: int) -> float:
-    """One completion per group is distinct anyway; of the others none (0) to all (1)."""
-    return (unique_frac * size - 1) / (size - 1)
-
-
 @_cause("completions/unique_frac", steps=10, explains=("dead_groups",))
 def sampling_collapse(window: Window, distinct: float = 0.1) -> str | None:
     """The completions of a group are the same text."""
     (unique,) = window.series
-    further = _further_distinct(statistics.fmean(unique), window.num_generations)
+    # One completion per group is distinct anyway; of the others none (0) to all (1).
+    further = (statistics.fmean(unique) * window.num_generations - 1) / (window.num_generations - 1)
     if further > distinct:
         return None
     return (
@@ -351,11 +331,7 @@ def sampling_collapse(window: Window, distinct: float = 0.1) -> str | None:
     )
 
 
-@_cause(
-    "drgrpo/zero_signal_frac",
-    also=("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac"),
-    steps=20,
-)
+@_cause("drgrpo/zero_signal_frac", also=("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac"), steps=20)
 def dead_groups(window: Window, share: float = 0.8) -> str | None:
     """Most groups have no signal."""
     dead, correct, incorrect = map(mean_of, window.series)
@@ -424,11 +400,11 @@ def kl(window: Window, deviations: float = 10.0, consecutive: float = 3) -> str 
 @_cause("rewards/*/failed_frac", "process_rewards/*/failed_frac", steps=10, fewest=3)
 def reward_failing(window: Window, share: float = 0.1) -> str | None:
     """A reward function, or a step reward function, fails often."""
-    failing = []
-    for name, readings in window.judged.items():
-        mean = mean_of([value for _, value in readings])
-        if mean >= share:
-            failing.append(f"{name.split('/')[1]} ({mean:.0%} over {span_of(readings)})")
+    failing = [
+        f"{name.split('/')[1]} ({mean:.0%} over {span_of(readings)})"
+        for name, readings in window.judged.items()
+        if (mean := mean_of([value for _, value in readings])) >= share
+    ]
     if not failing:
         return None
     return (

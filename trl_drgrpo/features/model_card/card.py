@@ -7,7 +7,6 @@ end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and t
 """
 
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,21 @@ from huggingface_hub import ModelCardData
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.drawing import new_figure, save_figure
+from trl_drgrpo.common.hub_errors import is_hub_id
 from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import card_facts
-from trl_drgrpo.features.model_card.card_facts import objective_of, plain, plain_data, template
+from trl_drgrpo.features.model_card.card_facts import objective_of, plain_data, template
 
-Panels = Sequence[tuple[str, Sequence[str]]]  # title, and the metrics in it
-
-PANELS = (
-    ("mean reward", ("reward", "eval_reward")),
-    ("mean completion length (tokens)", ("completions/mean_length", "eval_completions/mean_length")),
-)
+# Metric -> title of its panel, which evaluations share.
+PANELS = {"reward": "mean reward", "completions/mean_length": "mean completion length (tokens)"}
 
 
-def curves(history: list[dict[str, Any]], wanted: Panels = PANELS) -> dict[str, dict[str, list[tuple[int, float]]]]:
+def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """The points `(step, value)` of each metric of each panel, without panels that have fewer than two points."""
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     logged = dict.fromkeys(name for entry in history for name in entry)
-    for title, stems in wanted:
-        names = [name for name in logged if name.partition(" (")[0] in stems]
+    for metric, title in PANELS.items():
+        names = [name for name in logged if name.partition(" (")[0].removeprefix("eval_") == metric]
         lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
         lines = {name: points for name, points in lines.items() if len(points) > 1}
         if lines:
@@ -41,9 +37,9 @@ def curves(history: list[dict[str, Any]], wanted: Panels = PANELS) -> dict[str, 
     return panels
 
 
-def draw_curves(history: list[dict[str, Any]], target: Path, wanted: Panels = PANELS) -> bool:
+def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
     """Write the picture; returns whether there is one: not without matplotlib, nor without two points."""
-    panels = curves(history, wanted)
+    panels = curves(history)
     if not panels:
         return False
     try:
@@ -87,14 +83,23 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
     formula, notes = objective_of(trainer)
     drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = card_facts.changed_settings(args)
+    dataset, evaluation = trainer.train_dataset, trainer.eval_dataset
+    splits = evaluation if isinstance(evaluation, dict) else {"": evaluation}
     values = {
         "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
-        "what": f"{'An adapter' if is_adapter else 'A model'} ({type(model).__name__})",
-        "base": _base(model),
-        "snippet": _snippet(trainer, is_adapter),
+        "model_class": type(model).__name__,
+        "base": card_facts.base_model_of(model),
+        "base_class": card_facts.kind_of(model),
+        # A processor takes images, too.
+        "is_text_only": hasattr(trainer.processing_class, "convert_tokens_to_ids"),
+        "model_id": repr(trainer.hub_model_id or "."),
+        "is_chat": is_conversational(dataset),
         "formula": "\n".join(formula),
         "notes": notes,
-        "data": card_facts.data_rows(trainer, dataset_name),
+        "dataset_name": dataset_name if is_hub_id(dataset_name) else card_facts.dataset_id(dataset),
+        "columns": list(getattr(dataset, "column_names", None) or []),
+        "prompts": _size(dataset),
+        "splits": {split: _size(data) for split, data in splits.items() if data is not None},
         "rewards": card_facts.reward_rows(trainer),
         "metrics": card_facts.metric_rows(history),
         "picture": PICTURE if drawn else "",
@@ -109,15 +114,19 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
     return template("card.md.jinja").render(values, trainer=trainer, args=args, state=trainer.state)
 
 
+def _size(dataset: Any) -> str | None:
+    return f"{len(dataset):,}" if hasattr(dataset, "__len__") else None  # a stream is not counted
+
+
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
     """Hub metadata: corrects TRL's values and adds PEFT's."""
     data.pop("licence")  # a misspelled placeholder; the license is the author's to state
     data.base_model = card_facts.base_model_of(model)
     data.library_name = "transformers"
     data.model_name = data.model_name or None
-    if dataset_name and card_facts.is_hub_id(dataset_name):
+    if dataset_name and is_hub_id(dataset_name):
         data.datasets = dataset_name
-    elif not card_facts.is_hub_id(data.datasets):
+    elif not is_hub_id(data.datasets):
         data.datasets = None
     tags = set(data.tags or [])
     if is_adapter:
@@ -128,23 +137,3 @@ def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str
     data.tags = sorted(tags)
     if data.pipeline_tag is None and "CausalLM" in card_facts.kind_of(model):
         data.pipeline_tag = "text-generation"
-
-
-def _base(model: Any) -> str:
-    name = card_facts.base_model_of(model)
-    return (
-        f"[{name}](https://huggingface.co/{name})" if name else f"a local model ({plain(card_facts.kind_of(model))})"
-    )
-
-
-def _snippet(trainer: Any, is_adapter: bool) -> str:
-    if not hasattr(trainer.processing_class, "convert_tokens_to_ids"):  # a processor: images come in, too
-        return ""
-    args = trainer.args
-    return template("usage.jinja").render(
-        model_id=repr(trainer.hub_model_id or "."),
-        is_adapter=is_adapter,
-        is_chat=is_conversational(trainer.train_dataset),
-        length=min(args.max_completion_length or 256, 256),
-        temperature=args.temperature,
-    )

@@ -5,62 +5,20 @@ a table. Names that others chose must not act in Markdown: their pipes, backtick
 """
 
 import dataclasses
-import html
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING
 from enum import Enum
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trl_drgrpo.common import markdown
 from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.upstream.versions import installed_versions
-
-_SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
-
-
-def plain(text: Any) -> str:
-    """A text as running Markdown shows it: on one line, with no character that means something to it.
-
-    Example:
-
-    ```python
-    >>> plain("a|b <script>`x`")
-    'a\\\\|b &lt;script&gt;\\\\`x\\\\`'
-
-    ```
-    """
-    one_line = " ".join(str(text).split())
-    return html.escape(_SPECIAL.sub(r"\\\1", one_line), quote=False)
-
-
-def code(text: Any) -> str:
-    """A text in a `<code>` element, in which neither Markdown nor HTML acts.
-
-    Example:
-
-    ```python
-    >>> code("a|`b`")
-    '<code>a&#124;&#96;b&#96;</code>'
-
-    ```
-    """
-    escaped = html.escape(" ".join(str(text).split()), quote=False)
-    special = {ord(char): f"&#{ord(char)};" for char in r"\`*_|[]"}
-    return f"<code>{escaped.translate(special)}</code>"
-
-
-def fenced(text: str, language: str = "") -> str:
-    """A block of code, with a fence longer than any in the text."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def without_paths(values: Any) -> Any:
@@ -72,23 +30,9 @@ def without_paths(values: Any) -> Any:
     return "(local path)" if is_local_path(values) else values
 
 
-def table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ("", "")) -> str:
-    """Rows of texts as a table; under a header the first column is code."""
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for name, *cells in rows:
-        first = code(name) if header[0] else plain(name)
-        lines.append(f"| {first} | {' | '.join(plain(cell) for cell in cells)} |")
-    return "\n".join(lines)
-
-
-@cache
 def template(name: str) -> Any:
-    """A template of this room; a name that it is not given is an error."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(undefined=StrictUndefined, trim_blocks=False, keep_trailing_newline=True)
-    environment.filters.update(plain=plain, fenced=fenced, table=table)
-    return environment.from_string(files("trl_drgrpo.features.model_card").joinpath(name).read_text("utf-8"))
+    """A template of this room."""
+    return markdown.template("trl_drgrpo.features.model_card", name, {}, keep_trailing_newline=True)
 
 
 def lines_of(name: str, **values: Any) -> list[str]:
@@ -148,23 +92,6 @@ def dataset_id(dataset: Any) -> str | None:
         if name and is_hub_id(name):
             return name
     return None
-
-
-def data_rows(trainer: Any, dataset_name: str | None) -> Rows:
-    """The training and evaluation data."""
-    dataset = trainer.train_dataset
-    name = dataset_name if is_hub_id(dataset_name) else dataset_id(dataset)
-    rows: Rows = [("training data", name or "local or generated data, not a dataset of the Hub")]
-    rows.append(("prompts", f"{len(dataset):,}" if hasattr(dataset, "__len__") else "a stream, not counted"))
-    columns = getattr(dataset, "column_names", None)
-    rows.append(("columns", ", ".join(columns) if columns else "not known before the first row"))
-    evaluation = trainer.eval_dataset
-    splits = evaluation if isinstance(evaluation, dict) else {"": evaluation}
-    for split, data in splits.items():
-        if data is not None:
-            size = f"{len(data):,} prompts" if hasattr(data, "__len__") else "a stream"
-            rows.append((f"evaluation data {split}".strip(), size))
-    return rows
 
 
 def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
