@@ -16,9 +16,9 @@ from transformers import HfArgumentParser, TrainerCallback
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.features.diagnostics.warn_once import DEFAULTS, RunWarnings
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.report.contents import report_contents
@@ -152,7 +152,7 @@ def test_step_rewards_mark_the_spans(settings, prompts, tokenizer):
 def test_an_outcome_reward_that_is_none_says_nothing_about_correctness(settings, prompts, tokenizer):
     arguments = {"step_reward_funcs": step_reward}
     trainer = run(settings, prompts, tokenizer, None, arguments, max_steps=1, step_separator=["tokens:3"])
-    assert trainer.diagnostics.correctness_rule is None
+    assert trainer.diagnostics.statistics_rule is None
     assert "drgrpo/pass_rate" not in trainer.state.log_history[0]
     assert trainer.state.log_history[0]["drgrpo/zero_signal_frac"] < 1  # the steps do have a signal
 
@@ -225,7 +225,7 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     assert state["right_is_binary"] is False
     caplog.clear()
     resumed = run(fields, prompts, tokenizer, reward, {"resume": checkpoint})
-    assert resumed.diagnostics.correctness_rule.is_binary is False
+    assert resumed.diagnostics.statistics_rule.is_binary is False
     assert "correct_threshold" not in caplog.text
 
 

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import DiskFullError
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
 from trl_drgrpo.features.diagnostics.run_log import RunLog, group_records, recorded_groups
+from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
-from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics, step_statistics
-from trl_drgrpo.features.diagnostics.warn_once import RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.statistics import BatchRows, CorrectnessRule, batch_statistics, step_statistics
 from trl_drgrpo.process_rewards.scoring import process_only
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.rewards.contract import reward_name

@@ -10,8 +10,13 @@ import statistics
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.warn_once import DEFAULTS, RunWarnings, warning_thresholds
-from trl_drgrpo.features.diagnostics.warning_causes import distance_from_usual, moved
+from trl_drgrpo.features.diagnostics.run_warnings import (
+    DEFAULTS,
+    RunWarnings,
+    distance_from_usual,
+    moved,
+    warning_thresholds,
+)
 
 G = 8
 ONLY_LOGGED = ("grad_norm", "learning_rate", "drgrpo/moved_frac")

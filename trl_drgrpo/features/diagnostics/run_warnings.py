@@ -1,21 +1,30 @@
-"""The causes that a run is warned of, as a table: metrics, thresholds, condition and advice of each.
+"""The warnings of a run: the causes as a table (metrics, thresholds, condition), one window class, each said once.
 
 A cause is judged by a window of readings at every optimizer step, and at the end of a run. A reading is what an
 optimizer step brought, however seldom the run logs: the mean over ten steps has another spread than a step, and a
-window of forty logs would outlast most runs. In front of the causes: whether a series has moved or left its usual
-range.
+window of forty logs would outlast most runs. What is said, and what to do, is in `advice.jinja`. In front of the
+causes: whether a series has moved or left its usual range. Behind them: the setting and the watch.
+
+`run_warnings` in the configuration is `True`, `False`, or a mapping from causes to thresholds (or to `False`). What
+was said, and what the windows have seen, travels with checkpoints: a resumed run does not repeat itself.
 """
 
-import inspect
+import logging
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.markdown import template
+from trl_drgrpo.common.ranges import positive, share, whole
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
+
+logger = logging.getLogger(__name__)
 
 MAD_TO_STD = 1.4826  # of a normal distribution
 
@@ -113,13 +122,13 @@ def span_of(readings: Sequence[Sequence[Any]]) -> str:
 
 @dataclass(frozen=True)
 class Cause:
-    """One row of the table. The function that it is made from judges a full window: it returns the warning, with what
-    to do about it, or `None`.
+    """One row of the table. The function that it is made from is the condition, judged over a full window: it returns
+    what it found, for the cause's macro in `advice.jinja`, or `None`.
 
     Args:
         name (`str`): In `run_warnings` and in `warnings.jsonl`.
-        judge (`Callable`): The function; its arguments behind the window are the thresholds, with their
-            defaults.
+        judge (`Callable`): The function: of the window, the series of each metric, and by keyword the thresholds, with
+            their defaults.
         metrics (`tuple[str, ...]`): Of a reading; a step without one of them is passed over. A name with `*` stands
             for all that fit: each has readings of its own, and the function finds them in `window.judged`.
         also (`tuple[str, ...]`): Metrics that may be missing from a reading (`None` then).
@@ -133,7 +142,7 @@ class Cause:
     """
 
     name: str
-    judge: Callable[..., str | None]
+    judge: Callable[..., dict[str, Any] | None]
     metrics: tuple[str, ...]
     also: tuple[str, ...] = ()
     steps: int | None = None
@@ -145,9 +154,18 @@ class Cause:
     @property
     def thresholds(self) -> dict[str, float]:
         """The defaults."""
-        _, *others = inspect.signature(self.judge).parameters.values()
         steps = {} if self.steps is None else {"steps": self.steps}
-        return {**{each.name: each.default for each in others}, **steps}
+        return {**(self.judge.__kwdefaults__ or {}), **steps}
+
+    def advice(self, found: dict[str, Any]) -> str:
+        """The warning: what was found, and what to do about it."""
+        return " ".join(getattr(_advice(), self.judge.__name__)(**found).split())
+
+
+@cache
+def _advice() -> Any:
+    filters = {"percent": "{:.0%}".format, "short": "{:.3g}".format}
+    return template("trl_drgrpo.features.diagnostics", "advice.jinja", filters).module
 
 
 CAUSES: list[Cause] = []  # those that explain others before these
@@ -176,8 +194,8 @@ class Window:
             else under `""`.
         kept (`dict`): What the function keeps from one judgement to the next. Both are JSON-ready and travel with
             checkpoints.
-        judged (`dict[str, list]`): Of the readings, those that are judged. Where there is no `*`: `steps`, the step of
-            each; `series`, one per metric; `span`, from the first to the last in words.
+        judged (`dict[str, list]`): Of the readings, those that are judged.
+        steps (`tuple[int, ...]`): The step of each of them, where there is no `*`.
     """
 
     def __init__(self, cause: Cause, thresholds: Mapping[str, float], num_generations: int):
@@ -191,8 +209,8 @@ class Window:
         self.readings: dict[str, list[Any]] = {}
         self.kept: dict[str, Any] = {}
 
-    def take(self, step: int, metrics: Mapping[str, Any]) -> str | None:
-        """Take in the metrics of a step; returns the warning of a full window, if there is one."""
+    def take(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Take in the metrics of a step; returns what is found in a full window, if there is anything."""
         taken = self._reading(metrics)
         for name, values in taken.items():
             readings = self.readings.setdefault(name, [])
@@ -201,8 +219,8 @@ class Window:
                 del readings[0]
         return self._judge(self._is_full) if taken else None
 
-    def conclude(self) -> str | None:
-        """The run is over: the warning of one that was too short for a window."""
+    def conclude(self) -> dict[str, Any] | None:
+        """The run is over: what is found in one that was too short for a window."""
         return self._judge(lambda readings: len(readings) >= self.cause.fewest and not self._is_full(readings))
 
     def _reading(self, metrics: Mapping[str, Any]) -> dict[str, list[float | None]]:
@@ -218,17 +236,24 @@ class Window:
             return len(readings) >= self.size
         return len(readings) >= min(self.size, 3) and readings[-1][0] - readings[0][0] + 1 >= self.size
 
-    def _judge(self, are_enough: Callable[[list[Any]], bool]) -> str | None:
+    def _judge(self, are_enough: Callable[[list[Any]], bool]) -> dict[str, Any] | None:
         self.judged = {name: each for name, each in self.readings.items() if are_enough(each)}
         if not self.judged:
             return None
         readings = next(iter(self.judged.values()))
-        self.steps, *self.series = zip(*readings, strict=True)
-        self.span = span_of(readings)
-        return self.cause.judge(self, **self._thresholds)
+        self.steps, *series = zip(*readings, strict=True)
+        found = self.cause.judge(self, *series, **self._thresholds)
+        return found and {"span": span_of(readings), **found}
 
 
-_MOSTLY_CUT_OFF = 0.5
+Found = dict[str, Any] | None
+Series = Sequence[float]
+SomeKnown = Sequence[float | None]  # of a metric that may be missing
+
+
+def _mostly(cut_off: SomeKnown) -> float:
+    """The share of completions that are cut off where that is most of them, else 0."""
+    return share if (share := mean_of(cut_off)) >= 0.5 else 0.0
 
 
 @_cause(
@@ -238,41 +263,31 @@ _MOSTLY_CUT_OFF = 0.5
     fewest=2,
     explains=("truncation", "all_incorrect", "dead_groups"),
 )
-def all_truncated(window: Window, share: float = 0.95) -> str | None:
+def all_truncated(
+    window: Window,
+    cut_off: Series,
+    dead: Series,
+    rewards: Series,
+    lowest: Series,
+    right: SomeKnown,
+    *,
+    share: float = 0.95,
+) -> Found:
     """Nearly all completions are cut off, and every reward is the same: seen in the first steps."""
-    truncated, dead, rewards, lowest, correct = window.series
+    truncated = statistics.fmean(cut_off)
     differ = max(rewards) - min(lowest) > 1e-6 * max(abs(min(lowest)), 1.0)
-    if differ or statistics.fmean(truncated) < share or min(dead) < 1 or mean_of(correct) > 0:
+    if differ or truncated < share or min(dead) < 1 or mean_of(right) > 0:
         return None
-    return (
-        f"{statistics.fmean(truncated):.0%} of the completions were cut off at max_completion_length over "
-        f"{window.span}, and every reward was {lowest[-1]:.3g}: nothing is learned. Raise max_completion_length. "
-        "If the answers should fit, the model does not end them: check that the prompts go through the chat "
-        "template, and that its end-of-turn token is an EOS token of the tokenizer or of generation_config."
-    )
+    return {"truncated": truncated, "reward": lowest[-1]}
 
 
 @_cause("drgrpo/pass_rate", also=("completions/truncated_frac",), steps=20, fewest=10, explains=("dead_groups",))
-def all_incorrect(window: Window) -> str | None:
+def all_incorrect(window: Window, rates: Series, cut_off: SomeKnown) -> Found:
     """Every completion is incorrect."""
-    rates, truncated = window.series
     if correct := [step for step, rate in zip(window.steps, rates, strict=True) if rate > 0]:
         window.kept["last_correct"] = correct[-1]
         return None
-    said = f"All completions of {window.span} were incorrect"
-    if mean_of(truncated) >= _MOSTLY_CUT_OFF:
-        return f"{said}, and {mean_of(truncated):.0%} of them were cut off: raise max_completion_length."
-    if "last_correct" in window.kept:
-        return (
-            f"{said}; step {window.kept['last_correct']} had correct ones. Look at the newest completions: if they "
-            "are broken, go back to a checkpoint before that step and lower learning_rate; if they look fine, the "
-            "prompts have become too hard."
-        )
-    return (
-        f"{said}, and no earlier one was correct. Look at completions and their rewards (`trl-drgrpo score`): "
-        "check that the reward can read the answers and that correct_threshold can be reached; else use easier "
-        "prompts, or a model that solves some of them."
-    )
+    return {"cut_off": _mostly(cut_off), "last_correct": window.kept.get("last_correct")}
 
 
 @_cause(
@@ -282,17 +297,25 @@ def all_incorrect(window: Window) -> str | None:
     times=2,
     fewest=16,
 )
-def reward_collapse(window: Window, share: float = 0.5, deviations: float = 5.0) -> str | None:
+def reward_collapse(
+    window: Window,
+    rewards: Series,
+    lowest: Series,
+    rates: SomeKnown,
+    cut_off: SomeKnown,
+    *,
+    share: float = 0.5,
+    deviations: float = 5.0,
+) -> Found:
     """The pass rate, or the reward, has fallen far below its best.
 
     The mean of the last `steps` readings is compared with the best mean of as many earlier ones. Rewards count from
     the lowest one that any completion has had, so that a shift of all rewards changes nothing.
     """
-    rewards, lowest, rates, truncated = window.series
     floor = window.kept["lowest"] = min(*lowest, window.kept.get("lowest", math.inf))
     half = len(rewards) // 2
-    message = None
-    for name, values, origin in (("mean reward", rewards, floor), ("pass rate", rates, 0.0)):
+    found = None  # of both, the pass rate
+    for name, values, origin, form in (("mean reward", rewards, floor, "{:.3g}"), ("pass rate", rates, 0.0, "{:.0%}")):
         if None in values:
             continue
         before, recent = values[:half], values[-half:]
@@ -300,183 +323,234 @@ def reward_collapse(window: Window, share: float = 0.5, deviations: float = 5.0)
         if best is None or len(best["values"]) != half or statistics.fmean(before) > statistics.fmean(best["values"]):
             best = window.kept[name] = {"values": list(before), "step": window.steps[half - 1]}
         former, now = statistics.fmean(best["values"]), statistics.fmean(recent)
-        if now - origin >= share * (former - origin) or moved([*best["values"], *recent]) > -deviations:
-            continue
-        was, is_now = (f"{each:.0%}" if name == "pass rate" else f"{each:.3g}" for each in (former, now))
-        message = (  # of both, the pass rate
-            f"The {name} has collapsed: {is_now} over {span_of(window.judged[''][-half:])}, down from {was} over as "
-            f"many up to step {best['step']}. Look at the newest completions. If they are broken, go back to a "
-            "checkpoint near that step and lower learning_rate or raise beta. If the prompts get harder over the run, "
-            "a lower level is expected."
-        )
-    cut_off = mean_of(truncated[-half:])
-    if message and cut_off >= _MOSTLY_CUT_OFF:
-        message += f" {cut_off:.0%} of the completions are cut off now: raise max_completion_length first."
-    return message
+        if now - origin < share * (former - origin) and moved([*best["values"], *recent]) <= -deviations:
+            found = {"name": name, "now": form.format(now), "was": form.format(former), "step": best["step"]}
+    span = span_of(window.judged[""][-half:])
+    return found and {**found, "span": span, "cut_off": _mostly(cut_off[-half:])}
 
 
 @_cause("completions/unique_frac", steps=10, explains=("dead_groups",))
-def sampling_collapse(window: Window, distinct: float = 0.1) -> str | None:
+def sampling_collapse(window: Window, unique: Series, *, distinct: float = 0.1) -> Found:
     """The completions of a group are the same text."""
-    (unique,) = window.series
     # One completion per group is distinct anyway; of the others none (0) to all (1).
     further = (statistics.fmean(unique) * window.num_generations - 1) / (window.num_generations - 1)
-    if further > distinct:
-        return None
-    return (
-        f"Nearly all completions of a group are the same text (over {window.span} only {further:.0%} of a group's "
-        "further completions differ), so there is nothing to compare. Raise temperature (1.0 is usual), top_p and "
-        "top_k; if they are already high, the policy has collapsed: lower learning_rate and go back to an earlier "
-        "checkpoint."
-    )
+    return {"further": further} if further <= distinct else None
 
 
 @_cause("drgrpo/zero_signal_frac", also=("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac"), steps=20)
-def dead_groups(window: Window, share: float = 0.8) -> str | None:
+def dead_groups(
+    window: Window, dead: Series, correct: SomeKnown, incorrect: SomeKnown, *, share: float = 0.8
+) -> Found:
     """Most groups have no signal."""
-    dead, correct, incorrect = map(mean_of, window.series)
-    if dead < share:
-        return None
-    seen = f"{dead:.0%} of the groups had no signal over {window.span}"
-    if correct > dead / 2:
-        return f"{seen}, most of them all correct: the prompts are too easy. Take harder ones, or stop here."
-    if incorrect > dead / 2:
-        return (
-            f"{seen}, most of them all incorrect: the prompts are too hard. Take easier ones, raise "
-            "num_generations or max_completion_length, or add a reward with partial credit; look at the "
-            "completions to see whether the reward can be earned at all."
-        )
-    return (
-        f"{seen}: the rewards within a group are equal. Look at the completions and their rewards; raise "
-        "num_generations, or use a reward that tells them apart."
-    )
+    found = {"dead": mean_of(dead), "correct": mean_of(correct), "incorrect": mean_of(incorrect)}
+    return found if found["dead"] >= share else None
 
 
 @_cause("completions/length_incorrect_mean", "completions/length_correct_mean", steps=40, fewest=20)
-def incorrect_grow(window: Window, deviations: float = 6.0, growth: float = 0.15) -> str | None:
+def incorrect_grow(
+    window: Window, incorrect: Series, correct: Series, *, deviations: float = 6.0, growth: float = 0.15
+) -> Found:
     """Incorrect answers get longer while correct ones do not."""
-    incorrect, correct = window.series
-    grew = change(incorrect) > growth * statistics.fmean(incorrect[: len(incorrect) // 2])
-    if not grew or moved(incorrect) < deviations or moved(correct) > 2:
-        return None
-    return (
-        f"Incorrect completions grew by {change(incorrect):.0f} tokens over {window.span} while correct ones did not. "
-        "The objective does not favor that: check for a reward that grows with length or steps, for truncation, and "
-        "for prompts that have become too hard."
-    )
+    grew = change(incorrect)
+    is_much = grew > growth * statistics.fmean(incorrect[: len(incorrect) // 2]) and moved(incorrect) >= deviations
+    return {"grew": grew} if is_much and moved(correct) <= 2 else None
 
 
 @_cause("completions/truncated_frac", steps=40, fewest=8)
-def truncation(window: Window, share: float = 0.5, rise: float = 0.15, deviations: float = 6.0) -> str | None:
+def truncation(
+    window: Window, truncated: Series, *, share: float = 0.5, rise: float = 0.15, deviations: float = 6.0
+) -> Found:
     """Many completions are cut off, or more and more."""
-    (truncated,) = window.series
     mean = statistics.fmean(truncated)
     rises = change(truncated) >= rise and moved(truncated) >= deviations
-    if mean < share and not rises:
-        return None
-    how = f", {change(truncated) * 100:.0f} points more than before" if rises else ""
-    return (
-        f"{mean:.0%} of the completions were cut off at max_completion_length over {window.span}{how}. They are "
-        "scored as they stand: raise max_completion_length, add overlong_penalty, or set "
-        "mask_truncated_completions=True, which makes being cut off worth the mean reward."
-    )
+    points = change(truncated) * 100 if rises else None
+    return {"truncated": mean, "points": points} if mean >= share or rises else None
 
 
 @_cause("kl", steps=50, fewest=25)
-def kl(window: Window, deviations: float = 10.0, consecutive: float = 3) -> str | None:
+def kl(window: Window, divergences: Series, *, deviations: float = 10.0, consecutive: float = 3) -> Found:
     """The KL divergence from the reference leaves its usual range."""
-    (divergences,) = window.series
     newest = int(consecutive)
     usual, last = divergences[:-newest], divergences[-newest:]
     if not usual or min(distance_from_usual(value, usual) for value in last) < deviations:
         return None
-    return (
-        f"The KL divergence from the reference is {last[-1]:.3g}, far from its usual {statistics.median(usual):.3g}, "
-        f"in {newest} optimizer steps in a row. The policy drifts away: lower learning_rate or max_grad_norm, or "
-        "raise beta; look at the newest completions, and go back to an earlier checkpoint if they are broken."
-    )
+    return {"now": last[-1], "usual": statistics.median(usual), "consecutive": newest}
 
 
 @_cause("rewards/*/failed_frac", "process_rewards/*/failed_frac", steps=10, fewest=3)
-def reward_failing(window: Window, share: float = 0.1) -> str | None:
+def reward_failing(window: Window, *_: Series, share: float = 0.1) -> Found:
     """A reward function, or a step reward function, fails often."""
     failing = [
         f"{name.split('/')[1]} ({mean:.0%} over {span_of(readings)})"
         for name, readings in window.judged.items()
         if (mean := mean_of([value for _, value in readings])) >= share
     ]
-    if not failing:
-        return None
-    return (
-        f"Reward functions fail: {', '.join(failing)}. Such completions are skipped. The first failure's traceback is "
-        "in the log; try the reward on logged completions with `trl-drgrpo score`; if it times out, raise its limits."
-    )
+    return {"failing": failing} if failing else None
 
 
 @_cause("process/steps_mean", "process/reward_mean", "reward", steps=40, fewest=20)
-def process_hacked(window: Window, deviations: float = 4.0) -> str | None:
+def process_hacked(
+    window: Window, steps: Series, process: Series, outcome: Series, *, deviations: float = 4.0
+) -> Found:
     """The process reward rises while the outcome reward falls."""
-    steps, process, outcome = window.series
     if moved(process) <= deviations or moved(outcome) >= -deviations:
         return None
-    grew = "steps per completion and process reward" if moved(steps) > deviations else "the process reward"
-    return (
-        f"Over {window.span} {grew} rose while the outcome reward fell: the process reward is probably being "
-        "exploited. Look at the completions. Set process_role='baseline', which cannot be exploited, raise "
-        "outcome_weight, or set step_credit='min_increments', which more steps cannot raise."
-    )
+    return {"with_steps": moved(steps) > deviations}
 
 
 @_cause(QUARTERS[0], QUARTERS[-1], steps=40, fewest=10)
-def unequal_weights(window: Window, share: float = 0.1, deviations: float = 6.0) -> str | None:
+def unequal_weights(
+    window: Window, shortest: Series, longest: Series, *, share: float = 0.1, deviations: float = 6.0
+) -> Found:
     """The correction for vLLM's probabilities weighs long rows otherwise than short ones."""
-    shortest, longest = window.series
     short, long = statistics.fmean(shortest), statistics.fmean(longest)
     gaps = [a - b for a, b in zip(shortest, longest, strict=True)]
     error = statistics.pstdev(gaps) / math.sqrt(max(len(gaps) - 1, 1))
-    if abs(short - long) < max(share * max(short, long), deviations * error):
-        return None
-    return (
-        f"The correction for vLLM's probabilities weighs the longest quarter of the completions {long:.2f} and the "
-        f"shortest {short:.2f} (means over {window.span}): a length bias. Set "
-        "vllm_importance_sampling_mode='token_truncate'. If it is set, vLLM and the trainer disagree too much "
-        "(sampling/sampling_logp_difference): set the same dtype, vllm serve --logprobs-mode processed_logprobs."
-    )
+    is_far = abs(short - long) >= max(share * max(short, long), deviations * error)
+    return {"longest": long, "shortest": short} if is_far else None
 
 
 @_cause("drgrpo/moved_frac", name="nothing_moves", from_logs=True)
-def rounded_away(window: Window, share: float = 0.5) -> str | None:
+def rounded_away(window: Window, shares: Series, *, share: float = 0.5) -> Found:
     """Many trained weights have not changed in the first optimizer steps.
 
     The threshold lies in a gap that was measured (share of LoRA-A that changed in 20 steps, base of width 256, see
     `tests/benchmarks/adapter_dtype.py`): in bfloat16 0.4% at learning rate 1e-6, 4.4% at 1e-5, 50% at 1e-4; in float32
     more than 99.9% at each. Wider layers start smaller, so in bfloat16 somewhat more of them moves.
     """
-    (shares,) = window.series
-    if shares[-1] >= share:
-        return None
-    return (
-        f"Only {shares[-1]:.2%} of the trained weights that had a gradient have changed in the first optimizer steps: "
-        "learning_rate is too small for their precision, updates are rounded away, and most of the training is lost. "
-        "Raise it (LoRA: about 1e-5 to 1e-4), or keep trained weights in float32 (adapter_dtype='float32'; of a whole "
-        "model model_init_kwargs={'dtype': 'float32'}, which with bf16=True still computes in bfloat16). In float32, "
-        "check that the optimizer holds them."
-    )
+    return {"moved": f"{shares[-1]:.2%}"} if shares[-1] < share else None
 
 
 @_cause("grad_norm", "drgrpo/zero_signal_frac", "learning_rate", steps=10, fewest=2, from_logs=True)
-def nothing_moves(window: Window) -> str | None:
+def nothing_moves(window: Window, norms: Series, dead: Series, rates: Series) -> Found:
     """There is signal, and the gradient, or the learning rate, is 0 all the same. The gradient norm is that of the
     step that logs."""
-    norms, dead, rates = window.series
-    if max(rates) <= 0:
-        return (
-            f"learning_rate was 0 in every log of {window.span}: nothing is trained. Raise it, or stop here if its "
-            "schedule has ended."
-        )
-    if max(norms) > 0 or max(dead) >= 1:
-        return None
-    return (
-        f"The gradient was 0 in every log of {window.span} although groups had a signal: nothing is trained. Look "
-        "for frozen weights (an inactive adapter, requires_grad=False) and for fully masked completions."
-    )
+    has_no_gradient = max(norms) <= 0 and max(dead) < 1
+    return {"rate": max(rates)} if max(rates) <= 0 or has_no_gradient else None
+
+
+DEFAULTS: dict[str, dict[str, float]] = {}
+for _row in CAUSES:
+    DEFAULTS.setdefault(_row.name, {}).update(_row.thresholds)
+_RANGES = {
+    **dict.fromkeys(("share", "rise", "distinct"), share()),
+    **dict.fromkeys(("steps", "consecutive"), whole(1)),
+}
+
+
+def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
+    """
+    All thresholds of each watched cause, from `run_warnings` as configured; empty: silence. Refuses a cause or
+    threshold that does not exist, and a value out of its range.
+
+    Example:
+
+    ```python
+    >>> warning_thresholds({"kl": False, "dead_groups": {"share": 0.5}})["dead_groups"]
+    {'share': 0.5, 'steps': 20}
+    >>> warning_thresholds({"kl": {"deviation": 5}})
+    Traceback (most recent call last):
+    trl_drgrpo.common.errors.InputError: run_warnings: got 'deviation' under kl; expected one of ... Did you mean ...
+
+    ```
+    """
+    if not isinstance(setting, bool | Mapping):
+        remedy = "Write for example {'dead_groups': {'share': 0.9}, 'kl': False}."
+        raise InputError("run_warnings", repr(setting), "True, False or a mapping from causes to thresholds", remedy)
+    if setting is False:
+        return {}
+    chosen = {} if setting is True else setting
+    for cause in chosen:
+        _refuse_unknown(cause, DEFAULTS, "")
+    thresholds = {}
+    for cause, defaults in DEFAULTS.items():
+        given = chosen.get(cause, True)
+        if not isinstance(given, bool | Mapping):
+            remedy = f"Write for example {{{cause!r}: {dict(defaults)}}}."
+            raise InputError("run_warnings", f"{given!r} for {cause}", "a mapping of thresholds, or false", remedy)
+        overrides = given if isinstance(given, Mapping) else {}
+        for name, value in overrides.items():
+            _refuse_unknown(name, defaults, f" under {cause}")
+            allowed = _RANGES.get(name, positive())
+            if not allowed.allows(value):
+                raise InputError("run_warnings", f"{value!r} for {cause}: {name}", str(allowed), allowed.remedy)
+        if given is not False:
+            thresholds[cause] = {**defaults, **overrides}
+    return thresholds
+
+
+def _refuse_unknown(name: Any, known: Iterable[str], where: str) -> None:
+    if name in known:
+        return
+    remedy = did_you_mean(name, known, "Remove it.", form="{!r}")
+    raise InputError("run_warnings", f"{name!r}{where}", f"one of {', '.join(known)}", remedy)
+
+
+class RunWarnings:
+    """Watches the metrics of a run, optimizer step by optimizer step, and warns, once per cause.
+
+    Args:
+        thresholds (`dict[str, dict[str, float]]`): From [`warning_thresholds`].
+        num_generations (`int`): G.
+        tell (`Callable[[int, str, str], None]`, *optional*): Told step, cause and message of every warning, beside the
+            log.
+    """
+
+    def __init__(
+        self,
+        thresholds: dict[str, dict[str, float]],
+        num_generations: int,
+        tell: Callable[[int, str, str], None] = lambda *what: None,
+    ):
+        self.thresholds, self.tell = thresholds, tell
+        self.said: dict[str, int] = {}  # cause -> step
+        self.step = 0  # the last one that was observed
+        self._newest: dict[str, Any] = {}  # newest value of each metric
+        self._windows = [
+            Window(cause, thresholds[cause.name], num_generations) for cause in CAUSES if cause.name in thresholds
+        ]
+
+    def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take in the metrics of an optimizer step, logged or not. A step that is not above the last one starts
+        another run."""
+        if step <= self.step:
+            for window in self._windows:
+                window.forget()
+        self.step = step
+        self._newest.update(metrics)
+        self._say((w, w.take(step, metrics)) for w in self._windows if not w.cause.from_logs)
+
+    def observe_log(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Take in what was logged at an optimizer step; evaluations (`eval_...`) say nothing here."""
+        logs = {**logs, **self._newest}  # of the step, not a mean since the last log
+        self._say((w, w.take(step, logs)) for w in self._windows if w.cause.from_logs)
+
+    def finish(self) -> None:
+        """The run is over: judge what was too short for a window."""
+        self._say((w, w.conclude()) for w in self._windows)
+
+    def _say(self, judged: Iterable[tuple[Window, dict[str, Any] | None]]) -> None:
+        """Say what is not said yet, and is not explained by a cause that was said and still holds."""
+        explained: set[str] = set()
+        for window, found in judged:
+            cause = window.cause
+            if found is None or cause.name in explained:
+                continue
+            explained.update(cause.explains)
+            if cause.name not in self.said:
+                self.said[cause.name] = self.step
+                message = cause.advice(found)
+                logger.warning("%s (%s; run_warnings={%r: False} silences this)", message, cause.name, cause.name)
+                self.tell(self.step, cause.name, message)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Warnings and readings so far, JSON-ready."""
+        seen = {w.cause.judge.__name__: {"readings": w.readings, "kept": w.kept} for w in self._windows}
+        return {"said": self.said, "step": self.step, "seen": seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; causes that are watched anew start from nothing."""
+        self.said, self.step = state["said"], state["step"]
+        for window in self._windows:
+            if (seen := state["seen"].get(window.cause.judge.__name__)) is not None:
+                window.readings, window.kept = seen["readings"], seen["kept"]
