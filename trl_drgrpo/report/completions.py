@@ -96,20 +96,12 @@ class RecordedCompletions:
 
     def _head(self, line: bytes) -> tuple[int, float | None, str, int] | None:
         """Step, time, mode and group of a line."""
-        if match := _HEAD.match(line):
-            if not line.rstrip().endswith(b"}"):  # torn by a crash, or just being written
-                self._lines.unreadable += 1
-                return None
-            step, time, mode, group = match.groups()
-            return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
-        value = self._lines.parse(line)
-        if value is None:
-            return None
-        step = whole(value.get("step"))
-        if step is None:
+        match = _HEAD.match(line)
+        if match is None or not line.rstrip().endswith(b"}"):  # torn by a crash, or just being written
             self._lines.unreadable += 1
             return None
-        return step, number(value.get("time")), text(value.get("mode", "train")), whole(value.get("group")) or 0
+        step, time, mode, group = match.groups()
+        return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
 
 
 def group_of(value: dict[str, Any]) -> Group:

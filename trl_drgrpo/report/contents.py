@@ -139,7 +139,7 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
 def _run(
     run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
 ) -> dict[str, Any]:
-    sample = sample_groups(run.completions, budget, max_groups)
+    groups, text_limit = sample_groups(run.completions, budget, max_groups)
     thinned = curves if points is None else curves_of(run.logged, "train", points)
     evals = curves_of(run.logged, "eval", points)
     return {
@@ -161,9 +161,9 @@ def _run(
         "difficulty": difficulty(curves),
         "evaluations": without_folders(evaluations_of(run.path)),
         "warnings": [vars(warning) for warning in run.warnings],
-        "groups_total": sample.groups_total,
-        "text_limit": sample.text_limit,
-        "groups": [group_json(group) for group in sample.groups],
+        "groups_total": run.completions.groups if run.completions else 0,
+        "text_limit": text_limit,
+        "groups": [group_json(group) for group in groups],
     }
 
 

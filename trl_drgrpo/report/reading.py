@@ -14,6 +14,7 @@ import math
 import time as clock
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -262,12 +263,11 @@ def read_plain_run(folder: Path) -> Run | None:
     paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
     if not paths and not any((folder / "completions").glob("completions_*.parquet")):
         return None
-    states = [(_state(path), path) for path in paths]
-    state, path = max(states, key=lambda each: _step(each[0]), default=({}, folder))
+    states = [(state, path) for path in paths if whole((state := _state(path)).get("global_step")) is not None]
+    state, path = max(states, key=lambda each: each[0]["global_step"], default=({}, folder))
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
     run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
-    torn = [str(other.relative_to(folder)) for content, other in states if _step(content) < 0]
-    if torn:
+    if torn := [str(other.relative_to(folder)) for other in paths if other not in [each for _, each in states]]:
         run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
     run.logged = [entry for line in state.get("log_history") or [] if (entry := _logged(line)) is not None]
     completions = SavedCompletions(folder)
@@ -288,16 +288,9 @@ def read_plain_run(folder: Path) -> Run | None:
 
 
 def _state(path: Path) -> dict[str, Any]:
-    try:
+    with suppress(OSError):  # deleted just now
         return read_object(path) or {}
-    except OSError:
-        return {}
-
-
-def _step(state: dict[str, Any]) -> int:
-    """Of a trainer state; -1 where it cannot be read."""
-    step = whole(state.get("global_step"))
-    return -1 if step is None else step
+    return {}
 
 
 def _logged(line: Any) -> Logged | None:

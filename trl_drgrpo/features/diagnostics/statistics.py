@@ -12,7 +12,7 @@ less than all, all.
 Behind these: what the correction for vLLM's probabilities makes of short and long rows, step rewards, and the push of
 an update on the decision to stop.
 
-Which completions are correct: `CorrectnessRule`, a threshold on one named reward, never a guess about a continuous one.
+Which completions are correct (`CorrectnessRule`) is a threshold on one named reward, never a guess about another one.
 With `correct_threshold` a completion is correct when the reward reaches it. Without one, only a reward that has given
 nothing but 0 and 1 so far is read as incorrect and correct; its first other value ends that, for good, and says what
 to set. A completion without that reward is neither.
