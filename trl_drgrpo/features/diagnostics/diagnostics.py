@@ -9,6 +9,7 @@ nothing here ends a run (`upstream/description.py`).
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -67,28 +68,23 @@ class PhaseClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
-        self._running: str | None = None
+        self._is_running = False
         self._began: float | None = None
-        self._clear()
-
-    def _clear(self) -> None:
-        self._seconds = {GENERATE: 0.0, SCORE: 0.0}
-        self._in_steps = 0.0
-        self._finished = self._tokens = 0
+        self._sums: dict[str, float] = defaultdict(float)  # seconds of the phases and of whole steps; steps; tokens
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the block as a phase, `"generate"` or `"score"`; inside of another one, as that one. Outside of a step
         (evaluation) not at all."""
-        if self._running is not None or self._began is None:
+        if self._is_running or self._began is None:
             yield
             return
-        self._running, start = name, self._clock()
+        self._is_running, start = True, self._clock()
         try:
             yield
         finally:
-            self._running = None
-            self._seconds[name] += self._clock() - start
+            self._is_running = False
+            self._sums[name] += self._clock() - start
 
     def step_begins(self) -> None:
         """An optimizer step begins."""
@@ -98,9 +94,9 @@ class PhaseClock:
         """An optimizer step has ended. `tokens`: completion tokens generated in it over all ranks, 0 when it reused
         some."""
         if self._began is not None:
-            self._in_steps += self._clock() - self._began
-            self._finished += 1
-            self._tokens += tokens
+            self._sums["whole"] += self._clock() - self._began
+            self._sums["steps"] += 1
+            self._sums["tokens"] += tokens
         self._began = None
 
     def read(self) -> dict[str, float]:
@@ -110,13 +106,14 @@ class PhaseClock:
             `dict[str, float]`: `time/generate_s`, `time/score_s`, `time/train_s`: seconds per optimizer step;
             `time/tokens_per_s`: completion tokens per second of these steps. Empty when no step has ended.
         """
-        if not self._finished:
+        if not self._sums["steps"]:
             return {}
-        seconds = {**self._seconds, TRAIN: max(self._in_steps - sum(self._seconds.values()), 0.0)}
-        result = {f"time/{name}_s": total / self._finished for name, total in seconds.items()}
-        if self._in_steps > 0:
-            result["time/tokens_per_s"] = self._tokens / self._in_steps
-        self._clear()
+        sums, self._sums = self._sums, defaultdict(float)
+        rest = sums["whole"] - sums[GENERATE] - sums[SCORE]
+        seconds = {GENERATE: sums[GENERATE], SCORE: sums[SCORE], TRAIN: max(rest, 0.0)}
+        result = {f"time/{name}_s": total / sums["steps"] for name, total in seconds.items()}
+        if sums["whole"] > 0:
+            result["time/tokens_per_s"] = sums["tokens"] / sums["whole"]
         return result
 
 
@@ -208,7 +205,12 @@ class Diagnostics(DescribingFeature):
         seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
         everyone = self.trainer.gathered([(seen[0].own, seen[2]) if seen else None])
         metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, everyone), otherwise={})
-        metrics |= self.describing.value("The statistics of the steps", lambda: _of_steps(batch), otherwise={})
+        if (step_rewards := batch.step_rewards) is not None:
+            metrics |= self.describing.value(
+                "The statistics of the steps",
+                lambda: step_statistics(step_rewards, batch.rewards.tolist()),
+                otherwise={},
+            )
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
     def _look_at(self, batch: CreditedBatch) -> _Seen:
@@ -241,19 +243,15 @@ class Diagnostics(DescribingFeature):
         if trains:
             self._new_tokens += sum(rows.lengths)
         mode, step = ("train", step + 1) if trains else ("eval", step)
-        first_group = self._groups_before(mode, step, len(rows.groups))
+        # Earlier batches of the step: one that accumulates, and an evaluation, may generate several.
+        first_group = self._counted[2] if self._counted[:2] == (mode, step) else 0
+        self._counted = (mode, step, first_group + len(rows.groups))
         records = [record for _, each in everyone for record in each]
         if records and self.trainer.accelerator.is_main_process:
             with self.describing("The run log's completions"):
                 groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
                 self.run_log.completions(groups)
         return batch_statistics(rows, trains)
-
-    def _groups_before(self, mode: str, step: int, groups: int) -> int:
-        """Groups in earlier batches of the step: one that accumulates, and an evaluation, may generate several."""
-        before = self._counted[2] if self._counted[:2] == (mode, step) else 0
-        self._counted = (mode, step, before + groups)
-        return before
 
     # Run log and warnings, on the main process
 
@@ -311,7 +309,3 @@ class Diagnostics(DescribingFeature):
             if self.correctness_rule is not None:
                 self.correctness_rule.is_binary = state["right_is_binary"] is not False
             self.run_warnings.load_state_dict(state["warnings"])
-
-
-def _of_steps(batch: CreditedBatch) -> dict[str, float]:
-    return {} if batch.step_rewards is None else step_statistics(batch.step_rewards, batch.rewards.tolist())
