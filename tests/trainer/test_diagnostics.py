@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import statistics
@@ -227,13 +226,6 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     resumed = run(fields, prompts, tokenizer, reward, {"resume": checkpoint})
     assert resumed.diagnostics.statistics_rule.is_binary is False
     assert "correct_threshold" not in caplog.text
-
-
-def test_warnings_reach_log_and_file(settings, prompts, tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        run(settings, prompts, tokenizer, lambda completions, **kwargs: [0.0] * len(completions), max_steps=6)
-    assert [w["cause"] for w in read(settings, "warnings.jsonl")] == ["dead_groups"]
-    assert caplog.text.count("of the groups had no signal") == 1
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ from tiny import tiny_model
 from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.markdown import code, fenced, plain
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts, run_facts
 from trl_drgrpo.features.model_card import card_facts
 from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves
-from trl_drgrpo.features.model_card.card_facts import code, fenced, objective_of, plain, without_paths
+from trl_drgrpo.features.model_card.card_facts import objective_of, without_paths
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.trl_overrides import swapped

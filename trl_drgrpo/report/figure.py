@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure
+from trl_drgrpo.common.drawing import COLORS, ROLES, draw_panels, draw_trend, new_figure, save_figure, smoothed
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.page import visible
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3
 _DASHES = ("-", "--", ":")
-_SPAN, _FEWEST = 0.03, 30  # of a curve's points; how many they must be
 
 
 def has_matplotlib() -> bool:
@@ -60,23 +59,6 @@ def _draw_panel(axes: "Axes", panel: dict[str, Any], runs: list[dict[str, Any]])
             axes.axvline(warning["step"], color="#b3261e", linewidth=0.8, linestyle=(0, (4, 3)))
 
 
-def smoothed(values: list[float | None]) -> list[float]:
-    """Exponential mean as the page draws it: without bias towards the first value, with a span of 3% of the points,
-    and none below 30 of them. Gaps (`None`) become NaN."""
-    known = sum(value is not None for value in values)
-    decay = 1 - 2 / (max(1.0, known * _SPAN) + 1) if known >= _FEWEST else 0.0
-    total = weight = 0.0
-    result = []
-    for value in values:
-        if value is None:
-            result.append(math.nan)
-            continue
-        total = decay * total + (1 - decay) * value
-        weight = decay * weight + (1 - decay)
-        result.append(total / weight)
-    return result
-
-
 def _plain(text: str) -> str:
     """Text in which matplotlib sees no formula."""
     return visible(text).replace("$", r"\$")
@@ -96,14 +78,11 @@ def draw_histories(histories: Mapping[str, Sequence[Mapping[str, Any]]], metrics
     Raises:
         `ImportError`: matplotlib is not installed.
     """
-    figure, panels = new_figure(1, len(metrics), 4.5 * len(metrics), 3.2)
-    for axes, metric in zip(panels, metrics, strict=True):
-        for (name, history), color in zip(histories.items(), COLORS, strict=False):
-            points = [(entry["step"], entry[metric]) for entry in history if metric in entry]
-            if points:
-                steps, values = zip(*points, strict=True)
-                draw_trend(axes, steps, values, smoothed(list(values)), color, name)
-        axes.set(title=metric, xlabel="optimizer step")
-        if axes.lines:
-            axes.legend(frameon=False, fontsize=8)
-    return figure
+    panels = {
+        metric: {
+            name: [(entry["step"], entry[metric]) for entry in history if metric in entry]
+            for name, history in histories.items()
+        }
+        for metric in metrics
+    }
+    return draw_panels(panels, 4.5, 3.2)

@@ -3,8 +3,9 @@
 import pytest
 
 from trl_drgrpo import write_report
+from trl_drgrpo.common.drawing import smoothed
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.figure import draw_histories, smoothed
+from trl_drgrpo.report.figure import draw_histories
 
 
 def test_without_matplotlib(runs, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and t
 """
 
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from huggingface_hub import ModelCardData
 
 from trl_drgrpo.common.disk import write_whole
-from trl_drgrpo.common.drawing import new_figure, save_figure
+from trl_drgrpo.common.drawing import draw_panels, save_figure
 from trl_drgrpo.common.hub_errors import is_hub_id
 from trl_drgrpo.common.secrets import redacted
 from trl_drgrpo.features.model_card import card_facts
@@ -42,17 +43,10 @@ def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
     panels = curves(history)
     if not panels:
         return False
-    try:
-        figure, drawn = new_figure(1, len(panels), 5.5 * len(panels), 3.5)
-    except ImportError:
-        return False
-    for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
-        for name, points in lines.items():
-            label = name if len(lines) > 1 else None
-            axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 50 else None)
-        axes.set(xlabel="optimizer step", title=title)
-    save_figure(figure, target)
-    return True
+    with suppress(ImportError):
+        save_figure(draw_panels(panels, 5.5, 3.5), target)
+        return True
+    return False
 
 
 def is_conversational(dataset: Any) -> bool:
