@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from runs import logged, short_run
+from runs import logged, parity_reward, short_run
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -42,10 +42,6 @@ BROKEN = {
 }
 
 
-def parity(completion_ids, **kwargs):
-    return [float(sum(ids) % 2) for ids in completion_ids]
-
-
 def step_reward(step_ends, **kwargs):
     return [[1.0 for _ in ends] for ends in step_ends]
 
@@ -66,7 +62,7 @@ class Said(logging.Handler):
 def build(folder, prompts, tokenizer, **arguments):
     fields = {**short_run(folder), "save_strategy": "steps", "save_steps": 2, "step_separator": ["tokens:3"]}
     fields |= arguments.pop("fields", {})
-    return runs.build(DrGRPOTrainer, fields, prompts, tokenizer, parity, **arguments)
+    return runs.build(DrGRPOTrainer, fields, prompts, tokenizer, parity_reward, **arguments)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import assert_same_weights, failing, short_run, step_reward, train, weights
+from runs import assert_same_weights, failing, parity_reward, short_run, step_reward, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -25,10 +25,6 @@ from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
-
-
-def parity_reward(completion_ids, **kwargs):
-    return [float(sum(ids) % 2) for ids in completion_ids]
 
 
 def run(settings, prompts, tokenizer, reward=parity_reward, trainer_arguments=None, **fields):
