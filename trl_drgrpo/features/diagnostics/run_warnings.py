@@ -19,9 +19,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from trl_drgrpo.common import ranges
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.markdown import template
-from trl_drgrpo.common.ranges import positive, share, whole
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
 logger = logging.getLogger(__name__)
@@ -120,6 +120,11 @@ def span_of(readings: Sequence[Sequence[Any]]) -> str:
     return "the last optimizer step" if steps == 1 else f"the last {steps} optimizer steps"
 
 
+Found = dict[str, Any] | None  # by a condition that holds
+Series = Sequence[float]
+SomeKnown = Sequence[float | None]  # of a metric that may be missing
+
+
 @dataclass(frozen=True)
 class Cause:
     """One row of the table. The function that it is made from is the condition, judged over a full window: it returns
@@ -142,7 +147,7 @@ class Cause:
     """
 
     name: str
-    judge: Callable[..., dict[str, Any] | None]
+    judge: Callable[..., Found]
     metrics: tuple[str, ...]
     also: tuple[str, ...] = ()
     steps: int | None = None
@@ -209,7 +214,7 @@ class Window:
         self.readings: dict[str, list[Any]] = {}
         self.kept: dict[str, Any] = {}
 
-    def take(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+    def take(self, step: int, metrics: Mapping[str, Any]) -> Found:
         """Take in the metrics of a step; returns what is found in a full window, if there is anything."""
         taken = self._reading(metrics)
         for name, values in taken.items():
@@ -219,7 +224,7 @@ class Window:
                 del readings[0]
         return self._judge(self._is_full) if taken else None
 
-    def conclude(self) -> dict[str, Any] | None:
+    def conclude(self) -> Found:
         """The run is over: what is found in one that was too short for a window."""
         return self._judge(lambda readings: len(readings) >= self.cause.fewest and not self._is_full(readings))
 
@@ -236,7 +241,7 @@ class Window:
             return len(readings) >= self.size
         return len(readings) >= min(self.size, 3) and readings[-1][0] - readings[0][0] + 1 >= self.size
 
-    def _judge(self, are_enough: Callable[[list[Any]], bool]) -> dict[str, Any] | None:
+    def _judge(self, are_enough: Callable[[list[Any]], bool]) -> Found:
         self.judged = {name: each for name, each in self.readings.items() if are_enough(each)}
         if not self.judged:
             return None
@@ -244,11 +249,6 @@ class Window:
         self.steps, *series = zip(*readings, strict=True)
         found = self.cause.judge(self, *series, **self._thresholds)
         return found and {"span": span_of(readings), **found}
-
-
-Found = dict[str, Any] | None
-Series = Sequence[float]
-SomeKnown = Sequence[float | None]  # of a metric that may be missing
 
 
 def _mostly(cut_off: SomeKnown) -> float:
@@ -263,17 +263,9 @@ def _mostly(cut_off: SomeKnown) -> float:
     fewest=2,
     explains=("truncation", "all_incorrect", "dead_groups"),
 )
-def all_truncated(
-    window: Window,
-    cut_off: Series,
-    dead: Series,
-    rewards: Series,
-    lowest: Series,
-    right: SomeKnown,
-    *,
-    share: float = 0.95,
-) -> Found:
+def all_truncated(window: Window, *series: Any, share: float = 0.95) -> Found:
     """Nearly all completions are cut off, and every reward is the same: seen in the first steps."""
+    cut_off, dead, rewards, lowest, right = series
     truncated = statistics.fmean(cut_off)
     differ = max(rewards) - min(lowest) > 1e-6 * max(abs(min(lowest)), 1.0)
     if differ or truncated < share or min(dead) < 1 or mean_of(right) > 0:
@@ -297,21 +289,13 @@ def all_incorrect(window: Window, rates: Series, cut_off: SomeKnown) -> Found:
     times=2,
     fewest=16,
 )
-def reward_collapse(
-    window: Window,
-    rewards: Series,
-    lowest: Series,
-    rates: SomeKnown,
-    cut_off: SomeKnown,
-    *,
-    share: float = 0.5,
-    deviations: float = 5.0,
-) -> Found:
+def reward_collapse(window: Window, *series: Any, share: float = 0.5, deviations: float = 5.0) -> Found:
     """The pass rate, or the reward, has fallen far below its best.
 
     The mean of the last `steps` readings is compared with the best mean of as many earlier ones. Rewards count from
     the lowest one that any completion has had, so that a shift of all rewards changes nothing.
     """
+    rewards, lowest, rates, cut_off = series
     floor = window.kept["lowest"] = min(*lowest, window.kept.get("lowest", math.inf))
     half = len(rewards) // 2
     found = None  # of both, the pass rate
@@ -433,8 +417,8 @@ DEFAULTS: dict[str, dict[str, float]] = {}
 for _row in CAUSES:
     DEFAULTS.setdefault(_row.name, {}).update(_row.thresholds)
 _RANGES = {
-    **dict.fromkeys(("share", "rise", "distinct"), share()),
-    **dict.fromkeys(("steps", "consecutive"), whole(1)),
+    **dict.fromkeys(("share", "rise", "distinct"), ranges.share()),
+    **dict.fromkeys(("steps", "consecutive"), ranges.whole(1)),
 }
 
 
@@ -471,7 +455,7 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
         overrides = given if isinstance(given, Mapping) else {}
         for name, value in overrides.items():
             _refuse_unknown(name, defaults, f" under {cause}")
-            allowed = _RANGES.get(name, positive())
+            allowed = _RANGES.get(name, ranges.positive())
             if not allowed.allows(value):
                 raise InputError("run_warnings", f"{value!r} for {cause}: {name}", str(allowed), allowed.remedy)
         if given is not False:
@@ -529,7 +513,7 @@ class RunWarnings:
         """The run is over: judge what was too short for a window."""
         self._say((w, w.conclude()) for w in self._windows)
 
-    def _say(self, judged: Iterable[tuple[Window, dict[str, Any] | None]]) -> None:
+    def _say(self, judged: Iterable[tuple[Window, Found]]) -> None:
         """Say what is not said yet, and is not explained by a cause that was said and still holds."""
         explained: set[str] = set()
         for window, found in judged:
@@ -538,8 +522,8 @@ class RunWarnings:
                 continue
             explained.update(cause.explains)
             if cause.name not in self.said:
-                self.said[cause.name] = self.step
                 message = cause.advice(found)
+                self.said[cause.name] = self.step
                 logger.warning("%s (%s; run_warnings={%r: False} silences this)", message, cause.name, cause.name)
                 self.tell(self.step, cause.name, message)
 
