@@ -77,6 +77,30 @@ def draw_panels(
     return figure
 
 
+def draw_histories(histories: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Any:
+    """
+    One panel per metric, one line per run that logged it: faint each step, strong smoothed as in the report.
+
+    Args:
+        histories (`Mapping[str, Sequence[Mapping[str, Any]]]`): Name of a run -> `trainer.state.log_history`.
+        metrics (`Sequence[str]`): Keys of the entries, such as `"reward"`.
+
+    Returns:
+        `matplotlib.figure.Figure`.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    panels = {
+        metric: {
+            name: [(entry["step"], entry[metric]) for entry in history if metric in entry]
+            for name, history in histories.items()
+        }
+        for metric in metrics
+    }
+    return draw_panels(panels, 4.5, 3.2)
+
+
 def _add_legend(axes: "Axes") -> None:
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=8)
