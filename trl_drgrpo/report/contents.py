@@ -13,16 +13,7 @@ from typing import Any
 
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.report.curves import (
-    Curve,
-    axes_of,
-    curves_of,
-    ends_of,
-    headline,
-    known_points,
-    mean,
-    rounded,
-)
+from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, headline, known_points, mean, rounded
 from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.reading import LOG_FOLDER, Run

@@ -22,9 +22,8 @@ from itertools import zip_longest
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.completions import Completions
 from trl_drgrpo.report.page import embedded
-from trl_drgrpo.report.records import Group, Row, Span
+from trl_drgrpo.report.records import Completions, Group, Row, Span
 
 TEXT_LIMITS = (40_000, 16_000, 6_000, 2_000, 600)  # characters of a completion, tried in this order
 ENOUGH_GROUPS = 60

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from report_runs import forked_line, group_line
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.completions import group_of
 from trl_drgrpo.report.groups import (
     TEXT_LIMITS,
     fork_tree,
@@ -20,6 +19,7 @@ from trl_drgrpo.report.groups import (
     spread,
 )
 from trl_drgrpo.report.page import embedded
+from trl_drgrpo.report.records import group_of
 
 
 class InMemory(list):

@@ -14,9 +14,8 @@ from report_runs import START, about, append_lines, group_line, write_lines, wri
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_log import RunLog
-from trl_drgrpo.report.completions import RecordedCompletions, conversation, group_of
 from trl_drgrpo.report.reading import read_run, read_runs
-from trl_drgrpo.report.records import JsonLines, Starts
+from trl_drgrpo.report.records import JsonLines, RecordedCompletions, Starts, conversation, group_of
 
 
 @pytest.fixture
