@@ -15,8 +15,8 @@ from transformers import HfArgumentParser, TrainerCallback
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.features.diagnostics.diagnostics import BatchSnapshot
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
-from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps.alignment import Aligner

@@ -2,7 +2,7 @@
 
 Completions are kept as text cut into spans of equal advantage, with rewards and steps. Which groups of a generation
 batch are kept depends on their number alone, not on a random generator, so the same ones are kept after a resume. Each
-rank makes the records of its own rows (`snapshot.py`, `spans_of`); the main process puts the groups together
+rank makes the records of its own rows (`BatchSnapshot`, `spans_of`); the main process puts the groups together
 (`group_records`) and writes (`RunLog`).
 """
 
