@@ -368,7 +368,7 @@ def test_the_ratios_of_a_generation_engine_are_logged_by_length_and_correctness(
         ratio[:, 2:4] *= 2  # two of the 10 tokens, or of the 6, that are trained on
         ratio[:, :2] = ratio[-1, 8:] = 9.0  # not trained on
         long, short = 12 / 10, 8 / 6
-    with swapped(trained.model, training=True), swapped(trained.diagnostics.statistics_rule, threshold=1.0):
+    with swapped(trained.model, training=True), swapped(trained.diagnostics.correctness_rule, threshold=1.0):
         trained.mark_step()
         credit(column([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]), tool_mask=tools, ratio=ratio)
         logged = {name: value for name, value in trained.step_metrics().items() if name.startswith("sampling/")}

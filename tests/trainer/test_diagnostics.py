@@ -147,7 +147,7 @@ def test_step_rewards_mark_the_spans(settings, prompts, tokenizer):
 def test_an_outcome_reward_that_is_none_says_nothing_about_correctness(settings, prompts, tokenizer):
     arguments = {"step_reward_funcs": step_reward}
     trainer = run(settings, prompts, tokenizer, None, arguments, max_steps=1, step_separator=["tokens:3"])
-    assert trainer.diagnostics.statistics_rule is None
+    assert trainer.diagnostics.correctness_rule is None
     assert "drgrpo/pass_rate" not in trainer.state.log_history[0]
     assert trainer.state.log_history[0]["drgrpo/zero_signal_frac"] < 1  # the steps do have a signal
 
@@ -220,7 +220,7 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     assert state["right_is_binary"] is False
     caplog.clear()
     resumed = run(fields, prompts, tokenizer, reward, {"resume": checkpoint})
-    assert resumed.diagnostics.statistics_rule.is_binary is False
+    assert resumed.diagnostics.correctness_rule.is_binary is False
     assert "correct_threshold" not in caplog.text
 
 

@@ -367,7 +367,7 @@ def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, traine
 
 def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
     """Mask of correct rows, `(B,)`; those without a reward are refused elsewhere."""
-    rule = trainer.diagnostics.statistics_rule
+    rule = trainer.diagnostics.correctness_rule
     judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
     if judged is None:
         expected = "a reward of 0 or 1, or the value from which on a completion is correct"
