@@ -1,4 +1,4 @@
-"""The diagnostics inside the trainer: statistics of every generation batch, phase times, run log, warnings. Glue only.
+"""The diagnostics inside the trainer: statistics of every generation batch, phase times, run log, warnings.
 
 Everything is seen through hooks: `on_credit` after the advantages are made, `rolling_out` and `scoring` around the
 phases, a callback's events for steps and logs. Ranks exchange a few numbers per row and the recorded rows, once per
