@@ -50,8 +50,8 @@ def test_a_folder_stands_for_the_model_in_it(form, settings, prompts, tokenizer,
     trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs=given)
     assert logged(trainer, "process_rewards/prm/mean")[0] > 0
     assert ("prm", "step reward: my_prm, a local model", "1") in reward_rows(trainer)
-    scorer.model.config._name_or_path, scorer.model.config._commit_hash = "org/prm", "0123abc"
-    trainer.step_scorer.funcs[0]._scorer = scorer
+    config = trainer.step_scorer.funcs[0].model.config
+    config._name_or_path, config._commit_hash = "org/prm", "0123abc"
     assert ("prm", "step reward: org/prm at revision 0123abc", "1") in reward_rows(trainer)
     with pytest.raises(InputError, match=r"^step_reward_funcs: prm.model: got runs/other, which is not in the local"):
         train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs="runs/other")

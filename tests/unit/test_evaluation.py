@@ -19,15 +19,15 @@ from trl_drgrpo.evaluation.results import Estimate, judged, mean_over_prompts, p
 from trl_drgrpo.evaluation.running import (
     KIND,
     Decoding,
-    ModelSampler,
     check_context,
+    model_sampler,
     score_completions,
     server_sampler,
 )
 from trl_drgrpo.evaluation.steps import compared
 from trl_drgrpo.evaluation.table import is_whole, notes, public_name, put_into_card, table, title
 from trl_drgrpo.features.fast_path.decoding import decoder
-from trl_drgrpo.search.sampling import Continuation, Request
+from trl_drgrpo.process_rewards.sampling import Continuation, Request
 
 
 @pytest.mark.parametrize(
@@ -217,12 +217,12 @@ def test_completions_of_prompts_of_different_lengths_are_those_of_the_model(mode
     ours = decoder.decode
     monkeypatch.setattr(decoder, "decode", lambda *args, **kwargs: shared.append(1) or ours(*args, **kwargs))
     prompts = [tokenizer(text)["input_ids"] for text in ("1+1=", "how many are 12 and 7?", "7")]
-    greedy = ModelSampler(model.eval(), tokenizer, Decoding(12, temperature=0), batch_size=3)
+    greedy = model_sampler(model.eval(), tokenizer, Decoding(12, temperature=0), batch_size=3)
     for prompt, [found] in zip(prompts, greedy([Request(tuple(p), 1, 12, True, 0) for p in prompts]), strict=True):
         ids = torch.tensor([prompt])
         alone = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
         assert list(found.token_ids) == alone[0, len(prompt) :].tolist()
-    sampler = ModelSampler(model, tokenizer, Decoding(12), batch_size=4)
+    sampler = model_sampler(model, tokenizer, Decoding(12), batch_size=4)
     requests = [Request(tuple(prompt), 3, 12, True, 7) for prompt in prompts]
     found = sampler(requests)
     assert len(shared) == 1 + 3  # of 3 and of 9 completions: each prompt is run once for those in a batch

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from vllm_server import Refused, Server
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.process_rewards.sampling import Request
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.search import collect
 from trl_drgrpo.search.collecting import search_rows, sft_rows, summary
 from trl_drgrpo.search.problem import STRATEGIES, Node, SearchSettings
-from trl_drgrpo.search.sampling import Request, ServerSampler, StepEnd, TransformersSampler
+from trl_drgrpo.search.sampling import ServerSampler, StepEnd, StepSampler
 from trl_drgrpo.search.strategies import score, select
 from trl_drgrpo.search.values import Appraiser
 
@@ -284,7 +285,13 @@ def test_a_model_samples_steps_up_to_their_end(model, tokenizer):
     prefix = tuple(tokenizer.encode("1+1="))
     eos = set(model.generation_config.eos_token_id)
     for rule, looks_ahead in (("tokens:3", False), ("re:[a-zA-Z](?=[^a-z])", True)):
-        sampler = TransformersSampler(model, tokenizer, step_segmenter(rule), batch_size=5)
+        given = {
+            "model": model,
+            "tokenizer": tokenizer,
+            "generation": {"do_sample": True, "top_k": 0},
+            "batch_size": 5,
+        }
+        sampler = StepSampler(StepEnd(step_segmenter(rule), tokenizer), **given)
         requests = [Request(prefix, 6, 9, False, 7), Request(prefix + prefix, 5, 12, True, 8)]
         steps, whole = sampler(requests)
         assert [steps, whole] == sampler(requests)  # seeded
@@ -371,8 +378,7 @@ class Completions(Server):
 
 def served(server, tokenizer, rule="\n"):
     url = server.settings["vllm_server_base_url"]
-    options = {"temperature": 1.0, "top_p": 1.0, "concurrency": 4}
-    return ServerSampler(url, "tiny", tokenizer, step_segmenter(rule), **options)
+    return ServerSampler(url, "tiny", StepEnd(step_segmenter(rule), tokenizer), {"temperature": 1.0, "top_p": 1.0}, 4)
 
 
 @pytest.mark.parametrize("rule", ["\n", "re:\\n(?=.)"])
@@ -408,7 +414,7 @@ def test_a_server_that_is_not_there_or_answers_something_else(tokenizer):
         with pytest.raises(InputError, match="HTTP 400"):
             served(server, tokenizer)([request])
     with pytest.raises(InputError, match="vllm_server_base_url: got an address of another form"):
-        ServerSampler("localhost:1", "m", tokenizer, step_segmenter("\n"), temperature=1.0, top_p=1.0, concurrency=1)
+        ServerSampler("localhost:1", "m", StepEnd(step_segmenter("\n"), tokenizer), {}, 1)
 
 
 # Settings ------------------------------------------------------------------------------------------------------------

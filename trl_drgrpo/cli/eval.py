@@ -269,7 +269,7 @@ class _Task:
         }
 
     def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.running import ModelSampler, check_context, server_sampler
+        from trl_drgrpo.evaluation.running import check_context, model_sampler, server_sampler
 
         decoding, batch_size = self.given.decoding(), self.args.batch_size
         if self.args.vllm_server_base_url is not None:
@@ -278,7 +278,7 @@ class _Task:
         model = models.load_model(model_path(name), self.given.loading(self.args.base))
         lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template())) for row in self.rows]
         check_context(model, lengths, decoding)
-        return ModelSampler(model, tokenizer, decoding, batch_size)
+        return model_sampler(model, tokenizer, decoding, batch_size)
 
     def results(self, sampled: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
         """The result. `sampled`: name and samples by role."""

@@ -122,7 +122,16 @@ def architecture(model: Any) -> str:
 
 
 def is_causal(model: Any) -> bool | None:
-    """Whether no token of a model attends to later ones; `None` where its architecture does not say."""
+    """Whether no token of a model attends to later ones; `None` where its architecture does not say. Of a token
+    classifier that is not loaded its path or Hub id will do; `None` where there is no configuration to read."""
+    if isinstance(model, str):
+        from transformers import AutoConfig, AutoModelForTokenClassification
+
+        try:
+            with torch.device("meta"):
+                model = AutoModelForTokenClassification.from_config(AutoConfig.from_pretrained(model))
+        except (OSError, ValueError):
+            return None
     attends = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
     return all(attends) if attends else None
 

@@ -19,19 +19,18 @@ is able and the verifier correct: a step from which the model merely guesses the
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
+from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
 from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing, row_of
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
-
-Sampled = TypeVar("Sampled")
 
 
 class TrainerRollouts:
@@ -121,10 +120,9 @@ class TransformersRollouts:
         for field, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             refuse_outside(field, value, whole(1, remedy="Give a positive number."))
         refuse_outside("temperature", temperature, positive(remedy="Greedy rollouts are all the same: raise it."))
-        self.model, self.tokenizer = model, tokenizer
-        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.seed, self.calls = seed, 0
-        self.decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        self.sampler = ModelSampler(model, tokenizer, decoding, batch_size)
+        self.tokenizer, self.max_new_tokens, self.seed, self.calls = tokenizer, max_new_tokens, seed, 0
 
     def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
         """Sample.
@@ -136,82 +134,11 @@ class TransformersRollouts:
         Returns:
             `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
         """
-
-        def sample(batch: list[Any]) -> list[str]:
-            output = continued(self.model, self.tokenizer, batch, max_new_tokens=self.max_new_tokens, **self.decoding)
-            return self.tokenizer.batch_decode(output, skip_special_tokens=True)
-
-        jobs = [i for i in range(len(prefixes)) for _ in range(k)]
-        jobs.sort(key=lambda i: len(prefixes[i]))  # rows of like length share a batch; stable
         self.calls += 1
         seed = self.seed + self.calls - 1
-        return sampled_in_batches(self.model, prefixes, jobs, sample, batch_size=self.batch_size, seed=seed)
-
-
-def sampled_in_batches(
-    model: Any,
-    rows: Sequence[Any],
-    jobs: Sequence[int],
-    sample: Callable[[list[Any]], Iterable[Sampled]],
-    *,
-    batch_size: int,
-    seed: int,
-) -> list[list[Sampled]]:
-    """Samples for some rows; the same seed, jobs and batch size give the same ones.
-
-    Args:
-        model (`PreTrainedModel`): Put into evaluation mode for the call and back after it.
-        rows (`Sequence`): What is continued.
-        jobs (`Sequence[int]`): A row for each sample, in the order in which they are drawn.
-        sample (`Callable`): Draws one sample for each row of a batch.
-        batch_size (`int`): Samples per call of it.
-        seed (`int`): The global random state is put back afterwards.
-
-    Returns:
-        `list[list]`: The samples of each row.
-    """
-    found: list[list[Sampled]] = [[] for _ in rows]
-    devices = [model.device] if model.device.type == "cuda" else []
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.manual_seed(seed)
-            for start in range(0, len(jobs), batch_size):
-                batch = jobs[start : start + batch_size]
-                for i, each in zip(batch, sample([rows[i] for i in batch]), strict=True):
-                    found[i].append(each)
-    finally:
-        model.train(was_training)
-    return found
-
-
-def continued(model: Any, tokenizer: Any, prefixes: Sequence[Sequence[int]], **generation: Any) -> torch.Tensor:
-    """One continuation per prefix, which are padded on the left for the call.
-
-    Args:
-        model (`PreTrainedModel`): A causal language model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        prefixes (`B` lists of token ids): What is continued.
-        **generation: For `model.generate`.
-
-    Returns:
-        `torch.Tensor` `(B, T)`: The new tokens, padded on the right behind those that end a continuation.
-    """
-    width = max(map(len, prefixes))
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    input_ids = torch.full((len(prefixes), width), pad)  # (B, S)
-    attention_mask = torch.zeros_like(input_ids)
-    for i, prefix in enumerate(prefixes):
-        input_ids[i, width - len(prefix) :] = torch.tensor(prefix)
-        attention_mask[i, width - len(prefix) :] = 1
-    output = model.generate(
-        input_ids=input_ids.to(model.device),
-        attention_mask=attention_mask.to(model.device),
-        pad_token_id=pad,
-        **generation,
-    )
-    return output[:, width:]
+        found = self.sampler([Request(tuple(each), k, self.max_new_tokens, True, seed) for each in prefixes])
+        ids = [[list(each.token_ids) for each in group] for group in found]
+        return [self.tokenizer.batch_decode(group, skip_special_tokens=True) for group in ids]
 
 
 class _Prefix(NamedTuple):

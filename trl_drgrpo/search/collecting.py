@@ -169,16 +169,17 @@ def collect(
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
     from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
-    from trl_drgrpo.search.sampling import ServerSampler, TransformersSampler
+    from trl_drgrpo.search.sampling import ServerSampler, StepEnd, StepSampler
 
     tokenizer = load_tokenizer(model, tokenizer)
-    given, size = (tokenizer, chosen.segmenter()), chosen.batch_size
+    step_end = StepEnd(chosen.segmenter(), tokenizer)
     sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p}
     if vllm_server_base_url is None:
-        loaded = load_model(model, "AutoModelForCausalLM")
-        sampler: Any = TransformersSampler(loaded, *given, batch_size=size, **sampling)
+        loaded, generation = load_model(model, "AutoModelForCausalLM"), {**sampling, "do_sample": True, "top_k": 0}
+        given = {"model": loaded, "tokenizer": tokenizer, "generation": generation, "batch_size": chosen.batch_size}
+        sampler: Any = StepSampler(step_end, **given)
     else:
-        sampler = ServerSampler(vllm_server_base_url, str(model), *given, concurrency=size, **sampling)
+        sampler = ServerSampler(vllm_server_base_url, str(model), step_end, sampling, chosen.batch_size)
     return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), chosen, first)
 
 

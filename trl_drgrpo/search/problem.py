@@ -17,11 +17,11 @@ from typing import Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
+from trl_drgrpo.process_rewards.sampling import Continuation, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter, step_segmenter
 from trl_drgrpo.process_rewards.steps.separators import Turns
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import OnError, check_on_error
-from trl_drgrpo.search.sampling import Continuation, Request
 
 
 @dataclass(eq=False, slots=True)

@@ -170,11 +170,11 @@ def test_rollouts_continue_the_prefix_they_belong_to(model, tokenizer):
     """A model that repeats its last byte forever: each continuation tells its prefix."""
 
     class Repeats(torch.nn.Module):
-        device = torch.device("cpu")
+        device, generation_config = torch.device("cpu"), model.generation_config
 
-        def generate(self, input_ids, attention_mask, max_new_tokens, **kwargs):
+        def generate(self, input_ids, attention_mask, generation_config):
             assert (input_ids[attention_mask == 0] == tokenizer.pad_token_id).all()
-            return torch.cat([input_ids, input_ids[:, -1:].repeat(1, max_new_tokens)], dim=1)
+            return torch.cat([input_ids, input_ids[:, -1:].repeat(1, generation_config.max_new_tokens)], dim=1)
 
     rollouts = TransformersRollouts(Repeats(), tokenizer, max_new_tokens=2, batch_size=3)
     prefixes = [tokenizer(text)["input_ids"] for text in ("long a", "b", "longer c")]

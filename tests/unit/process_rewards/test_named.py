@@ -8,7 +8,7 @@ from transformers import BertConfig, Qwen2Config
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import step_verifier
-from trl_drgrpo.process_rewards.named import SCORERS, _format_of
+from trl_drgrpo.process_rewards.named import FORMATS, _format_of
 from trl_drgrpo.rewards.contract import declared
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
@@ -28,12 +28,12 @@ def test_the_format_is_that_of_the_published_id(model, scorer):
 
 
 def test_each_says_whether_a_score_reads_later_text():
-    specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in SCORERS}
+    specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in FORMATS}
     later = {"implicit_prm": False}
     unknown = {"token_classification_prm": None}  # a decoder or an encoder, as its configuration says
     said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
-    assert said == {**dict.fromkeys(SCORERS, True), **later, **unknown}
-    assert all("is_causal" in inspect.getdoc(scorer._class) for scorer in specs.values())
+    assert said == {**dict.fromkeys(FORMATS, True), **later, **unknown}
+    assert all("is_causal" in inspect.getdoc(type(scorer)) for scorer in specs.values())
     assert step_verifier(lambda prompt, before, step: 1.0).is_causal
 
 

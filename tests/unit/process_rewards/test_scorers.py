@@ -338,7 +338,7 @@ def test_a_checkpoint_loads_from_a_folder(kind, architecture, published, tmp_pat
             named = resolve_reward({name: {"model": str(tmp_path), "device": "cpu"}}, "step_reward_funcs")
             close(named(prompts=PROMPTS, steps=STEPS, completions=PROMPTS, trainer_state=None), expected, 1e-6)
             assert named.__name__ == name
-            assert isinstance(named._scorer, type(scorer))
+            assert type(named) is type(scorer)
             assert named.is_causal
     half = type(scorer)(str(tmp_path), device="cpu", dtype="bfloat16")
     assert next(half.model.parameters()).dtype == torch.bfloat16
