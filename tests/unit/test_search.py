@@ -285,13 +285,8 @@ def test_a_model_samples_steps_up_to_their_end(model, tokenizer):
     prefix = tuple(tokenizer.encode("1+1="))
     eos = set(model.generation_config.eos_token_id)
     for rule, looks_ahead in (("tokens:3", False), ("re:[a-zA-Z](?=[^a-z])", True)):
-        given = {
-            "model": model,
-            "tokenizer": tokenizer,
-            "generation": {"do_sample": True, "top_k": 0},
-            "batch_size": 5,
-        }
-        sampler = StepSampler(StepEnd(step_segmenter(rule), tokenizer), **given)
+        step_end = StepEnd(step_segmenter(rule), tokenizer)
+        sampler = StepSampler(model, step_end, {"do_sample": True, "top_k": 0}, batch_size=5)
         requests = [Request(prefix, 6, 9, False, 7), Request(prefix + prefix, 5, 12, True, 8)]
         steps, whole = sampler(requests)
         assert [steps, whole] == sampler(requests)  # seeded

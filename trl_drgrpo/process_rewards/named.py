@@ -19,8 +19,8 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.rewards.recipe_rewards import REWARDS, resolve_reward
 
-# Name in a recipe: the scorer, a class of this package; what tells the format: a pattern of the published ids, where no
-# configuration states it, and the architecture that a configuration states.
+# Name in a recipe: the scorer, a class of this package; and what tells the format: a pattern of the published ids, or
+# the architecture that a configuration states.
 FORMATS = {
     "token_classification_prm": ("TokenClassificationScorer", None, "ForTokenClassification"),
     "math_shepherd_prm": ("MathShepherdScorer", "math-shepherd", None),

@@ -495,8 +495,7 @@ def _warn_of_chance(loss: float, chance: float, which: str) -> None:
 
 def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any) -> None:
     """README.md beside the model: what was trained on what, and what a score means."""
-    from huggingface_hub import ModelCardData
-    from jinja2 import Environment, StrictUndefined
+    from huggingface_hub import ModelCard, ModelCardData
 
     base_id, data_id = (name if name and is_hub_id(name) else None for name in (base, dataset_name))
     metadata = ModelCardData(
@@ -506,19 +505,8 @@ def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any)
         pipeline_tag="token-classification",
         tags=["process-reward-model", "prm", "trl-drgrpo"],
     )
-    template = files("trl_drgrpo.process_rewards").joinpath("prm_card.md.jinja").read_text("utf-8")
     folder = Path(trainer.args.output_dir)
-    text = (
-        Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-        .from_string(template)
-        .render(
-            name=folder.absolute().name,
-            kind=type(trainer.model).__name__,
-            base=base_id,
-            data=data_id or "local data",
-            args=trainer.args,
-            steps=trainer.state.global_step,
-            **facts,
-        )
-    )
-    (folder / "README.md").write_text(f"---\n{metadata.to_yaml()}\n---\n{text}", encoding="utf-8")
+    facts |= {"name": folder.absolute().name, "kind": type(trainer.model).__name__, "base": base_id}
+    facts |= {"data": data_id or "local data", "args": trainer.args, "steps": trainer.state.global_step}
+    template = files("trl_drgrpo.process_rewards").joinpath("prm_card.md.jinja").read_text("utf-8")
+    ModelCard.from_template(metadata, template_str=template, **facts).save(folder / "README.md")

@@ -175,9 +175,8 @@ def collect(
     step_end = StepEnd(chosen.segmenter(), tokenizer)
     sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p}
     if vllm_server_base_url is None:
-        loaded, generation = load_model(model, "AutoModelForCausalLM"), {**sampling, "do_sample": True, "top_k": 0}
-        given = {"model": loaded, "tokenizer": tokenizer, "generation": generation, "batch_size": chosen.batch_size}
-        sampler: Any = StepSampler(step_end, **given)
+        generation, loaded = {**sampling, "do_sample": True, "top_k": 0}, load_model(model, "AutoModelForCausalLM")
+        sampler: Any = StepSampler(loaded, step_end, generation, chosen.batch_size)
     else:
         sampler = ServerSampler(vllm_server_base_url, str(model), step_end, sampling, chosen.batch_size)
     return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), chosen, first)

@@ -79,12 +79,12 @@ class StepSampler(ModelSampler):
     """Samples steps and completions from a model in memory.
 
     Args:
+        model, generation, batch_size: As in [`ModelSampler`].
         step_end ([`StepEnd`]): Says where steps end.
-        **sampler: As in [`ModelSampler`].
     """
 
-    def __init__(self, step_end: StepEnd, **sampler: Any):
-        super().__init__(**sampler)
+    def __init__(self, model: Any, step_end: StepEnd, generation: Mapping[str, Any], batch_size: int):
+        super().__init__(model, step_end.tokenizer, generation, batch_size)
         self.step_end = step_end
 
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
