@@ -28,7 +28,7 @@ import torch
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
-from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing, row_of
+from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing
 from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
@@ -258,7 +258,7 @@ class MonteCarloScorer:
         keys: dict[int, list[Any]] = {row: [] for row in with_steps}
         for row in with_steps:
             start = tuple(prompt_ids(prompts[row], self.tokenizer))
-            judged_alike = repr((prompts[row], sorted(row_of(columns, row).items(), key=lambda item: item[0])))
+            judged_alike = repr((prompts[row], sorted((name, values[row]) for name, values in columns.items())))
             for count in range(1, len(steps[row]) + (row not in last)):
                 ids = tuple(completion_ids[row][: step_ends[row][count - 1] + 1])
                 keys[row].append((judged_alike, start + ids))

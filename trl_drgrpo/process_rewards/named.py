@@ -27,17 +27,17 @@ FORMATS = {
     "versa_prm": ("VersaScorer", "versaprm|llama-prm800k", None),
     "math_psa_prm": ("MathPSAScorer", "math-psa", None),
     "qwen_math_prm": ("QwenMathScorer", None, "Qwen2ForProcessRewardModel"),
-    "chat_turn_prm": ("ChatTurnScorer", "llama3.1-8b-prm", None),
+    "chat_turn_prm": ("ChatTurnScorer", r"llama3\.1-8b-prm", None),
     "skywork_prm": ("SkyworkScorer", None, "Qwen2ForPrmModel"),
     "implicit_prm": ("ImplicitRewardScorer", "eurusprm", None),
 }
 
 
-def scorer_of(name: str, model: str, **options: Any) -> Any:
+def scorer_of(form: str, model: str, **options: Any) -> Any:
     """The scorer of a format, which loads at the first call.
 
     Args:
-        name (`str`): Of the format, `qwen_math_prm` for example.
+        form (`str`): Name of the format, `qwen_math_prm` for example.
         model (`str`): Path or Hub id of the process reward model.
         **options: Further arguments of the scorer.
 
@@ -48,9 +48,9 @@ def scorer_of(name: str, model: str, **options: Any) -> Any:
     _check_model(model)
     if options.get("reference") is not None:
         _check_model(options["reference"], "reference")
-    scorer: Any = getattr(importlib.import_module("trl_drgrpo.process_rewards"), FORMATS[name][0])
+    scorer: Any = getattr(importlib.import_module("trl_drgrpo.process_rewards"), FORMATS[form][0])
     scorer.check_options(options)
-    return scorer(model, **{"name": name, **options}, lazy=True)
+    return scorer(model, **{"name": form, **options}, lazy=True)
 
 
 globals().update({name: partial(scorer_of, name) for name in FORMATS})  # as recipes find them

@@ -22,7 +22,6 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.sampling import Continuation, ModelSampler, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
-from trl_drgrpo.process_rewards.steps.separators import Separators
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, RequestFailed, Session
 
 
@@ -36,7 +35,7 @@ class StepEnd:
 
     def __init__(self, segmenter: StepSegmenter, tokenizer: Any):
         self.segmenter, self.tokenizer = segmenter, tokenizer
-        lasts = {each[-1] for each in segmenter.rule.separators} if isinstance(segmenter.rule, Separators) else set()
+        lasts = {each[-1] for each in segmenter.rule.separators}
         # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
         self._closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
         self._can_close: dict[int, bool] = {}
@@ -134,8 +133,7 @@ class ServerSampler:
         except InputError as error:
             raise error.under("vllm_server_base_url") from error
         self.step_end, self.sampling = step_end, {**sampling, "n": 1, "return_token_ids": True}
-        rule = step_end.segmenter.rule
-        self.stops = list(rule.separators) if isinstance(rule, Separators) else None
+        self.stops = list(step_end.segmenter.rule.separators)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
         """Sample, each continuation with a seed of its own."""
@@ -159,9 +157,9 @@ class ServerSampler:
         while True:
             left = request.limit - len(tokens)
             body = {"model": self.endpoint.model, "prompt": [*request.prefix, *tokens], "seed": seed, **self.sampling}
-            if not request.to_end and self.stops is not None:
+            if not request.to_end and self.stops:
                 body |= {"stop": self.stops, "include_stop_str_in_output": True}
-            body["max_tokens"] = left if request.to_end or self.stops is not None else min(left, _CHUNK)
+            body["max_tokens"] = left if request.to_end or self.stops else min(left, _CHUNK)
             new, has_stopped = self._read(await session.post("completions", body))
             tokens, seed = [*tokens, *new], seed + 1
             if (found := self.step_end.ended(tokens, request, has_stopped, len(new))) is not None:
@@ -172,7 +170,7 @@ class ServerSampler:
         try:
             choice = reply["choices"][0]
             ids = [int(token) for token in choice["token_ids"]]
-            has_stopped = choice["finish_reason"] == "stop" and choice.get("stop_reason") not in (self.stops or ())
+            has_stopped = choice["finish_reason"] == "stop" and choice.get("stop_reason") not in self.stops
         except (KeyError, IndexError, TypeError, ValueError):
             raise RequestFailed("a reply without token_ids (vLLM gives them since 0.10.2)") from None
         if not ids and not has_stopped:
