@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.evaluation.models import base_name, check_model, holds_model, is_adapter, weights_mark
-from trl_drgrpo.evaluation.results import Estimate, judged, mean_over_prompts, pass_at_k, read_results, write_results
+from trl_drgrpo.evaluation.results import Estimate, as_json, judged, mean_over_prompts, pass_at_k, read_results
 from trl_drgrpo.evaluation.running import (
     KIND,
     Decoding,
@@ -142,7 +142,7 @@ def test_a_card_of_somebody_else_keeps_what_it_says(tmp_path):
 
 def test_results_are_read_back_and_what_is_none_is_left_out(tmp_path):
     for number in range(2):
-        write_results(tmp_path / f"{number}.json", result(samples([number])))
+        (tmp_path / f"{number}.json").write_text(as_json(result(samples([number]))))
     (tmp_path / "torn.json").write_text('{"format": 1, "models": [')
     (tmp_path / "other.json").write_text("[]")
     found = read_results(tmp_path)

@@ -144,6 +144,7 @@ def sample_and_score(
             of_prompt = []
             for j in range(samples):
                 i = place * samples + j
+                failures = {each.name: each.failures[i] for each in scores if i in each.failures}
                 facts = {
                     "problem": number,
                     "row": j,
@@ -151,7 +152,7 @@ def sample_and_score(
                     "tokens": len(found[place][j].token_ids),
                     "finish_reason": found[place][j].end,
                     "rewards": {each.name: each.rewards[i] for each in scores},
-                    **_failures(scores, i),
+                    **({"failures": failures} if failures else {}),
                 }
                 row = {name: value for name, value in sampled[i].items() if name != "completion_ids"}
                 of_prompt.append({**row, KIND: facts})
@@ -170,11 +171,6 @@ def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> Re
     failure is one row's."""
     scores = score_rows(reward, sampled, name, batch_size=len(sampled))
     return score_rows(reward, sampled, name) if scores.failures and len(sampled) > 1 else scores
-
-
-def _failures(scores: Sequence[RewardScores], row: int) -> Row:
-    failures = {each.name: each.failures[row] for each in scores if row in each.failures}
-    return {"failures": failures} if failures else {}
 
 
 def _refuse_broken(scores: Sequence[RewardScores], rows: int) -> None:

@@ -10,6 +10,7 @@ round share what is left in equal parts. As long as no completion is finished, t
 back, so that every problem ends with at least one. A step that its part cuts short is counted and thrown away.
 """
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,9 +115,8 @@ class Node:
 
 
 Strategy = Literal["best_of_n", "beam", "puct"]
-PathValue = Literal["min", "product", "last"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
-PATH_VALUES: tuple[str, ...] = get_args(PathValue)
+PATH_VALUES = {"min": min, "product": math.prod, "last": lambda scores: scores[-1]}  # of the scores of its steps
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class SearchSettings:
     width: int = 4
     children: int = 4
     step_separator: Any = "\n"
-    path_value: PathValue = "min"
+    path_value: str = "min"
     exploration: float = 1.0
     accept_above: float = 0.5
     temperature: float = 1.0

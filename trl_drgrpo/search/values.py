@@ -7,14 +7,13 @@ value per sampled continuation is backed up from where it ends.
 
 import asyncio
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_drgrpo.process_rewards.scoring import StepScorer, log_nothing
 from trl_drgrpo.process_rewards.steps import Steps
 from trl_drgrpo.rewards.contract import checked_reward
-from trl_drgrpo.search.problem import Node, Problem, SearchSettings
+from trl_drgrpo.search.problem import PATH_VALUES, Node, Problem, SearchSettings
 
 Found = Sequence[tuple[Problem, Node]]
 
@@ -54,11 +53,7 @@ class Appraiser:
         if self.prm is None:
             return self.accepted(node)
         scores = [step.score for step in node.path() if step.score is not None]
-        if not scores:
-            return None
-        if self.settings.path_value == "last":
-            return scores[-1]
-        return min(scores) if self.settings.path_value == "min" else math.prod(scores)
+        return PATH_VALUES[self.settings.path_value](scores) if scores else None
 
     def accepted(self, node: Node) -> float | None:
         """1.0 if a finished completion is correct, else 0.0; None where the verifier gave no reward."""
