@@ -3,7 +3,7 @@
 import pytest
 import torch
 from runs import logged, train
-from tiny_prms import token_classification
+from tiny_prms import SCORERS
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
@@ -31,7 +31,7 @@ def run(settings, prompts, tokenizer):
 
 
 def test_a_process_reward_model_and_a_rule_drive_training(run):
-    scorer = token_classification(name="prm")
+    scorer = SCORERS["token_classification"](name="prm")
     rule = step_verifier(lambda prompt, previous_steps, step: float(len(previous_steps)), name="rule")
     trainer = run(scorer, rule)
     assert logged(trainer, "process_rewards/prm/truncated_frac") == [0.0, 0.0]
@@ -41,7 +41,7 @@ def test_a_process_reward_model_and_a_rule_drive_training(run):
 
 @pytest.mark.parametrize("form", ["path", "mapping"])
 def test_a_folder_stands_for_the_model_in_it(form, settings, prompts, tokenizer, tmp_path):
-    scorer = token_classification()
+    scorer = SCORERS["token_classification"]()
     folder = str(tmp_path / "runs" / "my_prm")
     scorer.model.save_pretrained(folder)
     scorer.tokenizer.save_pretrained(folder)

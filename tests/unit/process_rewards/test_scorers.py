@@ -9,31 +9,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny import tiny_tokenizer
-from tiny_prms import (
-    CLEAN,
-    PROMPTS,
-    SCORERS,
-    STEPS,
-    built,
-    chat_turn,
-    close,
-    config,
-    line_break_tokenizer,
-    marked_tokenizer,
-    math_psa,
-    metaspace_tokenizer,
-    skywork,
-    token_classification,
-    versa,
-)
+from tiny_prms import CLEAN, PROMPTS, SCORERS, STEPS, close, marked_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForTokenClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForTokenClassification,
 )
@@ -42,14 +23,10 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,
     MathPSAScorer,
-    MathShepherdScorer,
-    QwenMathScorer,
     SkyworkScorer,
     TokenClassificationScorer,
-    VersaScorer,
     step_verifier,
 )
-from trl_drgrpo.process_rewards.formats import Qwen2ForPrmModel, Qwen2ForProcessRewardModel
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
@@ -161,19 +138,18 @@ def test_scores_are_those_of_the_published_recipe(kind):
     assert max(flat) - min(flat) > 0.02  # scores that do not vary prove nothing
 
 
-@pytest.mark.parametrize("make", [versa, math_psa])
-def test_line_breaks_of_the_policy_end_no_step(make):
-    scorer = make()
-    marker_id = scorer.marker_id
+@pytest.mark.parametrize("kind", ["versa", "math_psa"])
+def test_line_breaks_of_the_policy_end_no_step(kind):
+    scorer = SCORERS[kind]()
     for written in ("so\n\n\n\n\n\nit", "so \n \n\n\n\n it", "so   \n\n\n\n\n\n\n\n\n"):
         row = scorer._encode("1?\n\n \n\n\n\n2?", [scorer._cleaner.step(written), "2"])
         text = scorer.tokenizer.decode(row.input_ids)
         assert len(re.findall(r"\n\s*\n\s*\n\s*\n", text)) == 2  # the format's own
-        assert [row.input_ids[position] for position in row.positions] == [marker_id] * 2
+        assert [row.input_ids[position] for position in row.positions] == [scorer.marker_id] * 2
 
 
 def test_skywork_scores_a_step_of_several_lines_at_its_last_one():
-    scorer = skywork()
+    scorer = SCORERS["skywork"]()
     steps = ["first\n\nsecond", "third.\nfourth"]
     every_line = every_line_by_recipe(scorer, "1?", "\n".join(steps))
     assert len(every_line) == 5
@@ -292,7 +268,7 @@ def test_an_encoder_says_that_it_reads_later_text():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     encoder = BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), num_labels=2, **sizes))
     assert TokenClassificationScorer(encoder, tokenizer).is_causal is False
-    assert token_classification().is_causal is True
+    assert SCORERS["token_classification"]().is_causal is True
     assert TokenClassificationScorer.is_causal is None  # before it is loaded
 
 
@@ -346,7 +322,7 @@ def test_a_checkpoint_loads_from_a_folder(kind, architecture, published, tmp_pat
 
 
 def test_models_with_adapters_are_scored_alike():
-    scorer = chat_turn()
+    scorer = SCORERS["chat_turn"]()
     expected = scorer(PROMPTS, steps=STEPS)
     adapted = get_peft_model(scorer.model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     with_adapter = ChatTurnScorer(adapted, scorer.tokenizer)
@@ -362,7 +338,7 @@ def test_token_classifiers_load_quantized(tmp_path):
     from transformers import BitsAndBytesConfig
 
     assert bitsandbytes is not None
-    scorer = token_classification()
+    scorer = SCORERS["token_classification"]()
     scorer.model.save_pretrained(tmp_path)
     scorer.tokenizer.save_pretrained(tmp_path)
     options = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True), "device": "cpu"}
@@ -372,55 +348,54 @@ def test_token_classifiers_load_quantized(tmp_path):
         TokenClassificationScorer(scorer.model, scorer.tokenizer, **options)
 
 
-def of(kind, model, tokenizer, configuration=Qwen2Config, **changes):
-    """Builds a model with a tokenizer, and its scorer."""
-    return lambda **options: kind(built(model, config(tokenizer, configuration, **changes)), tokenizer, **options)
-
-
 def without_template():
     tokenizer = marked_tokenizer()
     tokenizer.chat_template = None
     return tokenizer
 
 
-PLAIN, MARKED, PIECES, LINES = tiny_tokenizer(), marked_tokenizer(), metaspace_tokenizer(), line_break_tokenizer()
-three = {"num_labels": 3}
+def merging():
+    vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġx"])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("Ġ", "x")]))  # " x" is one token, but not that of "x"
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="a", pad_token="b")
+
+
+PLAIN = tiny_tokenizer()
+CLASSES = {"model": Qwen2ForTokenClassification, "changes": {"num_labels": 3}}
 REFUSED = [
-    (of(TokenClassificationScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "3 outputs per .* 2 classes"),
-    (of(QwenMathScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "got 3 outputs per token"),
-    (of(QwenMathScorer, Qwen2ForCausalLM, MARKED), {}, "2 classes per token"),
-    (of(ChatTurnScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "without a language modeling head"),
-    (of(QwenMathScorer, Qwen2ForProcessRewardModel, PLAIN), {}, "marker of 'qwen_math_prm': got '<extra_0>'"),
+    ("token_classification", CLASSES, "3 outputs per .* 2 classes"),
+    ("qwen_math", CLASSES, "got 3 outputs per token"),
+    ("qwen_math", {"model": Qwen2ForCausalLM}, "2 classes per token"),
+    ("chat_turn", CLASSES, "without a language modeling head"),
+    ("qwen_math", {"tokenizer": PLAIN}, "marker of 'qwen_math_prm': got '<extra_0>'"),
+    ("versa", {"tokenizer": PLAIN}, r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which is"),
+    ("math_shepherd", {"good": "good"}, "good of 'math_shepherd_prm'"),
+    ("math_shepherd", {"marker": "#"}, "marker of .*: got '#'"),  # the unknown token is no marker
+    ("math_shepherd", {"tokenizer": merging(), "marker": "x"}, "merges the marker"),
+    ("qwen_math", {"tokenizer": without_template()}, "no chat template"),
+    ("skywork", {"model": Qwen2ForTokenClassification}, "got 2 outputs .* a head of 1 output per token"),
+    ("skywork", {"step_token": "<step>"}, "step_token of .*: got '<step>'"),
+    ("token_classification", {"batch_size": 0}, "batch_size: got 0"),
     (
-        of(VersaScorer, Qwen2ForCausalLM, PLAIN),
-        {},
-        r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which is",
+        "token_classification",
+        {"bach_size": 1},
+        "bach_size: got an unknown option; .* Did you mean batch_size?",
     ),
-    (of(MathShepherdScorer, LlamaForCausalLM, PIECES, LlamaConfig), {"good": "good"}, "good of 'math_shepherd_prm'"),
-    # The unknown token is no marker.
-    (of(MathShepherdScorer, LlamaForCausalLM, PIECES, LlamaConfig), {"marker": "#"}, "marker of .*: got '#'"),
-    (of(QwenMathScorer, Qwen2ForProcessRewardModel, without_template()), {}, "no chat template"),
-    (of(SkyworkScorer, Qwen2ForTokenClassification, LINES), {}, "got 2 outputs .* a head of 1 output per token"),
-    (
-        of(SkyworkScorer, Qwen2ForPrmModel, LINES),
-        {"step_token": "<step>"},
-        "step_token of .*: got '<step>'",
-    ),
-    (token_classification, {"batch_size": 0}, "batch_size: got 0"),
-    (token_classification, {"bach_size": 1}, "bach_size: got an unknown option; .* Did you mean batch_size?"),
-    (token_classification, {"tokenizer": None}, "tokenizer: got none for a model that is already loaded"),
 ]
 
 
-@pytest.mark.parametrize(("build", "options", "message"), REFUSED)
-def test_what_does_not_fit_the_format_is_refused(build, options, message):
+@pytest.mark.parametrize(("kind", "options", "message"), REFUSED)
+def test_what_does_not_fit_the_format_is_refused(kind, options, message):
     with pytest.raises(InputError, match=message):
-        build(**options)
+        SCORERS[kind](**options)
 
 
 def test_folders_without_a_model_or_without_its_head_are_refused(saved_model, tmp_path):
     nothing = str(tmp_path / "nothing")
+    loaded = SCORERS["token_classification"]().model
     for kind, arguments, message in (
+        (TokenClassificationScorer, (loaded,), "tokenizer: got none for a model that is already loaded"),
         (TokenClassificationScorer, (saved_model,), "a checkpoint without score"),
         (SkyworkScorer, (saved_model,), "a checkpoint without v_head.summary.bias, v_head.summary.weight"),
         (TokenClassificationScorer, (nothing,), "tokenizer: got"),
@@ -428,15 +403,6 @@ def test_folders_without_a_model_or_without_its_head_are_refused(saved_model, tm
     ):
         with pytest.raises(InputError, match=message):
             kind(*arguments, device="cpu")
-
-
-def test_a_marker_that_merges_with_its_surroundings_is_refused():
-    vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġx"])}
-    merging = Tokenizer(models.BPE(vocab=vocab, merges=[("Ġ", "x")]))  # " x" is one token, but not that of "x"
-    merging.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging, eos_token="a", pad_token="b")
-    with pytest.raises(InputError, match="merges the marker"):
-        MathShepherdScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, marker="x")
 
 
 @pytest.mark.parametrize("kind", ["qwen_math", "implicit"])
@@ -454,8 +420,8 @@ def test_an_answer_that_the_chat_template_cuts_is_worth_nothing(kind):
 
 
 def test_an_adapter_is_loaded_on_the_model_under_it(tmp_path):
-    tokenizer, base, folder = line_break_tokenizer(), tmp_path / "base", tmp_path / "adapter"
-    model = built(Qwen2ForCausalLM, config(tokenizer))
+    scorer, base, folder = SCORERS["math_psa"](), tmp_path / "base", tmp_path / "adapter"
+    model, tokenizer = scorer.model, scorer.tokenizer
     model.save_pretrained(base)
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     adapted = get_peft_model(Qwen2ForCausalLM.from_pretrained(base), lora)
@@ -464,7 +430,7 @@ def test_an_adapter_is_loaded_on_the_model_under_it(tmp_path):
     named = resolve_reward({"math_psa_prm": {"model": str(folder), "device": "cpu"}}, "step_reward_funcs")
     scores = named(prompts=PROMPTS, steps=STEPS)
     close(scores, MathPSAScorer(adapted, tokenizer)(PROMPTS, steps=STEPS), 1e-6)
-    bare = MathPSAScorer(model, tokenizer)(PROMPTS, steps=STEPS)
+    bare = scorer(PROMPTS, steps=STEPS)
     assert max(abs(one - other) for one, other in zip(scores[1], bare[1], strict=True)) > 1e-3
     with pytest.raises(InputError, match=r"an adapter; expected a whole checkpoint with its head"):
         TokenClassificationScorer(str(folder), tokenizer)
