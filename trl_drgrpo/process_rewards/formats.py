@@ -250,16 +250,15 @@ class PRMScorer:
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         """Write a row in the model's format; the steps are clean and not empty."""
         before_steps, before_marker, between = self.layout
-        numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
-        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in numbered)
+        if self.number_steps:
+            numbered = enumerate(steps, start=1)
+            steps = [each if re.match(r"Step \d+:", each) else f"Step {k}: {each.lstrip()}" for k, each in numbered]
+        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in steps)
         if self.is_chat:
             text = self._chat(prompt, answer)
         else:
             text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}{before_steps}{answer}"
         return encode_marked(self.tokenizer, text, len(steps), not self.is_chat, self.marker_id)
-
-    def _numbered(self, step: str, k: int) -> str:
-        return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         """Scores `(K,)` from the logits `(K, classes or vocabulary)` at a row's positions, in float32."""

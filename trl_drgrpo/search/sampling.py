@@ -13,6 +13,7 @@ runs.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,17 +38,10 @@ class StepEnd:
         self.segmenter, self.tokenizer = segmenter, tokenizer
         lasts = {each[-1] for each in segmenter.rule.separators}
         # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
-        self._closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
-        self._can_close: dict[int, bool] = {}
+        closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
+        # Whether a separator may be complete with a token: without its last character it is not.
+        self._may_close = cache(lambda token: closing is None or not closing.isdisjoint(tokenizer.decode([token])))
         self._letter = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isalnum())
-
-    def _may_close(self, token: int) -> bool:
-        """Whether a separator may be complete with this token: without its last character it is not."""
-        if self._closing is None:
-            return True
-        if token not in self._can_close:
-            self._can_close[token] = any(char in self.tokenizer.decode([token]) for char in self._closing)
-        return self._can_close[token]
 
     def __call__(self, token_ids: Sequence[int], new: int = 1) -> int | None:
         """Number of tokens in the first step; None while it is not complete.

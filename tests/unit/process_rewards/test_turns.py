@@ -40,6 +40,7 @@ def changed(**methods):
 
 def rewarded(environments, turns, tokenizer, begun=None, failures=None):
     """Rewards of environments that go through so many turns, or begin so many."""
+    failures = failures or Failures()
     record = TurnRecord(environments, reads_states=True, failures=failures)
     for row, count in enumerate(begun or turns):
         for _ in range(count):
