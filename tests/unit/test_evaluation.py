@@ -226,9 +226,7 @@ def test_completions_of_prompts_of_different_lengths_are_those_of_the_model(mode
     requests = [Request(tuple(prompt), 3, 12, True, 7) for prompt in prompts]
     found = sampler(requests)
     assert len(shared) == 1 + 3  # of 3 and of 9 completions: each prompt is run once for those in a batch
-    assert found == sampler(requests)  # seeded
     assert len({each.token_ids for each in found[0]}) > 1
-    assert {each.end for of in found for each in of} == {"stop", "length"}
     for each in (each for of in found for each in of):
         assert (each.token_ids[-1] in sampler.ends) == (each.end == "stop")
         assert not sampler.ends & set(each.token_ids[:-1])

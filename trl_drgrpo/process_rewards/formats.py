@@ -35,7 +35,6 @@ from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.process_rewards.loading import is_causal, load_model, load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.named import FORMATS
 from trl_drgrpo.process_rewards.texts import (
-    END_TOKENS,
     PROMPT_END,
     PROMPT_START,
     STEP,
@@ -130,7 +129,7 @@ class PRMScorer:
         self.model = self._load(self.model).eval()
         self.candidates = [] if self.good is None else self._candidates(good=self.good, bad=self.bad)
         self.max_length = self.max_length or longest_input(self.model, self.tokenizer)
-        self._cleaner = Cleaner([*self.tokenizer.all_special_tokens, *END_TOKENS], self.marker)
+        self._cleaner = Cleaner(self.tokenizer.all_special_tokens, self.marker)
         prompt_text, self._prompt_text = self._prompt_text, None  # which may expect messages
         self._check_format(self._encode("1+1+1=?", ["1+1=2", "2+1=3"]))
         self._prompt_text, self._is_loaded = prompt_text, True

@@ -29,7 +29,7 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
 from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids, split_into_steps
+from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
 
@@ -195,7 +195,7 @@ class MonteCarloScorer:
         self.generate, self.verifier, self.tokenizer = generate, checked_reward(verifier), tokenizer
         self.k, self.accept_above = k, accept_above
         self.__name__ = name
-        self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
+        self._cleaner = Cleaner(tokenizer.all_special_tokens)
 
     def on_trainer_built(self, trainer: Any) -> None:
         """Called by the trainer: rollouts that need one and have none take it."""
@@ -295,6 +295,7 @@ class MonteCarloScorer:
 
 
 _OURS = ("steps", "labels", "values", "completions")
+_CHUNK = 32  # rows whose completions are rolled out together
 
 
 def label_steps(
@@ -306,7 +307,6 @@ def label_steps(
     rollouts: int = 8,
     completions: int = 1,
     separator: str = "\n",
-    chunk_size: int = 32,
 ) -> Iterator[dict[str, Any]]:
     """Label the steps of completions by rollouts.
 
@@ -319,7 +319,6 @@ def label_steps(
         rollouts (`int`, *optional*, defaults to `8`): Per prefix.
         completions (`int`, *optional*, defaults to `1`): Sampled per prompt.
         separator (`str`, *optional*, defaults to a line break): A step ends behind it.
-        chunk_size (`int`, *optional*, defaults to `32`): Completions that are rolled out together.
 
     Yields:
         `dict`: The row's columns with `steps` (texts without separator), `labels` (`bool`: value > 0; `None` where
@@ -337,8 +336,8 @@ def label_steps(
             remedy = "Rename the column that holds it."
             raise InputError(f"row {index}", f"the columns {sorted(row)}", "a column 'prompt'", remedy)
     scorer = MonteCarloScorer(generate, verifier, tokenizer, k=rollouts)
-    for start in range(0, len(rows), chunk_size):
-        chunk = _completed(rows[start : start + chunk_size], generate, tokenizer, completions, separator)
+    for start in range(0, len(rows), _CHUNK):
+        chunk = _completed(rows[start : start + _CHUNK], generate, tokenizer, completions, separator)
         given = [{name: value for name, value in row.items() if name not in _OURS} for row, _ in chunk]
         names = dict.fromkeys(name for row in given for name in row if name != "prompt")
         columns: dict[str, Any] = {name: [row.get(name) for row in given] for name in names}

@@ -37,23 +37,25 @@ def scorer_of(form: str, model: str, **options: Any) -> Any:
     """The scorer of a format, which loads at the first call.
 
     Args:
-        form (`str`): Name of the format, `qwen_math_prm` for example.
+        form (`str`): Name of the format, `qwen_math_prm` for example; `prm`: the one that the model's id, or else its
+            `config.json`, says.
         model (`str`): Path or Hub id of the process reward model.
         **options: Further arguments of the scorer.
 
     Raises:
-        [`InputError`]: `model` is no text, is a local folder without `config.json`, or an option that the scorer does
-            not take. What only loading shows is raised by the first call.
+        [`InputError`]: `model` is no text, is a local folder without `config.json`, does not say which format it has,
+            or an option that the scorer does not take. What only loading shows is raised by the first call.
     """
     _check_model(model)
     if options.get("reference") is not None:
         _check_model(options["reference"], "reference")
-    scorer: Any = getattr(importlib.import_module("trl_drgrpo.process_rewards"), FORMATS[form][0])
+    known, *_ = FORMATS[_format_of(model) if form == "prm" else form]
+    scorer: Any = getattr(importlib.import_module("trl_drgrpo.process_rewards"), known)
     scorer.check_options(options)
     return scorer(model, **{"name": form, **options}, lazy=True)
 
 
-globals().update({name: partial(scorer_of, name) for name in FORMATS})  # as recipes find them
+globals().update({name: partial(scorer_of, name) for name in (*FORMATS, "prm")})  # as recipes find them
 
 
 def step_reward(spec: Any, field: str = "step_reward_funcs") -> Callable[..., Any]:
@@ -61,27 +63,13 @@ def step_reward(spec: Any, field: str = "step_reward_funcs") -> Callable[..., An
     id of a process reward model, which is short for `{"prm": ...}`. `field` is for the message.
 
     Raises:
-        [`InputError`]: As [`resolve_reward`] and [`prm`].
+        [`InputError`]: As [`resolve_reward`] and [`scorer_of`].
     """
     if callable(spec) or not isinstance(spec, (str, Mapping)):
         return spec  # what is no function is refused where the others are
     if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec and ("/" in spec or os.path.isdir(spec)):
         spec = {"prm": os.path.expanduser(spec)}
     return resolve_reward(spec, field)
-
-
-def prm(model: str, **options: Any) -> Any:
-    """A process reward model whose id, or else its `config.json`, says which format it has; loaded at the first call.
-
-    Args:
-        model (`str`): Path or Hub id.
-        **options: Of the scorer that belongs to it.
-
-    Raises:
-        [`InputError`]: A model of which this cannot be told, and what [`scorer_of`] raises.
-    """
-    _check_model(model)
-    return scorer_of(_format_of(model), model, **{"name": "prm", **options})
 
 
 def _format_of(model: str) -> str:

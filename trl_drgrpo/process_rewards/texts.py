@@ -81,15 +81,15 @@ class Cleaner:
     """Takes tokens out of steps and prompts.
 
     Args:
-        special_tokens (`Iterable[str]`): Removed from steps wherever they occur.
+        special_tokens (`Iterable[str]`, *optional*): Removed from steps wherever they occur, as `END_TOKENS` are.
         marker (`str`, *optional*): The model's step marker, removed from prompts and steps. A marker made of letters
             (`ки`) is removed where it stands alone only: it is a part of ordinary words too. Of one made of line
             breaks, every run of as many or more is removed, whatever white space is between them.
     """
 
-    def __init__(self, special_tokens: Iterable[str], marker: str | None = None):
+    def __init__(self, special_tokens: Iterable[str] = (), marker: str | None = None):
         marks = [*_MARKS, *([] if marker is None else [_pattern(marker)])]
-        longest_first = sorted({token for token in special_tokens if token}, key=len, reverse=True)
+        longest_first = sorted({token for token in (*special_tokens, *END_TOKENS) if token}, key=len, reverse=True)
         self._from_prompts = re.compile("|".join(marks))
         self._from_steps = re.compile("|".join([*marks, *map(re.escape, longest_first)]))
 
@@ -99,7 +99,7 @@ class Cleaner:
         Example:
 
         ```python
-        >>> Cleaner(["<|im_end|>"]).step("  so 3+8=11.\n\n<|im_end|>")
+        >>> Cleaner().step("  so 3+8=11.\n\n<|im_end|>")
         '  so 3+8=11.'
 
         ```

@@ -31,7 +31,7 @@ from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
 from trl_drgrpo.process_rewards.formats import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, encode_piecewise, prompt_text
+from trl_drgrpo.process_rewards.texts import Cleaner, encode_piecewise, prompt_text
 
 logger = logging.getLogger(__name__)
 
@@ -355,7 +355,7 @@ def tokenize_rows(
     Raises:
         `InputError`: Rows that do not fit.
     """
-    cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
+    cleaner = Cleaner(tokenizer.all_special_tokens)
     examples: list[dict[str, list[Any]]] = []
     checked = checked_rows(rows)
     for row in checked:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of, unread
+from trl_drgrpo.process_rewards.texts import Cleaner, prompt_text, texts_of, unread
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
 from trl_drgrpo.rewards.signatures import is_required, parameters, select
@@ -176,7 +176,7 @@ class StepJudge(Judge):
             raise InputError("reads", repr(reads), "'prefix' or 'solution'", "'prefix' asks about every step.")
         self.template = template
         self.is_causal = reads == "prefix"
-        self._cleaner = Cleaner(END_TOKENS)
+        self._cleaner = Cleaner()
 
     async def __call__(
         self,

@@ -21,7 +21,7 @@ from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, wh
 from trl_drgrpo.process_rewards.sampling import Continuation, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter, step_segmenter
 from trl_drgrpo.process_rewards.steps.separators import Turns
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids
+from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import OnError, check_on_error
 
 
@@ -305,7 +305,7 @@ class Problem:
         self.prompt_ids = tuple(prompt_ids(self.prompt, tokenizer))
         self.budget = Budget(settings.budget_tokens, settings.max_completion_length)
         self.root = Node()
-        self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
+        self._cleaner = Cleaner(tokenizer.all_special_tokens)
         self._rounds = 0
 
     def requests(self, branches: Sequence[Branch]) -> list[tuple[Branch, Request]]:
