@@ -22,7 +22,7 @@ least one correct one goes through the step; false, if there are only incorrect 
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -50,32 +50,29 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         highest value is selected; of equals the one that was sampled more often, then the first.
     """
     leaves = list(problem.root.leaves())
-    through: Counter[int] = Counter()
-    correct: Counter[int] = Counter()
-    for leaf in leaves:
-        if (accepted := appraiser.accepted(leaf)) is not None:
-            for step in leaf.path():
-                through[id(step)] += 1
-                correct[id(step)] += int(accepted)
+    verdicts = {leaf: None if leaf.outcome is None else bool(appraiser.accepted(leaf)) for leaf in leaves}
+    through: dict[Node, list[bool]] = defaultdict(list)  # the verdicts on the completions that a step is part of
+    for leaf, verdict in verdicts.items():
+        for step in () if verdict is None else leaf.path():
+            through[step].append(verdict)
     values = {leaf: appraiser.value(leaf) for leaf in leaves}
     selected = max(leaves, key=lambda leaf: (-math.inf if values[leaf] is None else values[leaf], leaf.samples))
     rows = []
     for number, leaf in enumerate(leaves):
         steps = leaf.readable_path()
         scores = {} if appraiser.prm is None else {"prm_scores": [step.score for step in steps]}
-        accepted = appraiser.accepted(leaf)
         rows.append(
             {
                 "prompt": problem.prompt,
                 **problem.columns,
                 "completion": problem.completion(leaf),
                 "steps": [step.text for step in steps],
-                "labels": [correct[id(step)] > 0 if through[id(step)] else None for step in steps],
+                "labels": [any(through[step]) if step in through else None for step in steps],
                 "values": [step.mean for step in steps],
                 "visits": [step.visits for step in steps],
                 **scores,
                 "outcome": leaf.outcome,
-                "correct": None if accepted is None else bool(accepted),
+                "correct": verdicts[leaf],
                 "selected": leaf is selected,
                 "finish_reason": leaf.finish,
                 "search": {
@@ -179,20 +176,15 @@ def collect(
         sampler: Any = StepSampler(loaded, step_end, generation, chosen.batch_size)
     else:
         sampler = ServerSampler(vllm_server_base_url, str(model), step_end, sampling, chosen.batch_size)
-    return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), chosen, first)
+    return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), first)
 
 
 def search_rows(
-    rows: Sequence[Mapping[str, Any]],
-    sampler: Callable,
-    tokenizer: Any,
-    appraiser: Appraiser,
-    settings: SearchSettings,
-    first: int = 0,
+    rows: Sequence[Mapping[str, Any]], sampler: Callable, tokenizer: Any, appraiser: Appraiser, first: int = 0
 ) -> Iterator[list[Row]]:
     """As [`collect`], with the parts put together."""
+    settings, by_steps = appraiser.settings, appraiser.prm is not None
     segmenter = settings.segmenter()
-    by_steps = appraiser.prm is not None
     for begin in range(first, len(rows), settings.problems_at_once):
         numbers = range(begin, min(begin + settings.problems_at_once, len(rows)))
         group = [Problem(i, rows[i], tokenizer, segmenter, settings, by_steps) for i in numbers]
