@@ -3,17 +3,13 @@
 import pytest
 import torch
 from runs import logged, train
+from tiny import save_tiny
 from tiny_prms import SCORERS
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.model_card.card_facts import reward_rows
-from trl_drgrpo.process_rewards import (
-    MonteCarloScorer,
-    TrainerRollouts,
-    TransformersRollouts,
-    step_verifier,
-)
+from trl_drgrpo.process_rewards import MonteCarloScorer, TrainerRollouts, TransformersRollouts, step_verifier
 
 
 def odd_length(completion_ids, **kwargs):
@@ -42,9 +38,7 @@ def test_a_process_reward_model_and_a_rule_drive_training(run):
 @pytest.mark.parametrize("form", ["path", "mapping"])
 def test_a_folder_stands_for_the_model_in_it(form, settings, prompts, tokenizer, tmp_path):
     scorer = SCORERS["token_classification"]()
-    folder = str(tmp_path / "runs" / "my_prm")
-    scorer.model.save_pretrained(folder)
-    scorer.tokenizer.save_pretrained(folder)
+    folder = save_tiny(tmp_path / "runs" / "my_prm", scorer.tokenizer, scorer.model)
     given = folder if form == "path" else {"prm": {"model": folder, "batch_size": 2}}
     settings |= {"step_separator": ["tokens:4"], "max_steps": 1}
     trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs=given)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny import tiny_tokenizer
+from tiny import save_tiny, tiny_tokenizer
 from tiny_prms import CLEAN, PROMPTS, SCORERS, STEPS, built, close, config, line_break_tokenizer
 from transformers import Qwen2ForCausalLM
 
@@ -60,8 +60,7 @@ def test_an_adapters_reference_is_what_is_under_it():
 def test_two_folders_in_a_recipe(tmp_path):
     scorer = SCORERS["implicit"]()
     for name, model in (("eurusprm", scorer.model), ("base", scorer.reference)):
-        model.save_pretrained(tmp_path / name)
-        scorer.tokenizer.save_pretrained(tmp_path / name)
+        save_tiny(tmp_path / name, scorer.tokenizer, model)
     options = {"model": str(tmp_path / "eurusprm"), "reference": str(tmp_path / "base"), "device": "cpu"}
     for name in ("implicit_prm", "prm"):
         named = resolve_reward({name: options}, "step_reward_funcs")
