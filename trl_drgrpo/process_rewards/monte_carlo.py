@@ -19,8 +19,9 @@ is able and the verifier correct: a step from which the model merely guesses the
 
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -146,7 +147,7 @@ class _Prefix(NamedTuple):
 
     row: int
     prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]  # of the steps
+    token_ids: list[int]  # of the steps
     text: str  # of the steps
 
 
@@ -233,46 +234,46 @@ class MonteCarloScorer:
             `RewardError`: A verifier that fails, or a generator that returns something else than `k` texts per prefix.
         """
         columns = dataset_columns(kwargs, len(prompts))
-
-        def judged(rows: list[int], texts: list[Any], token_ids: list[list[int]]) -> list[float | None]:
-            """1 for completions of the given rows that the verifier accepts, else 0; their metrics are nobody's."""
-            if not rows:
-                return []
-            rewards: Any = self.verifier(
-                prompts=[prompts[row] for row in rows],
-                completions=texts,
-                completion_ids=token_ids,
-                trainer_state=trainer_state,
-                log_metric=log_nothing,
-                log_extra=log_nothing,
-                **{name: [values[row] for row in rows] for name, values in columns.items()},
-            )
-            return [None if reward is None else float(reward > self.accept_above) for reward in rewards]
-
-        with_steps = [row for row in range(len(prompts)) if steps[row]]
-        # Where the completion stops right behind a step.
-        ended = [row for row in with_steps if len(completion_ids[row]) == step_ends[row][-1] + 1]
-        verdicts = judged(ended, [completions[row] for row in ended], [list(completion_ids[row]) for row in ended])
-        last = dict(zip(ended, verdicts, strict=True))
-        wanted: dict[Any, _Prefix] = {}  # equal ones are rolled out once
-        keys: dict[int, list[Any]] = {row: [] for row in with_steps}
-        for row in with_steps:
-            start = tuple(prompt_ids(prompts[row], self.tokenizer))
+        keys: list[list[Any]] = [[] for _ in prompts]  # of each step
+        judged: dict[Any, list[tuple[int, Any, list[int]]]] = defaultdict(list)  # by key: row, completion, tokens
+        prefixes: dict[Any, _Prefix] = {}  # by key: equal ones are rolled out once
+        for row in (row for row, texts in enumerate(steps) if texts):
+            prompt, ids = tuple(prompt_ids(prompts[row], self.tokenizer)), list(completion_ids[row])
             judged_alike = repr((prompts[row], sorted((name, values[row]) for name, values in columns.items())))
-            for count in range(1, len(steps[row]) + (row not in last)):
-                ids = tuple(completion_ids[row][: step_ends[row][count - 1] + 1])
-                keys[row].append((judged_alike, start + ids))
-                wanted[keys[row][-1]] = _Prefix(row, start, ids, "".join(steps[row][:count]))
+            for count, end in enumerate(step_ends[row], start=1):
+                if count == len(steps[row]) and end + 1 == len(ids):  # the completion stops right behind it
+                    keys[row].append(row)
+                    judged[row].append((row, completions[row], ids))
+                else:
+                    key = (judged_alike, (*prompt, *ids[: end + 1]))
+                    keys[row].append(key)
+                    prefixes[key] = _Prefix(row, prompt, ids[: end + 1], "".join(steps[row][:count]))
         if log_metric is not None:
-            log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(wanted)))
-        value_of = dict(zip(wanted, self._values(list(wanted.values()), completions, judged), strict=True))
-        rewards: list[list[float | None]] = [[] for _ in prompts]
-        for row in with_steps:
-            rewards[row] = [value_of[key] for key in keys[row]] + ([last[row]] if row in last else [])
-        return rewards
+            log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(prefixes)))
+        for (key, prefix), texts in zip(prefixes.items(), self._rolled_out(list(prefixes.values())), strict=True):
+            for more in texts:
+                completion = completion_like(completions[prefix.row], self._cleaner.bare(prefix.text + more))
+                ids = [*prefix.token_ids, *self.tokenizer(more, add_special_tokens=False)["input_ids"]]
+                judged[key].append((prefix.row, completion, ids))
+        found = list(chain(*judged.values()))
+        rows = [row for row, *_ in found]
+        rewards: Any = rows and self.verifier(
+            prompts=[prompts[row] for row in rows],
+            completions=[completion for _, completion, _ in found],
+            completion_ids=[ids for *_, ids in found],
+            trainer_state=trainer_state,
+            log_metric=log_nothing,  # of completions that are not trained on
+            log_extra=log_nothing,
+            **{name: [values[row] for row in rows] for name, values in columns.items()},
+        )
+        given, value_of = iter(rewards), {}
+        for key, group in judged.items():
+            counted = [reward > self.accept_above for reward in islice(given, len(group)) if reward is not None]
+            value_of[key] = sum(counted) / len(counted) if counted else None
+        return [[value_of[key] for key in row] for row in keys]
 
-    def _values(self, prefixes: list[_Prefix], completions: Sequence[Any], judged: Callable) -> list[float | None]:
-        """The value of each prefix: the share of its rollouts that are accepted, of those that have a verdict."""
+    def _rolled_out(self, prefixes: list[_Prefix]) -> list[list[str]]:
+        """What the generator writes behind each prefix, `k` times."""
         if not prefixes and not getattr(self.generate, "collective", False):
             return []
         continuations = self.generate([[*prefix.prompt_ids, *prefix.token_ids] for prefix in prefixes], self.k)
@@ -281,17 +282,7 @@ class MonteCarloScorer:
             field, got = f"generator of '{self.__name__}'", f"{len(counts)} groups of {sorted(set(counts))} texts"
             expected, remedy = f"{len(prefixes)} groups of {self.k}", "Return k texts for every prefix."
             raise RewardError(field, got, expected, remedy)
-        rolled = [(prefix, more) for prefix, group in zip(prefixes, continuations, strict=True) for more in group]
-        verdicts = judged(
-            [prefix.row for prefix, _ in rolled],
-            [completion_like(completions[p.row], self._cleaner.bare(p.text + more)) for p, more in rolled],
-            [[*p.token_ids, *self.tokenizer(more, add_special_tokens=False)["input_ids"]] for p, more in rolled],
-        )
-        values: list[float | None] = []
-        for start in range(0, len(verdicts), self.k):
-            counted = [verdict for verdict in verdicts[start : start + self.k] if verdict is not None]
-            values.append(sum(counted) / len(counted) if counted else None)
-        return values
+        return continuations
 
 
 _OURS = ("steps", "labels", "values", "completions")
