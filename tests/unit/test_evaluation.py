@@ -13,11 +13,9 @@ from evaluations import result, samples
 from huggingface_hub import ModelCard
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.evaluation.models import base_name, check_model, holds_model, is_adapter, weights_mark
 from trl_drgrpo.evaluation.results import Estimate, as_json, judged, mean_over_prompts, pass_at_k, read_results
 from trl_drgrpo.evaluation.running import (
-    KIND,
     Decoding,
     check_context,
     model_sampler,
@@ -269,19 +267,6 @@ def test_a_failure_of_one_completion_is_that_one_alone():
     scores = score_completions(moody, rows, "moody")
     assert scores.rewards == [1.0, None, 1.0]
     assert scores.failures == {1: "KeyError: 'one'"}
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "dataset_name: got no rows"),
-        ([{"prompt": "a", "eval": 1}], "a column 'eval'"),
-        ([{"prompt": "a"}, {"prompt": ""}], r"dataset_name, row 1 \(from 0\)"),
-    ],
-)
-def test_rows_that_cannot_be_evaluated(rows, message):
-    with pytest.raises(InputError, match=message):
-        check_prompt_rows(rows, "dataset_name", [KIND])
 
 
 # Models --------------------------------------------------------------------------------------------------------------
