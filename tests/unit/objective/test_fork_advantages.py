@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.objective.advantages import group_advantages
-from trl_drgrpo.objective.fork_advantages import (
-    Forks,
-    fork_step_advantages,
-    fork_token_advantages,
-    node_advantages,
-)
+from trl_drgrpo.objective.fork_advantages import Forks, fork_step_advantages, fork_token_advantages, node_advantages
 
 CREDITS = ("return_to_go", "immediate", "min_increments")
 eighths = st.integers(-8, 8).map(lambda n: n / 8)  # sums are exact, so ties are ties for the oracle too

@@ -52,9 +52,7 @@ def call_of(prompts, completions, steps, **more):
 
 
 CALL = call_of(
-    ["p:"] * 4,
-    ["a b !", "a b ?", "z !", ""],
-    [("a ", "b ", "!"), ("a ", "b ", "?<|im_end|>"), ("z ", "!"), ()],
+    ["p:"] * 4, ["a b !", "a b ?", "z !", ""], [("a ", "b ", "!"), ("a ", "b ", "?<|im_end|>"), ("z ", "!"), ()]
 )
 
 

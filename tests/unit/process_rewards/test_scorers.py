@@ -461,8 +461,7 @@ def test_a_verifier_sees_the_prompt_the_steps_before_and_its_row():
 
 
 @pytest.mark.parametrize(
-    ("result", "message"),
-    [("good", "str 'good'"), (float("inf"), "inf"), (ZeroDivisionError(), "ZeroDivision")],
+    ("result", "message"), [("good", "str 'good'"), (float("inf"), "inf"), (ZeroDivisionError(), "ZeroDivision")]
 )
 def test_a_verifier_that_fails_names_row_and_step(result, message):
     def broken(prompt, previous_steps, step):

@@ -208,12 +208,7 @@ def test_prm800k_gives_a_row_per_alternative_and_one_for_the_path():
         {"completions": None, "chosen_completion": None, "human_completion": None},
     ]
     record = {"question": {"problem": "p"}, "label": {"steps": steps}}
-    expected = [
-        (["b"], [False]),
-        (["c"], [True]),
-        (["a", "h", "d"], [True, True, None]),
-        (["a", "h"], [True, True]),
-    ]
+    expected = [(["b"], [False]), (["c"], [True]), (["a", "h", "d"], [True, True, None]), (["a", "h"], [True, True])]
     rows = convert_prm800k(record)
     assert [(row["steps"], row["labels"]) for row in rows] == expected
     assert {row["prompt"] for row in rows} == {"p"}
