@@ -16,8 +16,7 @@ from trl_drgrpo.search import collect
 from trl_drgrpo.search.collecting import search_rows, sft_rows, summary
 from trl_drgrpo.search.problem import STRATEGIES, Node, SearchSettings
 from trl_drgrpo.search.sampling import ServerSampler, StepEnd, StepSampler
-from trl_drgrpo.search.strategies import score, select
-from trl_drgrpo.search.values import Appraiser
+from trl_drgrpo.search.strategies import Appraiser, score, select
 
 
 class Stub:

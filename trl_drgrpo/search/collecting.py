@@ -29,8 +29,7 @@ from typing import Any
 
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.search.problem import Branch, Node, Problem, SearchSettings, check_values
-from trl_drgrpo.search.strategies import beam, best_of_n, puct
-from trl_drgrpo.search.values import Appraiser
+from trl_drgrpo.search.strategies import Appraiser, beam, best_of_n, puct
 
 Row = dict[str, Any]
 OWN_COLUMNS = ("steps", "labels", "values", "visits", "prm_scores")
