@@ -112,7 +112,7 @@ class PRMScorer:
         self._loading = {key: options.pop(key, default) for key, default in _LOADING.items()}
         vars(self).update({**self.settings, **options})
         self.__name__ = name or _NAMES.get(type(self).__name__, type(self).__name__)
-        self.model, self.tokenizer, self.batch_size, self.max_length = model, tokenizer, batch_size, max_length
+        self.model, self.tokenizer, self.batch_size, self.max_length = model, tokenizer, batch_size, max_length or 0
         self._prompt_text = prompt_text
         self._warned: set[str] = set()
         self._is_loaded = False

@@ -52,8 +52,9 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
     verdicts = {leaf: None if leaf.outcome is None else bool(appraiser.accepted(leaf)) for leaf in leaves}
     through: dict[Node, list[bool]] = defaultdict(list)  # the verdicts on the completions that a step is part of
     for leaf, verdict in verdicts.items():
-        for step in () if verdict is None else leaf.path():
-            through[step].append(verdict)
+        if verdict is not None:
+            for step in leaf.path():
+                through[step].append(verdict)
     values = {leaf: appraiser.value(leaf) for leaf in leaves}
     selected = max(leaves, key=lambda leaf: (-math.inf if values[leaf] is None else values[leaf], leaf.samples))
     rows = []
