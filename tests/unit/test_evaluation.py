@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.evaluation.models import base_name, check_model, holds_model, is_adapter, weights_mark
-from trl_drgrpo.evaluation.results import Estimate, as_json, judged, mean_over_prompts, pass_at_k, read_results
+from trl_drgrpo.evaluation.results import as_json, judged, mean_over_prompts, pass_at_k, read_results
 from trl_drgrpo.evaluation.running import Decoding, check_context, model_sampler, score_completions, server_sampler
 from trl_drgrpo.evaluation.steps import compared
 from trl_drgrpo.evaluation.table import is_whole, notes, public_name, put_into_card, table, title
@@ -40,12 +40,13 @@ def test_the_interval_is_that_of_the_mean_over_prompts():
     values = [1.0] * 60 + [0.0] * 140
     found = mean_over_prompts(values)
     error = statistics.pstdev(values) / math.sqrt(len(values))
-    assert (found.value, found.prompts) == (pytest.approx(0.3), 200)
-    assert found.low == pytest.approx(0.3 - 1.96 * error, abs=0.01)
-    assert found.high == pytest.approx(0.3 + 1.96 * error, abs=0.01)
+    interval = {"low": 0.3 - 1.96 * error, "high": 0.3 + 1.96 * error}
+    assert found == pytest.approx({"value": 0.3, **interval, "prompts": 200}, abs=0.01)
+    assert found["value"] == pytest.approx(0.3)
     assert found == mean_over_prompts(values)
-    assert mean_over_prompts([0.0] * 5) == Estimate(0.0, None, None, 5)
-    assert mean_over_prompts([]) == Estimate(None, None, None, 0)
+    nothing = {"low": None, "high": None}
+    assert mean_over_prompts([0.0] * 5) == {"value": 0.0, **nothing, "prompts": 5}
+    assert mean_over_prompts([]) == {"value": None, **nothing, "prompts": 0}
 
 
 def test_numbers_of_a_model_and_the_paired_difference():

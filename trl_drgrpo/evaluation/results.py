@@ -13,7 +13,6 @@ models are compared prompt by prompt: the interval of the difference is that of 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +25,6 @@ from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 
 RESAMPLES = 10_000
 INTERVAL = f"95%, percentile bootstrap over prompts ({RESAMPLES:,} resamples)"
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over prompts.
-
-    Args:
-        value (`float`, *optional*): The mean; `None` over no prompts.
-        low, high (`float`, *optional*): Ends of the 95% interval. `None` where all prompts have the same value: their
-            bootstrap has no width, whatever the uncertainty.
-        prompts (`int`): Prompts in the mean.
-    """
-
-    value: float | None
-    low: float | None
-    high: float | None
-    prompts: int
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -77,7 +59,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def mean_over_prompts(values: Sequence[float], seed: int = 0) -> Estimate:
+def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
     """Mean and 95% interval.
 
     Args:
@@ -85,24 +67,22 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> Estimate:
         seed (`int`, *optional*, defaults to `0`): Of the bootstrap.
 
     Returns:
-        [`Estimate`]
+        `dict`: `value`: the mean, `None` over no prompts; `low`, `high`: the ends of the interval, `None` where all
+        prompts have the same value: their bootstrap has no width, whatever the uncertainty; `prompts`: their number.
 
     Example:
 
     ```python
     >>> mean_over_prompts([1.0, 1.0])
-    Estimate(value=1.0, low=None, high=None, prompts=2)
+    {'value': 1.0, 'low': None, 'high': None, 'prompts': 2}
 
     ```
     """
-    if not len(values):
-        return Estimate(None, None, None, 0)
     array = np.asarray(values, dtype=np.float64)
-    mean = float(array.mean())
-    if array.min() == array.max():
-        return Estimate(mean, None, None, len(array))
-    low, high = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
-    return Estimate(mean, low, high, len(array))
+    mean, low, high = float(array.mean()) if len(array) else None, None, None
+    if len(array) and array.min() < array.max():
+        low, high = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
+    return {"value": mean, "low": low, "high": high, "prompts": len(array)}
 
 
 def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: int, seed: int = 0) -> Sequence[float]:
@@ -171,7 +151,7 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         "truncated": sum(row[KIND]["finish_reason"] == "length" for row in rows),
         "length_mean": sum(row[KIND]["tokens"] for row in rows) / len(rows),
         "rewards": {name: _mean(value for value in values if value is not None) for name, values in rewards.items()},
-        "pass_at": {str(k): asdict(mean_over_prompts(list(_by_prompt(rows, correct, k).values()))) for k in ks},
+        "pass_at": {str(k): mean_over_prompts(list(_by_prompt(rows, correct, k).values())) for k in ks},
     }
 
 
@@ -198,7 +178,7 @@ def results(
     difference = {}
     for k in ks if "baseline" in models else ():
         ours, theirs = (_by_prompt(models[role][1], correct[role], k) for role in ("model", "baseline"))
-        difference[str(k)] = asdict(mean_over_prompts([ours[i] - theirs[i] for i in ours if i in theirs]))
+        difference[str(k)] = mean_over_prompts([ours[i] - theirs[i] for i in ours if i in theirs])
     made_by = f"trl-drgrpo {__version__}"
     numbers = {"interval": INTERVAL, "models": found, "difference": difference or None}
     return {"format": FORMAT, "made_by": made_by, **facts, **numbers}

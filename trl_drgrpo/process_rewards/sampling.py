@@ -110,9 +110,9 @@ class ModelSampler:
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
         """One continuation of each row, to its end."""
         found = []
-        for tokens in self._generate(rows):
-            end = next((place for place, token in enumerate(tokens) if token in self.ends), None)
-            kept = tokens if end is None else tokens[: end + 1]
+        for row, tokens in zip(rows, self._generate(rows), strict=True):
+            end = next((place for place, token in enumerate(tokens[: row.limit]) if token in self.ends), None)
+            kept = tokens[: row.limit if end is None else end + 1]
             found.append(Continuation(tuple(kept), len(kept), "length" if end is None else "stop"))
         return found
 
