@@ -40,10 +40,8 @@ def build(folder, data=({},), **changes):
     model, tokenizer = with_tools()
     rows = [{"prompt": [{"role": "user", "content": "Walk."}], **row} for row in data]
     settings = {**short_run(folder), "max_steps": 1, "max_completion_length": 512, "run_log": False}
-    data = Dataset.from_list(rows * (16 // len(rows)))
-    return runs.build(
-        Kept, settings | changes, data, tokenizer, arguments.pop("reward_funcs", None), model, **arguments
-    )
+    data, rewards = Dataset.from_list(rows * (16 // len(rows))), arguments.pop("reward_funcs", None)
+    return runs.build(Kept, settings | changes, data, tokenizer, rewards, model, **arguments)
 
 
 @pytest.fixture(scope="module")

@@ -112,10 +112,8 @@ def test_a_card_states_the_newest_evaluations_and_no_path(tmp_path):
     assert once.index("## Use") < once.index("## Evaluation") < once.index("## Limits") < once.index("- some")
     card = ModelCard.load(readme)
     assert card.data.tags == ["x"]
-    assert [(each.metric_type, each.metric_value) for each in card.data.eval_results] == [
-        ("pass@1", 0.5),
-        ("pass@2", 0.75),
-    ]
+    stated = [(each.metric_type, each.metric_value) for each in card.data.eval_results]
+    assert stated == [("pass@1", 0.5), ("pass@2", 0.75)]
     first = card.data.eval_results[0]
     assert (first.dataset_name, first.dataset_split) == ("openai/gsm8k", "test")
     assert first.metric_args["num_samples"] == 4
@@ -268,9 +266,8 @@ def test_a_failure_of_one_completion_is_that_one_alone():
 
 
 def test_an_adapters_folder_is_a_model_too(saved_model, tmp_path):
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "base_model_name_or_path": saved_model, "task_type": "CAUSAL_LM"})
-    )
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": saved_model, "task_type": "CAUSAL_LM"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     name = str(tmp_path)
     assert is_adapter(name)
     assert holds_model(tmp_path)

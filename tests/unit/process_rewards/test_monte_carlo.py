@@ -103,15 +103,8 @@ def test_the_verifier_is_called_as_the_trainer_calls_it():
     prompt = [{"role": "user", "content": "q"}]
     completion = [{"role": "assistant", "content": "ab"}]
     scorer = MonteCarloScorer(generate, verifier, Characters(), k=2)
-    values = scorer(
-        prompts=[prompt],
-        completions=[completion],
-        steps=[("a", "b<eos>")],
-        completion_ids=[[97, 98, 3]],
-        step_ends=[[0, 2]],
-        trainer_state="state",
-        answer=["z"],
-    )
+    tokens = {"completion_ids": [[97, 98, 3]], "step_ends": [[0, 2]]}
+    values = scorer([prompt], [completion], [("a", "b<eos>")], **tokens, trainer_state="state", answer=["z"])
     assert values == [[1.0, 1.0]]
     assert generated == [([[1, 113, 2, 97]], 2)]  # exact to the token: the rendered prompt, and the first step's ids
     said = [[{"role": "assistant", "content": text}] for text in ("ago", "aon")]  # the format of the completion

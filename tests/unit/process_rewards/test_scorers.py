@@ -399,9 +399,8 @@ def test_an_answer_that_the_chat_template_cuts_is_worth_nothing(kind):
     """Templates of reasoning models write an answer without what it thought."""
     scorer = SCORERS[kind]()
     expected = scorer(["1?"], steps=[("1", "it is 1")])
-    scorer.tokenizer.chat_template = scorer.tokenizer.chat_template.replace(
-        "message['content']", "message['content'].split('</think>')[-1]"
-    )
+    content, template = "message['content']", scorer.tokenizer.chat_template
+    scorer.tokenizer.chat_template = template.replace(content, f"{content}.split('</think>')[-1]")
     with pytest.warns(UserWarning, match="the chat template left a part of the answer out; such steps get 0"):
         scores = scorer(["1?", "1?"], steps=[("1", "so</think>", "it is 1"), ("1", "it is 1")])
     close(scores[1:], expected)
@@ -436,22 +435,11 @@ def test_a_verifier_sees_the_prompt_the_steps_before_and_its_row():
         return len(seen) > 1
 
     reward = step_verifier(verify)
-    rewards = reward(
-        prompts=["p", "q"],
-        completions=["ab", "c"],
-        steps=[("a", "b"), ("c",)],
-        completion_ids=[[1, 2], [3]],
-        step_ends=[[0, 1], [0]],
-        trainer_state=object(),
-        log_metric=print,
-        answer=["x", "y"],
-    )
-    assert rewards == [[0.0, 1.0], [1.0]]
-    assert seen == [
-        ("p", (), "a", {"answer": "x"}),
-        ("p", ("a",), "b", {"answer": "x"}),
-        ("q", (), "c", {"answer": "y"}),
-    ]
+    of_the_trainer = {"completion_ids": [[1, 2], [3]], "step_ends": [[0, 1], [0]], "trainer_state": object()}
+    call = {"prompts": ["p", "q"], "completions": ["ab", "c"], "steps": [("a", "b"), ("c",)], "answer": ["x", "y"]}
+    assert reward(**call, **of_the_trainer, log_metric=print) == [[0.0, 1.0], [1.0]]
+    x, y = {"answer": "x"}, {"answer": "y"}
+    assert seen == [("p", (), "a", x), ("p", ("a",), "b", x), ("q", (), "c", y)]
     assert reward.__name__ == "verify"
     same = step_verifier(lambda prompt, previous_steps, step, answer: float(step == answer), name="same")
     assert same(["p"], ["a"], [("a", "b")], answer=["a"], other=[1], step=[1]) == [[1.0, 0.0]]  # columns that it names
