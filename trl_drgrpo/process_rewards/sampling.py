@@ -110,13 +110,13 @@ class ModelSampler:
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
         """One continuation of each row, to its end."""
         found = []
-        for row, tokens in zip(rows, self._generate(rows), strict=True):
+        for row, tokens in zip(rows, self._written(rows), strict=True):
             end = next((place for place, token in enumerate(tokens[: row.limit]) if token in self.ends), None)
             kept = tokens[: row.limit if end is None else end + 1]
             found.append(Continuation(tuple(kept), len(kept), "length" if end is None else "stop"))
         return found
 
-    def _generate(self, rows: Sequence[Request], **options: Any) -> list[list[int]]:
+    def _written(self, rows: Sequence[Request], **options: Any) -> list[list[int]]:
         """The new tokens of each row, padded behind those that end it; prefixes are padded on the left."""
         width, device = max(len(row.prefix) for row in rows), self.model.device
         input_ids = torch.tensor([[self.pad] * (width - len(row.prefix)) + [*row.prefix] for row in rows])  # (B, S)

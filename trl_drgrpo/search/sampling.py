@@ -82,7 +82,7 @@ class StepSampler(ModelSampler):
 
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
         watch = _Watch(rows, self.step_end, self.ends)
-        self._generate(rows, stopping_criteria=StoppingCriteriaList([watch]))
+        self._written(rows, stopping_criteria=StoppingCriteriaList([watch]))
         return [each for each in watch.found if each is not None]
 
 
