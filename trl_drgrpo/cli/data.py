@@ -267,6 +267,19 @@ def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: A
         raise _not_loaded(source, error) from error
 
 
+def load_mixture(mixture: Any) -> Any:
+    """The splits of TRL's mixture of datasets."""
+    from datasets.exceptions import DatasetsError
+    from trl import get_dataset  # pyright: ignore[reportPrivateImportUsage]
+
+    try:
+        return get_dataset(mixture)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        got = f"a mixture of {', '.join(entry.path for entry in mixture.datasets)} that does not load"
+        remedy = f"{type(error).__name__}: {str(error).rstrip('.')}."
+        raise InputError("datasets", got, "datasets that load", remedy) from error
+
+
 def _empty(source: str) -> InputError:
     return InputError("dataset_name", f"{source}, which is empty", "at least one row", "Add prompts.")
 
