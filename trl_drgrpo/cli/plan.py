@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 
     setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
-    from trl_drgrpo.cli.job import model_path
+    from trl_drgrpo.cli.run_keys import model_path
 
     # Thousands of modules are imported, none of them garbage, and steps are run on them: without collection it takes a
     # sixth of the first time less, and a third of the second.

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.job import model_path
+from trl_drgrpo.cli.run_keys import check_model_name, model_path
 from trl_drgrpo.common.disk import check_writable, sole_writer
-from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import choose_start
 from trl_drgrpo.rewards.scoring import read_json_lines
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_out_of_range(given)
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
     refuse_bad_adapter({"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}, "lora: ")
-    check_local("model_name_or_path", model_path(args.model))
+    check_model_name(args.model)
     check_writable("output_dir", args.output_dir)
     rows, eval_rows = _rows(args, args.data, args.dataset_train_split), None
     if args.eval_data or args.dataset_test_split:
