@@ -307,7 +307,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
     from trl import TrlParser
 
     from trl_drgrpo.cli import flags, job
-    from trl_drgrpo.cli.main import _parse
+    from trl_drgrpo.cli.main import parse
     from trl_drgrpo.cli.recipe import read_given
 
     argv = [
@@ -318,10 +318,10 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         *["--lora_target_modules", "q_proj", "v_proj", "--num_generations_eval", "none", "--reward_weights", "1"],
         *["--pad_to_multiple_of", "4", "--model_init_kwargs", '{"use_cache": false}', "--vllm_mode=server"],
     ]
-    given = read_given(_parse(argv))
+    given = read_given(parse(argv))
     theirs = TrlParser([flags.import_dataclass(name) for name in flags.DATACLASSES]).parse_args_and_config(argv[1:])
     for name, expected in zip(flags.DATACLASSES, theirs, strict=True):
-        built = job._build(name, given)
+        built = job.build(name, given)
         different = {k for k, v in vars(expected).items() if vars(built)[k] != v}
         assert not different - {"derived", "distributed_state", "deepspeed_plugin"}, name
 

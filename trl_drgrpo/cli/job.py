@@ -125,20 +125,11 @@ def prepare(given: dict[str, Any]) -> Job:
     return Job(given, preset, script, training, model, inputs)
 
 
-def check(job: Job) -> None:
-    """Checks of a job that is not started: those that the trainer makes before its model loads."""
-    from trl_drgrpo.config.preflight import check_inputs
-    from trl_drgrpo.single_gpu.model_checks import check_model
-
-    data = {key: job.inputs[key] for key in ("train_dataset", "eval_dataset", "step_reward_funcs")}
-    loading = (job.inputs[key] for key in ("reward_funcs", "quantization_config", "peft_config"))
-    check_inputs(job.training, job.inputs["reward_funcs"], **data)
-    check_model(job.training, job.model.model_name_or_path, *loading)
-
-
 def dry_run(job: Job) -> str:
-    """The resolved configuration of a job, checked."""
-    check(job)
+    """The resolved configuration of a job, checked as by the trainer before its model loads."""
+    from trl_drgrpo.config import preflight
+
+    preflight.prepare(job.training, job.model.model_name_or_path, **job.inputs)
     return render(job)
 
 

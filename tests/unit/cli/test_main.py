@@ -1,11 +1,11 @@
 """The command line's errors, exit codes and version."""
 
 import argparse
-import importlib
 
 import pytest
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.main import command as find
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import RewardError
 
@@ -66,7 +66,8 @@ def test_debug_shows_the_traceback(capsys, monkeypatch):
 )
 def test_flags_have_trls_names_and_the_former_short_ones(command, names):
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"trl_drgrpo.cli.{command.replace('-', '_')}").add_arguments(parser)
+    add_arguments, _, _ = find(command)
+    add_arguments(parser)
     options = parser._option_string_actions
     for name, former in names.items():
         assert options[f"--{name}"] is options[f"--{former}"]

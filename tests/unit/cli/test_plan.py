@@ -16,10 +16,9 @@ from peft import PromptTuningConfig, get_peft_model
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.cli import plan_probe
-from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli import plan as plans
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.plan_probe import Probe, run_probe
+from trl_drgrpo.cli.plan import Probe, run_probe
 from trl_drgrpo.cli.recipe import read_recipe
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch, setup_of
@@ -57,7 +56,7 @@ def test_a_plan_is_a_recipe_and_a_table(seven, tmp_path, capsys):
     code, out, err = plan(capsys, "--model", seven, "--memory", "24GB", "--preset", "qlora")
     assert code == 0
     (tmp_path / "recipe.yaml").write_text(out)
-    keys = read_recipe(str(tmp_path / "recipe.yaml"), read_flags()).values
+    keys = read_recipe(str(tmp_path / "recipe.yaml")).values
     assert keys["load_in_4bit"] is True
     assert keys["lora_target_modules"] == ["all-linear"]
     rows = keys["per_device_train_batch_size"] * keys["steps_per_generation"]
@@ -151,7 +150,7 @@ def test_a_probe_that_runs_out_of_memory_says_what_to_lower(capfd):
 
 
 def test_a_probe_that_the_system_kills_is_out_of_memory_too(monkeypatch):
-    monkeypatch.setattr(plan_probe, "_measure", kill_self)  # as the kernel does on a host without memory
+    monkeypatch.setattr(plans, "_measure", kill_self)  # as the kernel does on a host without memory
     assert run_probe(str(MODEL_DIR), {}, "cpu", 8) == Probe("this CPU", "real", "loading the model")
 
 
@@ -257,7 +256,7 @@ def test_a_recipe_fits_the_hardware_that_it_names(name, tmp_path, capsys):
     arguments = ("--model", str(tmp_path), "--memory", memory, "--max_prompt_length", str(prompt), "--json")
     code, out, _ = plan(capsys, "--config", path, *arguments)
     found = json.loads(out)
-    given = read_recipe(path, read_flags()).values
+    given = read_recipe(path).values
     assert code == 0, found["phases"]
     assert found["recipe"].get("load_in_4bit", False) == (given.get("preset") == "qlora")
     assert found["recipe"].get("lora_r") == (16 if "preset" in given else None)

@@ -3,8 +3,7 @@
 import pytest
 
 from trl_drgrpo.cli.flags import read_flags
-from trl_drgrpo.cli.recipe import read_recipe
-from trl_drgrpo.cli.values import coerce
+from trl_drgrpo.cli.recipe import coerce, read_recipe
 from trl_drgrpo.common.errors import InputError
 
 
@@ -12,7 +11,7 @@ from trl_drgrpo.common.errors import InputError
 def read(tmp_path):
     def read_text(text: str):
         (tmp_path / "recipe.yaml").write_text(text)
-        return read_recipe(str(tmp_path / "recipe.yaml"), read_flags())
+        return read_recipe(str(tmp_path / "recipe.yaml"))
 
     return read_text
 
@@ -115,7 +114,7 @@ def test_env_and_missing_files(read, tmp_path):
     assert (read_in.env, read_in.values) == ({"SOME_NUMBER": "1", "SOME_TEXT": "a"}, {"beta": 0.1})
     for path, problem in ((tmp_path / "no.yaml", "which does not exist"), (tmp_path, "a directory")):
         with pytest.raises(InputError, match=f"--config: got .*{problem}"):
-            read_recipe(str(path), read_flags())
+            read_recipe(str(path))
 
 
 @pytest.mark.parametrize(
