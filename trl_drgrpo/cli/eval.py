@@ -114,7 +114,6 @@ def _checked(args: argparse.Namespace) -> Given:
         got = "a mixture (`datasets`)" if given.values.get("datasets") else "none"
         remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
         raise InputError("dataset_name", got, "a dataset with prompts", remedy)
-    data.check_source(given.values["dataset_name"])
     if not given.values.get("reward_funcs"):
         remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct."
         raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)

@@ -18,7 +18,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.batch import Row, prompt_rows, write_rows
-from trl_drgrpo.cli.data import check_source, checked_renamings, load_data, write_rates
+from trl_drgrpo.cli.data import checked_renamings, load_data, write_rates
 from trl_drgrpo.cli.recipe import recipe_values, reward_spec
 from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, kept_recipe
 from trl_drgrpo.common.disk import check_file
@@ -26,20 +26,11 @@ from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
+from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import check_columns, check_ready
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_key
-from trl_drgrpo.rewards.scoring import (
-    TABLE_COLUMNS,
-    check_completions,
-    disagreements,
-    one_line,
-    read_rows,
-    score_rows,
-    unscored_rows,
-    with_columns_of,
-)
 from trl_drgrpo.rewards.signatures import required
 
 LOGGED = "logged "  # in front of the name of a reward whose value is in the file
@@ -108,15 +99,15 @@ def run(args: argparse.Namespace) -> int:
         for name, reward in {**rewards, **step_rewards}.items():
             _check_reward(name, reward, rows, name in step_rewards)
         scores = [_scored(name, reward, rows, args.batch_size or 1) for name, reward in rewards.items()]
-        unscored = {each.name: unscored_rows(rewards[each.name], rows, each) for each in scores}
+        unscored = {each.name: scoring.unscored_rows(rewards[each.name], rows, each) for each in scores}
         step_scores = [_step_scored(name, each, rows, args.batch_size or 32) for name, each in step_rewards.items()]
     for each in scores + step_scores:
         if each.traceback:
             console.log(f"{each.name}, its first failure:\n{each.traceback.rstrip()}")
     values = {each.name: each.rewards for each in scores}
-    pairs = disagreements(values, 1e-6)
+    pairs = scoring.disagreements(values, 1e-6)
     for name, before in logged.items():  # a log holds float32
-        pairs += disagreements({name: values[name], LOGGED + name: before}, 1e-4)
+        pairs += scoring.disagreements({name: values[name], LOGGED + name: before}, 1e-4)
         values[LOGGED + name] = before
     numbers = _step_numbers(args, rows, scores, step_scores)
     found = {each.name: _content(each) | {"unscored": unscored[each.name]} for each in scores}
@@ -128,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
         draw(numbers, Path(args.plot))
     if args.json:
-        print(json.dumps({"rewards": found, "disagreements": pairs, "step_rewards": of_steps}, indent=2))
+        print(json.dumps({"rewards": found, "scoring.disagreements": pairs, "step_rewards": of_steps}, indent=2))
     else:
         _print_tables(found | of_steps, pairs, rows, values, args.show)
         for each in step_scores:
@@ -151,8 +142,6 @@ def _check(args: argparse.Namespace) -> None:
     for field in FIELDS:
         if len(set(named := getattr(args, field))) < len(named):
             raise InputError(field, " ".join(named), "different rewards", "Name each once.")
-    if args.dataset:
-        check_source(args.dataset)
     if args.plot is not None:
         require_package("matplotlib", "plot", args.plot, "report")
     outputs = [args.data, *map(str, Path(args.data).glob("*.jsonl")), *filter(None, [args.dataset])]
@@ -180,14 +169,14 @@ def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str
 
 
 def _read(args: argparse.Namespace, recipe: dict[str, Any]) -> Rows:
-    rows = read_rows(_in_run(args.data))[: args.limit]
-    is_table = all(column in rows[0] for column in TABLE_COLUMNS)
+    rows = scoring.read_rows(_in_run(args.data))[: args.limit]
+    is_table = all(column in rows[0] for column in scoring.TABLE_COLUMNS)
     if source := args.dataset or (is_table and recipe.get("dataset_name")):
         split = recipe.get("dataset_train_split") or "train"
         dataset = load_data(source, name=recipe.get("dataset_config"), split=split)
         prompting = {key: recipe.get(key) for key in PROMPT_KEYS}
         renamings = recipe.get("rename_columns") or ()
-        rows = with_columns_of(rows, prompt_rows(dataset, source, [], renamings=renamings, **prompting))
+        rows = scoring.with_columns_of(rows, prompt_rows(dataset, source, [], renamings=renamings, **prompting))
     for old, new in checked_renamings(args.columns, dict.fromkeys(name for row in rows for name in row)):
         rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
     for number, row in enumerate(rows, start=1):
@@ -195,7 +184,7 @@ def _read(args: argparse.Namespace, recipe: dict[str, Any]) -> Rows:
             _check_steps(row, f"data, row {number}")
             if row.get("completion") is None:  # as `label-steps` writes them
                 row["completion"] = "\n".join(step.rstrip("\n") for step in row["steps"])
-    check_completions(rows)
+    scoring.check_completions(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 
@@ -237,7 +226,7 @@ def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:
 
 def _split_logged(rows: Rows, names: list[str]) -> tuple[Rows, dict[str, list[float | None]]]:
     """The rows without the columns of TRL's table that are none of the dataset, and the rewards logged in it."""
-    if not all(column in rows[0] for column in TABLE_COLUMNS):
+    if not all(column in rows[0] for column in scoring.TABLE_COLUMNS):
         return rows, {}
     columns = {name: [row.get(name) for row in rows] for name in names if name in rows[0]}
     logged = {
@@ -245,7 +234,7 @@ def _split_logged(rows: Rows, names: list[str]) -> tuple[Rows, dict[str, list[fl
         for name, values in columns.items()
         if all(value is None or isinstance(value, (int, float)) for value in values)
     }
-    dropped = {*TABLE_COLUMNS, *logged}
+    dropped = {*scoring.TABLE_COLUMNS, *logged}
     return [{name: value for name, value in row.items() if name not in dropped} for row in rows], logged
 
 
@@ -298,7 +287,7 @@ def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None
 
 def _scored(name: str, reward: Any, rows: Rows, batch_size: int, validate: Any = None) -> Any:
     with console.progress_over(len(rows), 0, "rows") as show:
-        return score_rows(reward, rows, name, batch_size, lambda done: show(name, done), validate)
+        return scoring.score_rows(reward, rows, name, batch_size, lambda done: show(name, done), validate)
 
 
 def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> Any:
@@ -361,12 +350,12 @@ def _print_tables(found: dict[str, Any], pairs: Rows, rows: Rows, values: dict[s
         if each["failures"]:
             print(f"\n{name} failed on {len(each['failures'])} rows")
         for one in each["failures"][:show]:
-            print(f"  row {one['row']}: {one_line(one['reason'], 200)}")
+            print(f"  row {one['row']}: {scoring.one_line(one['reason'], 200)}")
         if missing := each.get("unscored"):
             print(f"\n{name} gave None to {len(missing)} of {len(rows)} rows, with these gold values:")
             for one in missing[:show]:
                 golds = ", ".join(f"{column} {value}" for column, value in one["columns"].items())
-                reason = f" ({one_line(one['reason'], 200)})" if one["reason"] else ""
+                reason = f" ({scoring.one_line(one['reason'], 200)})" if one["reason"] else ""
                 print(f"  row {one['row']}: {golds or 'no column'}{reason}")
     for pair in pairs:
         print(f"\n{pair['first']} and {pair['second']} differ on {pair['count']} of {len(rows)} rows")
@@ -409,7 +398,7 @@ def _print_steps(scores: Any, numbers: dict[str, Any], rows: Rows, show: int) ->
     ]
     for _, row, k, score, label in sorted(wrong, reverse=True)[:show]:
         said = f"{score:.3f}, labeled {'good' if label else 'bad'}"
-        print(f"  row {row + 1}, step {k + 1}: {said}: {one_line(rows[row]['steps'][k], 100)}")
+        print(f"  row {row + 1}, step {k + 1}: {said}: {scoring.one_line(rows[row]['steps'][k], 100)}")
 
 
 def _digits(value: float | None, decimals: int = 3) -> str:

@@ -70,9 +70,6 @@ def run(args: argparse.Namespace) -> int:
     SearchSettings(**settings)
     check_values(args.reward_funcs, args.prm)
     check_model_name(args.model, "model")
-    data.check_source(args.dataset_name)
-    prompting = {"prompt_template": args.prompt_template, "system_prompt": args.system_prompt}
-    data.check_prompting(**prompting)
     check_file("output", args.output)
     if args.sft_output:
         if not args.reward_funcs:
@@ -86,8 +83,10 @@ def run(args: argparse.Namespace) -> int:
         prm = args.prm and step_reward(reward_spec(args.prm, "prm"), "prm")
         rewards = [(args.reward_funcs, verifier, ()), (args.prm, prm, ("steps", "step_ends"))]
         split = data.load_data(args.dataset_name, name=args.dataset_config, split=args.dataset_train_split)
-        options = {"renamings": args.rename_columns, "limit": args.limit, **prompting}
-        rows = prompt_rows(split, args.dataset_name, [each for each in rewards if each[1] is not None], **options)
+        options = {key: getattr(args, key) for key in ("prompt_template", "system_prompt", "limit")}
+        rows = prompt_rows(
+            split, args.dataset_name, [each for each in rewards if each[1]], renamings=args.rename_columns, **options
+        )
         check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
         selected: list[Row] = []
 
@@ -156,12 +155,10 @@ def run_label_steps(args: argparse.Namespace) -> int:
         refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
     check_file("output", args.output, [args.data])
     check_model_name(args.model)
-    data.check_source(args.data)
     with console.stdout_to_stderr():
         reward = _verifier(args.reward)
-        rows = prompt_rows(
-            data.load_data(args.data, split=args.dataset_train_split), args.data, [(args.reward, reward, ())]
-        )
+        split = data.load_data(args.data, split=args.dataset_train_split)
+        rows = prompt_rows(split, args.data, [(args.reward, reward, ())])
         given = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
