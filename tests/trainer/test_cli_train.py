@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from case_tables import cases
 from runs import written_elsewhere
 from safetensors.torch import load_file
 
@@ -326,47 +327,11 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         assert not different - {"derived", "distributed_state", "deepspeed_plugin"}, name
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_name_or_path": None}, "model_name_or_path: got none"),
-        ({"model_name_or_path": "./nowhere"}, "model_name_or_path: got ./nowhere, which does not exist"),
-        ({"model_name_or_path": "data"}, "model_name_or_path: got data, a folder without config.json"),
-        (
-            {"model_name_or_path": "some/name"},
-            "model_name_or_path: got some/name, which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)",
-        ),
-        ({"model_name_or_path": "trl_drgrpo:big"}, "model_name_or_path: got trl_drgrpo:big; expected trl_drgrpo:demo"),
-        ({"dataset_name": None}, "dataset_name: got none"),
-        ({"dataset_train_split": "val"}, "dataset split: got 'val' of data; expected one of its splits"),
-        ({"rename_columns": None}, "'question' looks like it: rename it with `rename_columns: [question=prompt]`"),
-        ({"reward_funcs": None}, "reward_funcs: got none"),
-        ({"reward_funcs": ["mine.py:needs_solution"]}, "expected a column 'solution'"),
-        ({"forks": "two"}, "forks"),
-        ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
-        ({"lora_r": 0}, "lora_r: got 0; expected a whole number, at least 1"),
-        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
-        ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
-        ({"metric_for_best_model": "eval_rewards"}, "got eval_rewards; expected a metric of the evaluations. Did you"),
-        (
-            {"early_stopping_patience": 1, "metric_for_best_model": "reward"},
-            "early_stopping_patience: got 1; expected metric_for_best_model and eval_strategy as well",
-        ),
-        ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
-        (
-            {"reward_funcs": ["list_sum_reward"], "dataset_name": "gaps.jsonl"},
-            "reward list_sum_reward: got null in 1 of 8 rows of the column 'answer', first in row 5 (from 0)",
-        ),
-        ({"load_in_4bit": True, "load_in_8bit": True}, "load_in_8bit: got True; expected a value that fits"),
-        ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint: got nowhere, but it does not exist"),
-        ({"dataset_name": None, "datasets": [{"path": "some/name"}]}, "datasets: got a mixture of some/name"),
-        ({"preset": "qlorra"}, "expected one of lora, qlora. Did you mean qlora?"),
-        ({"load_in_4bit": True}, "peft_config: got quantization_config without an adapter"),
-    ],
-)
-def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, monkeypatch, capsys):
+@pytest.mark.parametrize(("_", "changes", "message"), cases("cli.tsv", "train"))
+def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, recipe, monkeypatch, capsys):
     loads = "trl_drgrpo.upstream.trl_overrides.HostTrainer.__init__"
     monkeypatch.setattr(loads, lambda *a, **k: pytest.fail("a model was about to load"))
+    changes = yaml.safe_load(changes)
     assert main(recipe(**changes)) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
-from trl_drgrpo.cli.recipe import flag_values, inline, recipe_values
+from trl_drgrpo.cli.recipe import flag_values, recipe_values
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.demo import MODEL_DIR
@@ -84,7 +84,7 @@ class Given:
     @property
     def template(self) -> dict[str, Any]:
         """More that the chat template is given: of the recipe, or JSON after the flag."""
-        given = inline(self.values.get("chat_template_kwargs") or {}, "chat_template_kwargs", "a JSON mapping")
+        given = self.values.get("chat_template_kwargs") or {}
         if not isinstance(given, dict):
             remedy = "For example '{\"enable_thinking\": false}'."
             raise InputError("chat_template_kwargs", repr(given), "a mapping", remedy)

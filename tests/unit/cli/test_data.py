@@ -5,6 +5,7 @@ import json
 import logging
 
 import pytest
+from case_tables import cases
 from datasets import Dataset, DatasetDict, IterableDataset
 
 from trl_drgrpo.cli.data import (
@@ -59,32 +60,8 @@ def test_local_sources(name, streaming, tmp_path):
     assert check_prompts(dataset, "x") == ["prompt", "answer"]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("nowhere.jsonl", "nowhere.jsonl, which does not exist; .*current directory"),
-        ("one/two/three", "one/two/three, which does not exist"),
-        ("notes.txt", "notes.txt, a .txt file; expected a file ending in .json, .jsonl, .parquet, .csv"),
-        ("blank.jsonl", "blank.jsonl, which is empty"),
-        ("broken.jsonl", "broken.jsonl, which could not be read; .*JSON parse error"),
-        ("bare", "bare, which could not be read; .*contain any data files"),
-        ("some/name", r"some/name, which is neither a local path nor in the local cache, in offline mode"),
-        ("reasoning_gym:chain_sums", "expected one of 1.. tasks. Did you mean chain_sum"),
-        ("reasoning_gym:chain_sum?sise=3", r"chain_sum\?sise: got an unknown option; .*Did you mean size\?"),
-        ("reasoning_gym:chain_sum?size=many", r"chain_sum\?size: got 'many'; expected a value of type int"),
-        ("reasoning_gym:chain_sum?size=0", r"chain_sum\?size: got 0; expected a number of rows from 1"),
-        ("reasoning_gym:chain_sum?allow_negation=5", r"allow_negation: got '5'; expected a value of type bool"),
-        ("reasoning_gym:chain_sum?min_terms=9", "invalid options .*max_terms must be >= min_terms"),
-        ("reasoning_gym:chain_sum?system_prompt=kind", "system_prompt: got 'kind'; expected one of DeepSeekZero"),
-        ("reasoning_gym:chain_sum?size", "expected options `key=value`"),
-        ("reasoning_gym:chain_sum?size=1&size=2", "each once"),
-        ("trl_drgrpo:list_sums", r"Did you mean trl_drgrpo:list_sum\?"),
-        ("trl_drgrpo:list_sum?sice=1", "sice: got an unknown option; expected one of size, seed, test_size"),
-        ("trl_drgrpo:list_sum?size=-1", "size: got '-1'; expected a whole number"),
-        ("one.jsonl", r"'test' of .*its splits: train. .*put train.jsonl and test.jsonl"),
-    ],
-)
-def test_sources_that_do_not_load(source, message, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("_", "source", "message"), cases("cli.tsv", "data"))
+def test_sources_that_do_not_load(_, source, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("a")
     (tmp_path / "blank.jsonl").write_text("")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from case_tables import cases
 from evaluations import result, samples
 from runs import written_elsewhere
 
@@ -160,38 +161,11 @@ def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_mo
     assert len(list(Path("eval_output/samples").glob("*.jsonl"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": None}, "model_name_or_path: got none; expected a run's folder"),
-        ({"model": "./nowhere"}, "model_name_or_path: got ./nowhere, which does not exist"),
-        ({"baseline": "./nowhere"}, "baseline: got ./nowhere, which does not exist"),
-        ({"baseline": "./nowhere"}, " Or skip the comparison: --baseline none."),
-        ({"chat_template_kwargs": "{thinking"}, "chat_template_kwargs: got '{thinking'; expected a JSON mapping"),
-        ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
-        ({"dataset_name": None}, "dataset_name: got none"),
-        (
-            {"model": "runs/first", "dataset_name": None},
-            "model_name_or_path: got runs/first, which is no folder here; expected a run's folder, or a Hub id with",
-        ),
-        ({"rename_columns": "answer=solution"}, "expected a column 'prompt'. 'question' looks like it"),
-        ({"split": "val"}, "dataset split: got 'val' of data; expected one of its splits: "),
-        ({"reward_funcs": None}, "reward_funcs: got none"),
-        (
-            {"reward_funcs": "math_reward"},
-            "reward math_reward: got a dataset with the columns prompt, answer; expected",
-        ),
-        ({"correct_reward": "long"}, "correct_reward: got 'long'; expected one of short"),
-        ({"k": "2"}, "k: got 2; expected a whole number, at least 1 and at most 1"),
-        ({"num_samples": "0"}, "num_samples: got 0"),
-        ({"temperature": "0", "num_samples": "2"}, "num_samples: got 2 at temperature 0; expected 1"),
-        ({"output_dir": "mine.py"}, "output_dir: got mine.py, but "),
-    ],
-)
-def test_bad_input_is_one_line_before_a_model_loads(changes, message, folder, saved_model, monkeypatch, capsys):
+@pytest.mark.parametrize(("_", "changes", "message"), cases("cli.tsv", "eval"))
+def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, folder, saved_model, monkeypatch, capsys):
     monkeypatch.setattr(models, "load_model", lambda *args: pytest.fail("too late"))
     given = {"model": saved_model, "dataset_name": "data", "rename_columns": "question=prompt"}
-    given |= {"reward_funcs": "mine.py:short", **changes}
+    given |= {"reward_funcs": "mine.py:short", **yaml.safe_load(changes)}
     argv = [part for name, value in given.items() if value is not None for part in (f"--{name}", value)]
     assert main(["eval", *argv]) == 2
     printed = capsys.readouterr()

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from case_tables import cases
 from misbehaving import kill_self
 from peft import PromptTuningConfig, get_peft_model
 from runs import train
@@ -167,40 +169,17 @@ def test_what_to_lower(ended_in, lower):
     assert said.startswith(f"Probe on NVIDIA L4, real weights: out of memory in {ended_in}. Lower {lower}")
 
 
-def test_bad_input(seven, tmp_path, capsys):
+@pytest.mark.parametrize(("_", "arguments", "message"), cases("cli.tsv", "plan"))
+def test_bad_input(_, arguments, message, seven, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "alien").mkdir()
     (tmp_path / "alien" / "config.json").write_text('{"model_type": "no-such-thing"}')
-    cases = [
-        (("--memory", "24GB"), "--model_name_or_path: got none"),
-        (("--model", seven), "--memory: got none"),
-        *[(("--model", seven, "--memory", text), "--memory: got") for text in ("0", "minus", "24 apples")],
-        (("--model", str(tmp_path / "empty"), "--memory", "24"), "a folder without config.json"),
-        (("--model", str(tmp_path / "gone"), "--memory", "24"), "which does not exist"),
-        (("--model", str(tmp_path / "alien"), "--memory", "24"), "a model that transformers knows"),
-        (("--model", seven, "--memory", "24", "--max_prompt_length", "-5"), "--max_prompt_length: got"),
-        (("--model", seven, "--memory", "-24GB"), "expected one argument"),
-        (("--model", seven, "--device", "RTX 4070"), "Did you mean RTX-4090 or RTX-4080?"),
-        (("--model", seven, "--device", "A100"), "Did you mean A100-40GB or A100-80GB?"),
-        (("--model", seven, "--device", "abacus"), "Known cards: T4, L4, A10G"),
-        (("--model", seven, "--device", "T4", "--margin", "14.6"), "--margin: got 14.6 GB, which leaves nothing of"),
-        (("--model", seven, "--device", "T4", "--margin=-1GB"), "--margin: got '-1GB'"),
-        (("--model", seven, "--device", "T4", "--margin", "100%"), "which leaves nothing of 14.6 GB"),
-        (("--model", seven, "--memory", "24", "--load_in_4bit", "true"), "a quantized model without an adapter"),
-        (("--model", seven, "--memory", "24", "--lora_rank", "3"), "Did you mean --lora_r"),
-        (("--model", seven, "--memory", "24", "--max_prompt_length", "32768"), "--max_prompt_length: got 32768;"),
-        (("--model", seven, "--memory", "24", "--max_completion_length", "32768"), "at most 32768 tokens together"),
-        (("--model", seven, "--memory", "24", "--probe", "--use_vllm", "true"), "--probe: got use_vllm"),
-        *[
-            (("--model", seven, "--memory", "24", "--probe"), "--probe: got a plan for a GPU on a machine without one")
-            for _ in range(not torch.cuda.is_available())
-        ],
-    ]
-    for arguments, message in cases:
-        code, out, err = plan(capsys, *arguments)
-        assert (code, out) == (2, ""), arguments
-        assert message in err
-        assert "Traceback" not in err
+    code, out, err = plan(capsys, *shlex.split(arguments))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow

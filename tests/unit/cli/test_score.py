@@ -2,10 +2,12 @@
 
 import csv
 import json
+import shlex
 from pathlib import Path
 
 import pyarrow
 import pytest
+from case_tables import cases
 from pyarrow import parquet
 from runs import train
 
@@ -354,61 +356,13 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
     assert err.count("\n") == 1
 
 
-CALL = ("--rewards", "mine.py:exact", "--data", "rows.jsonl")
-STEPS = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "rows.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--rewards", "mine.py:exact"], "--data: got nothing; expected a value"),
-        (["--data", "rows.jsonl"], "reward_funcs: got none; expected a reward or a step reward"),
-        (["--rewards", *["mine.py:exact"] * 2, "--data", "rows.jsonl"], "reward_funcs: got mine.py:exact mine.py"),
-        ([*CALL, "--batch_size", "0"], "batch_size: got 0"),
-        ([*CALL, "--limit", "0"], "limit: got 0"),
-        ([*CALL, "--columns", "answer"], "columns: got 'answer'"),
-        ([*CALL, "--columns", "x=y"], "one of the columns: prompt, comp"),
-        ([*CALL, "--columns", "answer=prompt"], "there is a column prompt"),
-        ([*CALL, "--output", "rows.jsonl/x"], "output: got rows.jsonl, but"),
-        ([*CALL, "--dataset", "gone.csv"], "dataset_name: got gone.csv, which does not exist"),
-        ([*CALL, "--output", ""], "output: got ''"),
-        ([*CALL, "--output", "./rows.jsonl"], "which is also an input"),
-        ([*CALL, "--output", "linked.jsonl"], "which is also an input or another output; expected a file of its own"),
-        ([*CALL, "--pass_rates", "rows.jsonl"], "pass_rates: got rows.jsonl, which is also an input"),
-        (
-            ["--reward_funcs", "list_sum_line_reward", *STEPS[2:]],
-            "reward line_reward: got a step reward; expected one",
-        ),
-        ([*CALL, "--plot", "x.png"], "plot: got x.png; expected none without step_reward_funcs"),
-        (
-            ["--step_reward_funcs", "ends.py:by_token", *STEPS[2:]],
-            "got a step reward that reads the policy's",
-        ),
-        ([*STEPS, "--pass_rates", "x.jsonl"], "pass_rates: got x.jsonl; expected none without reward_funcs"),
-        ([*STEPS, "--step_separator", "tokens:4"], "step_separator: got 'tokens:4'; expected separators or a regex"),
-        ([*STEPS, "--step_separator", ""], "step_separator: got an empty separator"),
-        (["--step_reward_funcs", "gone/prm", *STEPS[2:]], "step_reward_funcs: prm.model: got gone/prm"),
-        (["--step_reward_funcs", ".", *STEPS[2:]], "step_reward_funcs: prm.model: got ., a folder without config"),
-        ([*STEPS[:2], "--data", "cut.jsonl"], "data, row 1: got the labels [True, False]; expected 1 labels, one per"),
-        ([*STEPS[:2], "--data", "soft.jsonl"], "data, row 1: got the labels [0.75]; expected"),
-        ([*STEPS[:2], "--data", "steps.jsonl"], "data, row 1: got steps of another form; expected a list of texts"),
-        ([*CALL, "--batchsize", "2"], "Did you mean --batch_size?"),
-        *[
-            ([*CALL[2:], "--rewards", reward], message)
-            for reward, message in {
-                "acuracy_reward": "Did you mean accuracy_reward",
-                "{weighted_sums: {}}": "Did you mean weighted_sum",
-                "{exact_match_reward: {column: 5}}": "column: got 5",
-                "{weighted_sum: {parts: 5}}": "weighted_sum.parts: got 5",
-                "{openrlhf: mine.py:exact}": "openrlhf.function: got exact(",
-                "exits.py:reward": "importing exits",
-                "exits.reward": "importing exits",
-                "raises.py:reward": "importing raises",
-            }.items()
-        ],
-    ],
+CALL, STEPS = (
+    f"--{rewards} --data rows.jsonl" for rewards in ("rewards mine.py:exact", "step_reward_funcs mine.py:step_lengths")
 )
-def test_bad_flags_are_one_line_and_exit_code_2(here, capsys, argv, message):
+
+
+@pytest.mark.parametrize(("_", "argv", "message"), cases("cli.tsv", "score"))
+def test_bad_flags_are_one_line_and_exit_code_2(here, capsys, _, argv, message):
     (here / "linked.jsonl").hardlink_to(here / "rows.jsonl")
     (here / "exits.py").write_text("import sys; sys.exit(3)")
     for name, more in (("cut", {"labels": [True, False]}), ("soft", {"labels": [0.75]}), ("steps", {"steps": "a"})):
@@ -416,7 +370,7 @@ def test_bad_flags_are_one_line_and_exit_code_2(here, capsys, argv, message):
     (here / "ends.py").write_text("def by_token(steps, step_ends, **kwargs): return step_ends")
     (here / "raises.py").write_text("class E(Exception): pass\nraise E('own')")
     before = (here / "rows.jsonl").read_text()
-    assert score(*argv) == 2
+    assert score(*shlex.split(argv.replace("CALL", CALL).replace("STEPS", STEPS))) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+from case_tables import cases
 from runs import written_elsewhere
 
 from trl_drgrpo.cli.main import main
@@ -167,31 +169,8 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
     assert (tmp_path / "found.jsonl").read_bytes() == (tmp_path / "at_once.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"strategy": "mcts"}, "strategy: got 'mcts'; expected one of best_of_n, beam, puct"),
-        ({"budget_tokens": 47}, "budget_tokens: got 47; expected a whole number, at least 48"),
-        ({"budget_tokens": "many"}, "--budget_tokens: got 'many'; expected a whole number"),
-        ({"limit": 0}, "limit: got 0"),
-        ({"prm": None, "reward": None}, "reward_funcs: got none, and no prm"),
-        ({"reward": None, "sft_output": "sft.jsonl"}, "sft_output: got a file without reward_funcs"),
-        ({"reward": "list_sum_rewards"}, "reward_funcs: got 'list_sum_rewards'"),
-        ({"prm": "list_sum_line"}, "prm: got 'list_sum_line'"),
-        ({"reward": "accuracy_reward"}, "reward accuracy_reward: got a dataset with the columns prompt, answer"),
-        ({"dataset_name": "none.jsonl"}, "dataset_name: got none.jsonl, which does not exist"),
-        ({"dataset_name": "steps.jsonl"}, "dataset_name: got a column 'steps'; expected a dataset without it"),
-        ({"model": "./none"}, "model: got ./none, which does not exist"),
-        ({"output": "."}, "output: got ., a folder"),
-        ({"sft_output": "new.jsonl"}, "sft_output: got new.jsonl, which is also an input or"),
-        ({"dataset_name": "sums.jsonl", "sft_output": "./sums.jsonl"}, "sft_output: got ./sums.jsonl, which is also"),
-        ({"output": "sums.jsonl"}, "output: got sums.jsonl, which exists and was not written by this command"),
-        ({"output": "other.jsonl"}, "output: got other.jsonl, written with budget_tokens 512, not 160"),
-        ({"dataset_name": "trl_drgrpo:list_sum?size=3", "output": "other.jsonl"}, "output: got other.jsonl, written"),
-        ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
-    ],
-)
-def test_bad_input_is_one_line_before_a_model_loads(changes, message, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("_", "changes", "message"), cases("cli.tsv", "search"))
+def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("trl_drgrpo.process_rewards.loading.load_model", lambda *a, **k: pytest.fail("too late"))
     monkeypatch.chdir(tmp_path)
     Path("steps.jsonl").write_text('{"prompt": "3+8", "answer": "11", "steps": ["a"]}\n')
@@ -199,7 +178,7 @@ def test_bad_input_is_one_line_before_a_model_loads(changes, message, tmp_path, 
     Path("other.jsonl").write_text("")
     Path("other.search.json").write_text('{"budget_tokens": 512}')
     before = {path: path.read_bytes() for path in Path().iterdir()}
-    assert search(**{"output": "new.jsonl", **changes}) == 2
+    assert search(**{"output": "new.jsonl", **yaml.safe_load(changes)}) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines()[-1].startswith(f"error: {message}")
