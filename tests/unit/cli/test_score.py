@@ -356,9 +356,8 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
     assert err.count("\n") == 1
 
 
-CALL, STEPS = (
-    f"--{rewards} --data rows.jsonl" for rewards in ("rewards mine.py:exact", "step_reward_funcs mine.py:step_lengths")
-)
+CALL = "--rewards mine.py:exact --data rows.jsonl"
+STEPS = "--step_reward_funcs mine.py:step_lengths --data rows.jsonl"
 
 
 @pytest.mark.parametrize(("_", "argv", "message"), cases("cli.tsv", "score"))
