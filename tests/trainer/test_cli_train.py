@@ -12,38 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from case_tables import cases
-from runs import written_elsewhere
+from case_tables import DATA, cases
+from runs import read_lines, write_lines, written_elsewhere
 from safetensors.torch import load_file
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.run_keys import kept_recipe, was_trained_on_messages
 from trl_drgrpo.rewards import columns
-
-REWARD = """
-import os, pathlib, signal
-def varied(completion_ids, **kwargs):
-    here = pathlib.Path(__file__).parent
-    (here / "keywords.txt").write_text(" ".join(sorted(["completion_ids", *kwargs])))
-    return [float(sum(ids) % 3) for ids in completion_ids]
-def needs_solution(completions, solution, **kwargs): ...
-def odd(completions, **kwargs):
-    return [float(len(c[-1]["content"]) % 2) for c in completions]
-calls = []
-def short_later(completions, **kwargs):
-    calls.append(1)
-    return [float(len(c)) for c in completions][: 1 if len(calls) == 2 else None]
-def interrupting(completions, trainer_state, **kwargs):
-    if trainer_state.global_step == 1:
-        raise KeyboardInterrupt
-    return [float(i % 2) for i in range(len(completions))]
-def terminating(completions, trainer_state, **kwargs):
-    if trainer_state.global_step == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return [float(i % 2) for i in range(len(completions))]
-def worse_and_worse(completions, trainer_state, **kwargs):
-    return [i % 2 - float(trainer_state.global_step) for i in range(len(completions))]
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +33,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     for split in ("train", "test"):
         rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
-        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [{"question": f"{i}+{i}=", "answer": None if i == 5 else str(2 * i)} for i in range(8)]
-    (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "mine.py").write_text(REWARD)
+        write_lines(tmp_path / "data" / f"{split}.jsonl", rows)
+    write_lines(
+        tmp_path / "gaps.jsonl", [{**row, "answer": None if i == 5 else row["answer"]} for i, row in enumerate(rows)]
+    )
+    (tmp_path / "mine.py").write_text((DATA / "train_rewards.txt").read_text())
     return tmp_path
 
 
@@ -265,12 +241,12 @@ def test_pass_rates_of_one_run_guide_the_next(recipe, folder, capfd):
     assert main(recipe(**fields, log_completions=True, output_dir="first")) == 0
     argv = ["--rewards", "mine.py:odd", "--data", "first/completions", "--pass_rates", "rates.jsonl"]
     assert main(["score", *argv]) == 0
-    rates = [json.loads(line) for line in Path("rates.jsonl").read_text().splitlines()]
+    rates = read_lines("rates.jsonl")
     assert [rate["completions"] for rate in rates] == [4, 4]
     assert all(rate["prompt"].startswith("Add. ") for rate in rates)
     assert "Pass rates of 2 prompts by odd: rates.jsonl" in capfd.readouterr().err
 
-    Path("rates.jsonl").write_text("".join(json.dumps({**rate, "pass_rate": 0.0}) + "\n" for rate in rates))
+    write_lines("rates.jsonl", [{**rate, "pass_rate": 0.0} for rate in rates])
     guided = recipe(**fields, curriculum=True, prior_pass_rates="rates.jsonl", max_sampling_rounds=2, save_steps=1)
     assert main([*guided, "--save_strategy", "steps"]) == 0
     state = json.loads(Path("out/checkpoint-1/drgrpo_features.json").read_text())["PromptSampling"]
@@ -369,7 +345,7 @@ def test_the_qlora_preset_trains_an_adapter_on_a_4_bit_base(recipe, capfd):
     adapter = json.loads(Path("out/adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"], adapter["lora_dropout"]) == (2, 32, 0.0)  # what is given wins
     assert {"q_proj", "down_proj"} <= {name.rpartition(".")[2] for name in adapter["target_modules"]}
-    log = [json.loads(line) for line in Path("out/_drgrpo/metrics.jsonl").read_text().splitlines()]
+    log = read_lines("out/_drgrpo/metrics.jsonl")
     assert json.loads(Path("out/_drgrpo/run.json").read_text())["settings"]["learning_rate"] == 1e-5
     assert log[0]["logs"]["learning_rate"] == 1e-5
     weights = load_file("out/adapter_model.safetensors")

@@ -7,6 +7,7 @@ import logging
 import pytest
 from case_tables import cases
 from datasets import Dataset, DatasetDict, IterableDataset
+from runs import write_lines
 
 from trl_drgrpo.cli.data import (
     TEMPLATES,
@@ -24,13 +25,8 @@ from trl_drgrpo.common.errors import InputError
 ROWS = [{"prompt": f"{i}+1", "answer": str(i + 1)} for i in range(4)]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-
-
-def write_rows(path, rows=ROWS):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_rows(path):
+    write_lines(path, ROWS)
 
 
 WRITERS = {

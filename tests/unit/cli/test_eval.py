@@ -7,7 +7,7 @@ import pytest
 import yaml
 from case_tables import cases
 from evaluations import result, samples
-from runs import written_elsewhere
+from runs import read_lines, write_lines, written_elsewhere
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.run_keys import keep_recipe, kept_recipe, run_folder
@@ -23,11 +23,6 @@ def moody(completions, **kwargs):
     raise KeyError("one")
 """
 PROBLEMS = 6
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +57,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     for split, first in (("train", 20), ("test", 0)):
         rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(first, first + PROBLEMS)]
-        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / "data" / f"{split}.jsonl", rows)
     (tmp_path / "mine.py").write_text(REWARD)
     return tmp_path
-
-
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def test_a_run_is_measured_beside_the_model_it_came_from(folder, adapter, saved_model, monkeypatch, capsys):
@@ -87,7 +78,7 @@ def test_a_run_is_measured_beside_the_model_it_came_from(folder, adapter, saved_
     files = {
         each: next(Path("out/samples").glob(f"{Path(each).name}-*.jsonl")) for each in (saved_model, str(adapter))
     }
-    rows = {name: read(file) for name, file in files.items()}
+    rows = {name: read_lines(file) for name, file in files.items()}
     rates = {}
     for model in content["models"]:
         found = rows[model["name"]]
@@ -147,7 +138,7 @@ def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_mo
     assert main(argv) == 2
     assert "error: correct_threshold: got none for partly, which gave 0.25" in capsys.readouterr().err
     [file] = Path("eval_output/samples").glob("*.jsonl")
-    assert len(read(file)) < PROBLEMS
+    assert len(read_lines(file)) < PROBLEMS
     with written_elsewhere(file, is_file=True) as other:
         assert main([*argv, "--correct_threshold", "0.2"]) == 2
         assert f"samples/{file.name}, to which process {other.pid} on " in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from case_tables import cases
-from runs import written_elsewhere
+from runs import read_lines, write_lines, written_elsewhere
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.demo import MODEL_DIR
@@ -36,10 +36,6 @@ def search(output, *more, strategy="puct", prm="list_sum_line_reward", reward="l
     return main(["search", *flags, *more])
 
 
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """A whole search, with what it says."""
@@ -55,7 +51,7 @@ def found(tmp_path_factory):
 
 def test_the_summary_is_that_of_the_rows(found):
     output, sft, printed = found
-    rows = read(output)
+    rows = read_lines(output)
     counts = {row["search"]["problem"]: row["search"] for row in rows}
     assert list(counts) == list(range(PROBLEMS)) == list(range(int(printed["problems"])))
     assert int(printed["sampled_tokens"]) == sum(each["sampled_tokens"] for each in counts.values())
@@ -67,7 +63,7 @@ def test_the_summary_is_that_of_the_rows(found):
     any_correct = {row["search"]["problem"] for row in rows if row["correct"]}
     assert float(printed["pass_rate_any"]) == len(any_correct) / PROBLEMS > 0
     assert int(printed["completions"]) == len(rows)
-    assert int(printed["sft_rows"]) == len(read(sft)) == sum(row["correct"] for row in rows) > 0
+    assert int(printed["sft_rows"]) == len(read_lines(sft)) == sum(row["correct"] for row in rows) > 0
     for row in rows:
         assert row["outcome"] == list_sum_reward([row["completion"]], [row["answer"]])[0]
         assert "".join(row["steps"]) == row["completion"][0]["content"]
@@ -84,20 +80,20 @@ def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     assert f"rows {len(labeled)}" in capsys.readouterr().out
     assert main(["score", "--rewards", "list_sum_reward", "--data", str(output), "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["rewards"]["list_sum_reward"]
-    assert scores["mean"] == pytest.approx(sum(row["correct"] for row in read(output)) / len(labeled))
+    assert scores["mean"] == pytest.approx(sum(row["correct"] for row in read_lines(output)) / len(labeled))
     labels = ["--data", str(output), "--reward", "list_sum_reward", "--output", str(tmp_path / "labels.jsonl")]
     assert main(["label-steps", "--model", DEMO_MODEL, "--rollouts", "1", "--max_new_tokens", "32", *labels]) == 0
-    assert [row["steps"] for row in read(tmp_path / "labels.jsonl")] == [
-        [step.removesuffix("\n") for step in row["steps"]] for row in read(output)
+    assert [row["steps"] for row in read_lines(tmp_path / "labels.jsonl")] == [
+        [step.removesuffix("\n") for step in row["steps"]] for row in read_lines(output)
     ]
     named = ["--model", "trl_drgrpo:demo", "--max_new_tokens", "48"]
     named += ["--data", "trl_drgrpo:list_sum?size=2&test_size=0"]
     labels = ["--reward", "list_sum_reward", "--rollouts", "1", "--output", str(tmp_path / "named.jsonl")]
     assert main(["label-steps", *named, *labels]) == 0
-    assert len({row["answer"] for row in read(tmp_path / "named.jsonl")}) == 2
+    assert len({row["answer"] for row in read_lines(tmp_path / "named.jsonl")}) == 2
     # And what train-prm saved guides a search, by its folder.
     assert search(tmp_path / "guided.jsonl", prm=tmp_path / "prm", limit=1, budget_tokens=100) == 0
-    assert all(0 < score < 1 for row in read(tmp_path / "guided.jsonl") for score in row["prm_scores"])
+    assert all(0 < score < 1 for row in read_lines(tmp_path / "guided.jsonl") for score in row["prm_scores"])
 
 
 def test_trls_sft_trainer_reads_the_file_of_right_completions(found, tmp_path):
@@ -154,7 +150,7 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
     data = tmp_path / "sums.jsonl"
     sums = ["3+8", "2+5", "7+8", "1+4"]
     rows = [{"q": [{"role": "user", "content": text}], "answer": str(sum(map(int, text.split("+"))))} for text in sums]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(data, rows)
     options = {"dataset_name": data, "rename_columns": "q=prompt", "reward": f"{module}:score", "prm": None}
     options |= {"strategy": "best_of_n", "budget_tokens": 96}
     monkeypatch.setenv("BROKEN", "1")
@@ -162,7 +158,7 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "error: reward function 'score': got KeyError" in printed.err
-    assert {row["search"]["problem"] for row in read(tmp_path / "found.jsonl")} == {0, 1}
+    assert {row["search"]["problem"] for row in read_lines(tmp_path / "found.jsonl")} == {0, 1}
     monkeypatch.delenv("BROKEN")
     assert search(tmp_path / "found.jsonl", **options) == 0
     assert search(tmp_path / "at_once.jsonl", **options) == 0
