@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
         draw(numbers, Path(args.plot))
     if args.json:
-        print(json.dumps({"rewards": found, "scoring.disagreements": pairs, "step_rewards": of_steps}, indent=2))
+        print(json.dumps({"rewards": found, "disagreements": pairs, "step_rewards": of_steps}, indent=2))
     else:
         _print_tables(found | of_steps, pairs, rows, values, args.show)
         for each in step_scores:
