@@ -98,7 +98,7 @@ def one_step(task: Task, settings: dict[str, Any], model: Path, folder: Path) ->
     """Before training, the effect of one update of each objective, and its push on the decision to stop."""
     rows, batches = (16, 3) if "warm_start" in settings else (task.rows, task.batches)
     sizes = {**settings, "prompts": rows // settings["num_generations"]}
-    trainer = task.trainer_on(task.reward, (model, folder / "one_step"), sizes, rows * batches, 0, seed=42)
+    trainer = task.trainer_on(task.reward, (model, folder / "one_step"), sizes, rows * batches, 0, trainer_seed=42)
     seen: list[bias.Rollouts] = []
     changes = bias.measure_model(trainer, batches, lambda rollouts, *batch: seen.append(rollouts))
     return bias.plain({**vars(changes), "pushes": bias.pushes(seen, task.decisions)})

@@ -112,6 +112,7 @@ class Task:
         size: int,
         seed: int,
         rewards: Any = None,
+        trainer_seed: int | None = None,
         **fields: Any,
     ) -> Any:
         """A trainer on `size` prompts.
@@ -121,9 +122,11 @@ class Task:
             sizes (`Mapping`): `prompts` and `num_generations` of a step, and where it trains the `learning_rate`.
             size, seed (`int`): Of the prompts; the seed is the trainer's, too.
             rewards (`Any`, *optional*): In the place of the task's reward.
+            trainer_seed (`int`, *optional*): If the trainer's seed is another one.
             **fields: Further ones of the configuration, or others than the task's.
         """
-        own: dict[str, Any] = {"max_completion_length": self.longest, "seed": seed}
+        own: dict[str, Any] = {"max_completion_length": self.longest}
+        own |= {"seed": seed if trainer_seed is None else trainer_seed}
         own |= {key: sizes[key] for key in ("learning_rate",) if key in sizes}
         own |= {"rollout_func": self.rollout(seed)} if self.rollout else {}
         data, groups = self.make_prompts(size, seed), (sizes["prompts"], sizes["num_generations"])
