@@ -46,25 +46,11 @@ def recipe(folder, saved_model):
     """Writes a recipe that trains for two steps; keywords change it, `None` takes a key out."""
 
     def write(**changes):
-        values = {
-            "model_name_or_path": saved_model,
-            "dataset_name": "data",
-            "rename_columns": ["question=prompt"],
-            "reward_funcs": ["mine.py:varied"],
-            "output_dir": "out",
-            "max_steps": 2,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 2,
-            "num_generations": 4,
-            "max_completion_length": 8,
-            "learning_rate": 1e-2,
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            **changes,
-        }
+        values = {"model_name_or_path": saved_model, "dataset_name": "data", "rename_columns": ["question=prompt"]}
+        values |= {"reward_funcs": ["mine.py:varied"], "output_dir": "out", "max_steps": 2, "learning_rate": 1e-2}
+        values |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+        values |= {"max_completion_length": 8, "gradient_checkpointing": False, "report_to": "none"}
+        values |= {"logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, **changes}
         values = {key: value for key, value in values.items() if value is not None}
         (folder / "recipe.yaml").write_text(yaml.safe_dump(values))
         return ["train", "--config", str(folder / "recipe.yaml")]
@@ -141,15 +127,9 @@ def test_a_folder_to_which_another_process_writes(recipe, capsys):
 
 
 def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
-    argv = recipe(
-        use_peft=True,
-        lora_target_modules="all-linear",
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-        save_strategy="steps",
-        save_steps=1,
-    )
+    adapter = {"use_peft": True, "lora_target_modules": "all-linear"}
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    argv = recipe(**adapter, **evaluation, save_strategy="steps", save_steps=1)
     assert main([*argv, "--max_steps", "1"]) == 0
     assert Path("out/adapter_config.json").is_file()
     assert Path("out/checkpoint-1").is_dir()
@@ -163,17 +143,10 @@ def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
 
 
 def test_early_stopping(recipe, capfd):
-    argv = recipe(
-        reward_funcs=["mine.py:worse_and_worse"],
-        max_steps=4,
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-        save_strategy="best",
-        metric_for_best_model="eval_reward",
-        load_best_model_at_end=True,
-        early_stopping_patience=1,
-    )
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    best = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "load_best_model_at_end": True}
+    rewards = ["mine.py:worse_and_worse"]
+    argv = recipe(reward_funcs=rewards, max_steps=4, early_stopping_patience=1, **evaluation, **best)
     assert main(argv) == 0
     assert yaml.safe_load(capfd.readouterr().out)["steps"] == 2
     assert [path.name for path in Path("out").glob("checkpoint-*")] == ["checkpoint-1"]

@@ -101,10 +101,7 @@ def test_reasoning_gym_rows(caplog):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {"question": ["a"], "answer": ["b"]},
-            r"question, answer; .*rename it with `rename_columns: \[question=prompt",
-        ),
+        ({"question": ["a"], "answer": ["b"]}, r"question, answer; .*it with `rename_columns: \[question=prompt"),
         ({"a": ["a"]}, r"columns a; expected a column .prompt.. Rename the one .*\[<column>=prompt\]"),
         ({"prompt": [1]}, r"prompt: got int 1 as the prompt in row 0 \(the first is 0\) of x; expected a non-empty"),
     ],
@@ -189,30 +186,25 @@ def test_a_system_prompt_makes_a_conversation(dataset, template, last):
     assert [(each["role"], each["content"]) for each in found] == [("system", "Be short."), ("user", last)]
 
 
+SLIP = {"prompt_template": "{prompt} {soluton}"}
+NO_SOLUTON = r"got the slot \{soluton\}; .* the columns prompt, solution. Did you mean \{solution\}\?"
+BOTH = {"prompt_template": "r1", "system_prompt": "x"}
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [
         (
             PROBLEMS,
             {"prompt_template": "qwen_maths"},
-            "prompt_template: got 'qwen_maths'; .* Did you mean 'qwen_math'?",
+            "got 'qwen_maths'; .* Did you mean 'qwen_math'?",
         ),
         (PROBLEMS, {"prompt_template": "no slot"}, "a template with {prompt} in it"),
-        (
-            PROBLEMS,
-            {"prompt_template": "r1", "system_prompt": "x"},
-            "system_prompt: got one together with prompt_template 'r1'",
-        ),
+        (PROBLEMS, BOTH, "system_prompt: got one together with prompt_template 'r1'"),
         (SYSTEM, {"prompt_template": "r1"}, "a template for prompts that are messages"),
         (SYSTEM, {"system_prompt": "x"}, "one for prompts that begin with a system message"),
-        *[
-            (
-                dataset,
-                {"prompt_template": "{prompt} {soluton}"},
-                r"got the slot \{soluton\}; .* the columns prompt, solution. Did you mean \{solution\}\?",
-            )
-            for dataset in (PROBLEMS, PROBLEMS.to_iterable_dataset())
-        ],
+        (PROBLEMS, SLIP, NO_SOLUTON),
+        (PROBLEMS.to_iterable_dataset(), SLIP, NO_SOLUTON),
     ],
 )
 def test_what_cannot_be_meant_is_refused(dataset, options, message):

@@ -26,17 +26,9 @@ from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch, setup_of
 
 ROOT = Path(__file__).parents[3]
-QWEN_7B = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}
+QWEN_7B = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False}
+QWEN_7B |= {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
+QWEN_7B |= {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
 
 
 @pytest.fixture
@@ -201,15 +193,8 @@ def test_a_7b_plan_takes_seconds_of_one_core_and_imports_no_trainer(seven):
     assert used < 10  # 3.8 to 6 where it was written, the more with other work on the same two cores
 
 
-ONE_AND_A_HALF = {
-    **QWEN_7B,
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
+ONE_AND_A_HALF = {**QWEN_7B, "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960}
+ONE_AND_A_HALF |= {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
 # The memory that a recipe's header names, less what a process reward model of 7B in bfloat16 takes; prompts.
 RECIPES = {
     "gsm8k_lora": (ONE_AND_A_HALF, "16GB", 512),

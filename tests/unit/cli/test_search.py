@@ -17,21 +17,20 @@ from trl_drgrpo.rewards.scoring import read_json_lines
 
 DEMO_MODEL = str(MODEL_DIR)
 PROBLEMS = 5
+MOODY = """
+import os
+def score(completions, answer, **kwargs):
+    if os.environ.get('BROKEN') and '15' in answer:
+        raise KeyError('answer')
+    return [float(f'boxed{{{a}}}' in c[-1]['content']) for c, a in zip(completions, answer)]
+"""
 
 
 def search(output, *more, strategy="puct", prm="list_sum_line_reward", reward="list_sum_reward", **options):
-    given = {
-        "model": "trl_drgrpo:demo",
-        "dataset_name": f"trl_drgrpo:list_sum?size={PROBLEMS}&test_size=0",
-        "strategy": strategy,
-        "budget_tokens": 160,
-        "max_completion_length": 48,
-        "output": output,
-        "reward_funcs": reward,
-        "prm": prm,
-        "problems_at_once": 2,
-        **options,
-    }
+    source = f"trl_drgrpo:list_sum?size={PROBLEMS}&test_size=0"
+    given = {"model": "trl_drgrpo:demo", "dataset_name": source, "strategy": strategy, "budget_tokens": 160}
+    given |= {"max_completion_length": 48, "output": output, "reward_funcs": reward, "prm": prm}
+    given |= {"problems_at_once": 2, **options}
     flags = [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
     return main(["search", *flags, *more])
 
@@ -125,10 +124,8 @@ def test_the_same_command_gives_the_same_file_also_when_it_was_killed(found, tmp
         assert output.read_bytes() == whole
         assert sft.read_bytes() == found[1].read_bytes()
         printed = capsys.readouterr()
-        assert (
-            printed.out.replace(str(output), str(found[0])).split()
-            == " ".join(f"{name} {value}" for name, value in found[2].items()).split()
-        )
+        due = " ".join(f"{name} {value}" for name, value in found[2].items())
+        assert printed.out.replace(str(output), str(found[0])).split() == due.split()
         assert (f"{done} of 5 problems are in" in printed.err) == bool(done)
 
 
@@ -140,13 +137,7 @@ def test_a_file_to_which_another_search_writes(tmp_path, capsys):
 
 def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monkeypatch):
     module = tmp_path / "mine.py"
-    module.write_text(
-        "import os\n"
-        "def score(completions, answer, **kwargs):\n"
-        "    if os.environ.get('BROKEN') and '15' in answer:\n"
-        "        raise KeyError('answer')\n"
-        "    return [float(f'boxed{{{a}}}' in c[-1]['content']) for c, a in zip(completions, answer)]\n"
-    )
+    module.write_text(MOODY)
     data = tmp_path / "sums.jsonl"
     sums = ["3+8", "2+5", "7+8", "1+4"]
     rows = [{"q": [{"role": "user", "content": text}], "answer": str(sum(map(int, text.split("+"))))} for text in sums]
