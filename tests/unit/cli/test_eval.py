@@ -9,8 +9,8 @@ from case_tables import cases
 from evaluations import result, samples
 from runs import read_lines, write_lines, written_elsewhere
 
-from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.run_keys import keep_recipe, kept_recipe, run_folder
+from trl_drgrpo.cli.main import main, parse
+from trl_drgrpo.cli.run_keys import keep_recipe, kept_recipe, read_given, run_folder
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 
@@ -130,6 +130,12 @@ def test_a_recipe_names_the_model_that_it_has_trained(folder, saved_model, capsy
     assert content["difference"] is None
     assert (content["dataset"]["split"], content["dataset"]["prompts"]) == ("train", 2)
     assert list(content["models"][0]["pass_at"]) == ["1"]
+
+
+def test_the_folder_of_the_results_is_not_taken_for_that_of_the_trained_model(folder, adapter):
+    Path("recipe.yaml").write_text(kept_recipe(str(adapter)).read_text())
+    given = read_given(parse(["eval", "--config", "recipe.yaml", "--output_dir", "out"]))
+    assert given.model == given.values["model_name_or_path"] == str(adapter)
 
 
 def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_model, capsys):
