@@ -171,12 +171,10 @@ def _generated(source: str, with_test: bool) -> dict[str, "Dataset"]:
         if not text.isdigit():
             raise InputError(f"{source}: {key}", repr(text), "a whole number", f"Its default is {numbers[key]}.")
         numbers[key] = int(text)
-    sizes = {"train": ("train", numbers["size"]), "test": ("held_out", numbers["test_size"])}
-    return {
-        split: make_dataset(size, kind, numbers["seed"])
-        for split, (kind, size) in sizes.items()
-        if size or split == "train"
-    }
+    splits = {"train": make_dataset(numbers["size"], "train", numbers["seed"])}
+    if numbers["test_size"]:
+        splits["test"] = make_dataset(numbers["test_size"], "held_out", numbers["seed"])
+    return splits
 
 
 def _parse_query(source: str) -> tuple[str, dict[str, str]]:
@@ -268,9 +266,9 @@ def _not_loaded(source: str, error: Exception) -> InputError:
     if _is_local(source):
         expected = f"data that can be read: {', '.join(FILE_TYPES)} files, or a folder from save_to_disk"
         return InputError("dataset_name", f"{source}, which could not be read", expected, f"{reason:.300}.")
-    import datasets
+    from datasets import config
 
-    if datasets.config.HF_HUB_OFFLINE:
+    if config.HF_HUB_OFFLINE:
         got = f"{source}, which is neither a local path nor in the local cache, in offline mode (HF_HUB_OFFLINE=1)"
         remedy = "Unset HF_HUB_OFFLINE to download it, or correct the path."
         return InputError("dataset_name", got, "a local path, or a Hub dataset loaded once before", remedy)

@@ -185,7 +185,7 @@ def build_trainer(job: Job) -> Any:
     from trl_drgrpo.trainer import DrGRPOTrainer
 
     patience, model = job.script.early_stopping_patience, job.model.model_name_or_path
-    callbacks = [EarlyStoppingCallback(patience)] if patience is not None else None
+    callbacks: list[Any] | None = None if patience is None else [EarlyStoppingCallback(patience)]
     trainer = DrGRPOTrainer(model=model, args=job.training, callbacks=callbacks, **job.inputs)
     trainer.dataset_name = job.script.dataset_name
     return trainer

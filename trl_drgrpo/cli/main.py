@@ -39,7 +39,7 @@ SUBCOMMANDS = {
 
 
 # Subcommands that share a module with others.
-_HOMES = dict.fromkeys(("check", "demo", "merge", "report"), "short_commands")
+_HOMES: dict[str, str] = dict.fromkeys(("check", "demo", "merge", "report"), "short_commands")
 _HOMES |= {"bias": "train", "label-steps": "search"}
 
 

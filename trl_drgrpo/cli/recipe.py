@@ -160,7 +160,7 @@ def dump(values: Mapping[str, Any]) -> str:
 
 # Text fields of TRL and transformers that are documented to take a boolean too.
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
-_BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
+_BOOLEANS: dict[str, bool] = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
 _BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _WORDS |= {"dict": "a mapping", "None": "null"}

@@ -338,7 +338,8 @@ def _content(each: Any) -> dict[str, Any]:
 
 def _print_tables(found: dict[str, Any], pairs: Rows, rows: Rows, values: dict[str, list], show: int) -> None:
     """Prints the results, each list to `show` rows. `values`: by reward, those that the file had already included."""
-    lines, metrics = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")], []
+    lines: list[Any] = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
+    metrics: list[str] = []
     for name, each in found.items():
         numbers = (_digits(each["mean"], 4), _digits(each["std"], 4), f"{each['none_frac']:.1%}", str(each["failed"]))
         times = (f"{1e3 * each[key]:.2f}" for key in ("seconds_mean", "seconds_max"))
