@@ -255,8 +255,10 @@ class _Task:
         for role, name in names.items():
             numbers = results.model_numbers(rows[role], correct[role], self.args.k)
             found.append({"role": role, "name": name, "weights": models.weights_mark(model_path(name)), **numbers})
-        pairs: Any = [each[role] for role in ("model", "baseline") if role in names for each in (rows, correct)]
-        difference = results.differences(*pairs, self.args.k) if "baseline" in names else None
+        difference = None
+        if "baseline" in names:
+            ours, theirs = ((rows[role], correct[role]) for role in ("model", "baseline"))
+            difference = results.differences(*ours, *theirs, self.args.k)
         typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
         about = provenance(shlex.join(["trl-drgrpo", *typed]))
         reward, threshold = self.rule.values()
