@@ -1,8 +1,10 @@
 """Short training runs that several test files compare."""
 
+import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from tiny import tiny_model
@@ -107,3 +109,13 @@ def written_elsewhere(path, is_file=False):
             yield process
         finally:
             process.kill()
+
+
+def write_lines(path, rows):
+    """Writes JSON Lines."""
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_lines(path):
+    """What JSON Lines hold."""
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]

@@ -13,7 +13,8 @@ from runs import assert_same_weights, failing, parity_reward, short_run, step_re
 from transformers import HfArgumentParser, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.cli import flags, values
+from trl_drgrpo.cli import flags
+from trl_drgrpo.cli import recipe as recipes
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.diagnostics.diagnostics import BatchSnapshot
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
@@ -256,13 +257,13 @@ def test_settings_from_the_command_line_and_from_recipes(monkeypatch):
         monkeypatch.setattr(field, "type", field.type)
     flag = flags.read_flags()["run_warnings"]
     for given, threshold in ((True, 0.8), ("true", 0.8), ('{"dead_groups": {"share": 0.5}}', 0.5)):
-        config = DrGRPOConfig(run_warnings=values.coerce(flag, given))
+        config = DrGRPOConfig(run_warnings=recipes.coerce(flag, given))
         assert (config.run_warnings is True) == (threshold == 0.8)
-    assert DrGRPOConfig(run_warnings=values.coerce(flag, "false")).run_warnings is False
+    assert DrGRPOConfig(run_warnings=recipes.coerce(flag, "false")).run_warnings is False
     recipe = {"kl": False, "truncation": {"share": 0.9}}
-    assert DrGRPOConfig(run_warnings=values.coerce(flag, recipe)).run_warnings == recipe
+    assert DrGRPOConfig(run_warnings=recipes.coerce(flag, recipe)).run_warnings == recipe
     with pytest.raises(InputError, match="^run_warnings: got 'kll'"):
-        DrGRPOConfig(run_warnings=values.coerce(flag, '{"kll": false}'))
+        DrGRPOConfig(run_warnings=recipes.coerce(flag, '{"kll": false}'))
     (config,) = HfArgumentParser((DrGRPOConfig,)).parse_args_into_dataclasses(  # TrlParser's base
         ["--output_dir", "x", "--run_warnings", "false", "--correct_threshold", "0.5"]
     )

@@ -283,7 +283,7 @@ def test_label_steps_then_train_prm_on_the_demo_task(tmp_path, command):
 
 
 def test_labels_go_on_where_they_stopped_and_are_not_overwritten(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("trl_drgrpo.cli.label_steps._GROUP", 2)
+    monkeypatch.setattr("trl_drgrpo.cli.search.GROUP", 2)
     call = f"label-steps --model {DEMO_MODEL} --data 'trl_drgrpo:list_sum?size=5&test_size=0'"
     call = shlex.split(f"{call} --reward list_sum_reward --rollouts 2 --max_new_tokens 32 --output")
     output = tmp_path / "labels.jsonl"
