@@ -108,7 +108,8 @@ def prepare(
     if advantage_func is not None and not callable(advantage_func):
         got = type(advantage_func).__name__
         raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
-    quantization_config = choose_quantization(model, peft_config, quantization_config, args.model_init_kwargs)
+    init: Any = args.model_init_kwargs  # a mapping by now
+    quantization_config = choose_quantization(model, peft_config, quantization_config, init)
     check_model(args, model, outcome_funcs, quantization_config, peft_config)
     rewards = [
         checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
