@@ -72,17 +72,18 @@ class PlanReport:
         """Components down, phases across, of the device and of the host; the phase that decides is marked."""
         estimate = self.proposal.estimate
         counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
-        device = {f"{phase.name}{'*' if phase is estimate.peak else ''}": phase.parts for phase in estimate.phases}
+        device = {f"{name}{'*' * (name == estimate.peak)}": parts for name, parts in estimate.phases.items()}
         lines = [*_lines("on the device", device), *(_lines("on the host", self.host) if self.host else ())]
         return "\n".join([f"{self.name}: {counts}", *lines, self.verdict()])
 
     def verdict(self) -> str:
         """Whether it fits, by how much, and what decides."""
-        peak = self.proposal.estimate.peak
-        decides = f"Most of it in {peak.name}: {peak.largest}, {readable(peak.parts[peak.largest])}."
+        estimate = self.proposal.estimate
+        size, largest = max((size, part) for part, size in estimate.phases[estimate.peak].items())
+        decides = f"Most of it in {estimate.peak}: {largest}, {readable(size)}."
         if self.proposal.fits:
-            return f"Fits {self.room}: the peak is {readable(peak.total)}. {decides}"
-        least, more = readable(peak.total), readable(peak.total - (self.memory - self.margin))
+            return f"Fits {self.room}: the peak is {readable(estimate.total)}. {decides}"
+        least, more = readable(estimate.total), readable(estimate.total - (self.memory - self.margin))
         return f"Does not fit {self.room}: the smallest settings tried need {least}, {more} more. {decides}"
 
     def as_yaml(self) -> str:
@@ -108,11 +109,11 @@ class PlanReport:
             "margin": self.margin,
             "fits": self.proposal.fits,
             "peak": estimate.total,
-            "peak_phase": estimate.peak.name,
+            "peak_phase": estimate.peak,
             "parameters": estimate.parameters,
             "trained_parameters": estimate.trained,
             "prompt_tokens": estimate.setup.prompt,
-            "phases": _with_totals({phase.name: phase.parts for phase in estimate.phases}),
+            "phases": _with_totals(estimate.phases),
             "host": _with_totals(self.host),
             "recipe": self.recipe,
             **({"probe": asdict(self.probe)} if self.probe else {}),
@@ -200,7 +201,6 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()
     try:
         from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
-        from trl_drgrpo.single_gpu.memory.estimate import host_phases
 
         config, is_part = read_config(model_path(name))
         setup = replace(setup, prompt=_longest_prompt(config, args.max_prompt_length, given))
@@ -216,7 +216,7 @@ def run(args: argparse.Namespace) -> int:
         from trl_drgrpo.cli.plan_probe import run_probe
 
         probe = run_probe(model_path(name), recipe, device, setup.prompt)
-    report = PlanReport(name, card, memory, margin, proposal, host_phases(planner), recipe, probe)
+    report = PlanReport(name, card, memory, margin, proposal, planner.host(), recipe, probe)
     if args.json:
         print(json.dumps(report.as_json(), indent=2))
     else:

@@ -4,7 +4,7 @@ Defaults are those of TRL 1.16 and of this package, written out, so that a plan 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
@@ -27,6 +27,11 @@ class Adapter:
     rank: int = 16
     targets: str | tuple[str, ...] | None = None
     dropout: float = 0.05
+
+
+def _key(name: str, default: Any) -> Any:
+    """A field that a key of the recipe gives as it is; one that is missing, or null, leaves the default."""
+    return field(default=default, metadata={"key": name})
 
 
 @dataclass(frozen=True)
@@ -61,23 +66,23 @@ class Setup:
     autocast: str | None = "bfloat16"
     adapter: Adapter | None = None
     bits: int = 0
-    nested: bool = False
+    nested: bool = _key("use_bnb_nested_quant", False)
     prompt: int = 512
-    completion: int = 512
-    batch: int = 8
-    accumulation: int = 1
-    steps_per_generation: int = 1
-    group: int = 8
-    iterations: int = 1
-    checkpointing: bool = True
-    optimizer: str = "adamw_torch_fused"
+    completion: int = _key("max_completion_length", 512)
+    batch: int = _key("per_device_train_batch_size", 8)
+    accumulation: int = _key("gradient_accumulation_steps", 1)
+    steps_per_generation: int = _key("steps_per_generation", 1)
+    group: int = _key("num_generations", 8)
+    iterations: int = _key("num_iterations", 1)
+    checkpointing: bool = _key("gradient_checkpointing", True)
+    optimizer: str = _key("optim", "adamw_torch_fused")
     reference: bool = False
     exact: bool = True
-    share_prompts: bool = True
-    fast_generation: bool = True
+    share_prompts: bool = _key("share_prompts", True)
+    fast_generation: bool = _key("fast_generation", True)
     vllm: bool = False
-    vllm_share: float = 0.3
-    vllm_sleeps: bool = False
+    vllm_share: float = _key("vllm_gpu_memory_utilization", 0.3)
+    vllm_sleeps: bool = _key("vllm_enable_sleep_mode", False)
     generates_elsewhere: bool = False
 
     @property
@@ -102,21 +107,7 @@ class Setup:
         return self.steps_per_generation * self.iterations % self.accumulation != 0
 
 
-# Fields that a key of the recipe gives as it is; one that is missing, or null, leaves the field's default.
-_FIELDS = {
-    "nested": "use_bnb_nested_quant",
-    "completion": "max_completion_length",
-    "batch": "per_device_train_batch_size",
-    "accumulation": "gradient_accumulation_steps",
-    "group": "num_generations",
-    "iterations": "num_iterations",
-    "checkpointing": "gradient_checkpointing",
-    "optimizer": "optim",
-    "share_prompts": "share_prompts",
-    "fast_generation": "fast_generation",
-    "vllm_share": "vllm_gpu_memory_utilization",
-    "vllm_sleeps": "vllm_enable_sleep_mode",
-}
+KEYS = {each.name: each.metadata["key"] for each in fields(Setup) if each.metadata}
 
 
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
@@ -125,38 +116,33 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     refuse_out_of_range(values)
     values = {key: value for key, value in values.items() if value is not None}
     bits = 4 if values.get("load_in_4bit") else 8 if values.get("load_in_8bit") else 0
-    adapter = _adapter(values) if values.get("use_peft") else None
-    if bits and adapter is None:
+    if bits and not values.get("use_peft"):
         remedy = "Add use_peft: quantized weights cannot be trained."
         raise InputError("load_in_4bit", "a quantized model without an adapter", "use_peft with it", remedy)
+    targets = values.get("lora_target_modules")
+    if isinstance(targets, (list, tuple)):
+        targets = targets[0] if len(targets) == 1 else tuple(targets)
+    adapter = Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
     dtype = values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")
     reduced = "bfloat16" if values.get("bf16", device == "cuda") else None
+    vllm, colocate = bool(values.get("use_vllm")), values.get("vllm_mode", "colocate") == "colocate"
     setup = Setup(
         device=device,
         dtype=_dtype(dtype),
         autocast="float16" if values.get("fp16") else reduced,
-        adapter=adapter,
+        adapter=adapter if values.get("use_peft") else None,
         bits=bits,
         prompt=prompt,
         reference=bool(values.get("beta")),
         exact=values.get("micro_batching", "exact") == "exact",
-        **{field: values[key] for field, key in _FIELDS.items() if key in values},
+        vllm=vllm and colocate,
+        generates_elsewhere=vllm and not colocate,
+        **{name: values[key] for name, key in KEYS.items() if key in values},
     )
     steps = values.get("steps_per_generation", setup.accumulation)
     if values.get("generation_batch_size"):
         steps = max(1, values["generation_batch_size"] // setup.batch)
-    vllm = bool(values.get("use_vllm"))
-    colocate = values.get("vllm_mode", "colocate") == "colocate"
-    return replace(
-        setup, steps_per_generation=steps, vllm=vllm and colocate, generates_elsewhere=vllm and not colocate
-    )
-
-
-def _adapter(values: Mapping[str, Any]) -> Adapter:
-    targets = values.get("lora_target_modules")
-    if isinstance(targets, (list, tuple)):
-        targets = targets[0] if len(targets) == 1 else tuple(targets)
-    return Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
+    return replace(setup, steps_per_generation=steps)
 
 
 def _dtype(value: Any) -> str:

@@ -12,11 +12,12 @@ from math import lcm
 from typing import Any
 
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
-from trl_drgrpo.single_gpu.memory.memory_settings import Setup
+from trl_drgrpo.single_gpu.memory.memory_settings import KEYS, Setup
 from trl_drgrpo.single_gpu.memory.meta_model import context_length
 
 ROWS_PER_STEP = 64
 LENGTHS = (1024, 768, 512, 384, 256, 128, 64)
+PROPOSED = ("batch", "accumulation", "steps_per_generation", "group", "completion", "checkpointing")
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,15 @@ class Proposal:
     Args:
         estimate ([`Estimate`]): Of the settings.
         fits (`bool`): Whether they fit the memory.
-        keys (`dict[str, Any]`): The settings as recipe keys.
     """
 
     estimate: Estimate
     fits: bool
-    keys: dict[str, Any]
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The settings as recipe keys."""
+        return {KEYS[name]: getattr(self.estimate.setup, name) for name in PROPOSED}
 
 
 def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: int | None = None) -> Proposal:
@@ -67,8 +71,8 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: 
         for candidate in batches[first:]:
             for settled in _generations(candidate, given):
                 if planner.estimate(settled).total <= memory:
-                    return Proposal(planner.estimate(settled), True, keys(settled))
-    return Proposal(planner.estimate(least), False, keys(least))
+                    return Proposal(planner.estimate(settled), True)
+    return Proposal(planner.estimate(least), False)
 
 
 def _batches(setup: Setup, rows: int, given: Any) -> list[Setup]:
@@ -89,15 +93,3 @@ def _generations(setup: Setup, given: Any) -> list[Setup]:
     steps = [n for n in range(setup.accumulation, 0, -1) if setup.accumulation % n == 0]
     whole = [n for n in steps if setup.batch * n % setup.group == 0]
     return [replace(setup, steps_per_generation=n) for n in whole or [setup.accumulation]]
-
-
-def keys(setup: Setup) -> dict[str, Any]:
-    """The batch geometry and lengths of a setup as recipe keys."""
-    return {
-        "per_device_train_batch_size": setup.batch,
-        "gradient_accumulation_steps": setup.accumulation,
-        "steps_per_generation": setup.steps_per_generation,
-        "num_generations": setup.group,
-        "max_completion_length": setup.completion,
-        "gradient_checkpointing": setup.checkpointing,
-    }

@@ -56,7 +56,7 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
     advice = f"would fit: {settings}." if proposal.fits else f"nothing fits; the smallest tried: {settings}."
     peak, over = readable(estimate.total), readable(estimate.total - memory)
     return (
-        f"The planned peak of {peak} ({estimate.peak.name}) is {over} "
+        f"The planned peak of {peak} ({estimate.peak}) is {over} "
         f"more than this device has ({readable(memory)}), with prompts of {setup.prompt} tokens.\n"
         f"`trl-drgrpo plan`: {advice}"
     )
