@@ -31,6 +31,8 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
 from trl_drgrpo.single_gpu.memory.devices import find_card, parse_margin, parse_memory, readable
+from trl_drgrpo.single_gpu.memory.memory_settings import KEYS as FIELD_KEYS
+from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 
 if TYPE_CHECKING:
     from trl_drgrpo.cli.plan_probe import Probe
@@ -135,11 +137,8 @@ def _lines(title: str, phases: Phases) -> list[str]:
 
 # Keys of a recipe that decide its memory; a recipe may hold any other key as well.
 KEYS = (
-    *("use_peft", "lora_r", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit"),
-    *("use_bnb_nested_quant", "dtype", "bf16", "fp16", "optim", "gradient_checkpointing", "beta", "num_iterations"),
-    *("num_generations", "max_completion_length", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("steps_per_generation", "generation_batch_size", "micro_batching", "share_prompts", "fast_generation"),
-    *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"),
+    *("use_peft", "lora_r", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit", "dtype", "bf16"),
+    *("fp16", "beta", "generation_batch_size", "micro_batching", "use_vllm", "vllm_mode", *FIELD_KEYS.values()),
 )
 DEFAULT_PROMPT = 512
 
@@ -191,8 +190,6 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--model_name_or_path", "none", "a model's folder or Hub id", remedy)
     preset = args.planned_preset or given.get("preset")
     added = {} if preset in (None, "full") else preset_values(preset, given, device)
-    from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
-
     setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
     from trl_drgrpo.cli.job import model_path
 

@@ -90,15 +90,7 @@ class Skeleton:
         try:
             with torch.device("meta"):
                 model = self.model = _language_model(config, getattr(torch, setup.dtype))
-        except (
-            ValueError,
-            KeyError,
-            AttributeError,
-            ImportError,
-            RuntimeError,
-            TypeError,
-            NotImplementedError,
-        ) as error:
+        except (ValueError, KeyError, AttributeError, ImportError, RuntimeError, TypeError) as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
             got = f"{config.model_type}, which cannot be built as a causal language model"
             raise InputError("--model", got, "a decoder that transformers knows", reason) from error
