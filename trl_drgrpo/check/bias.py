@@ -425,7 +425,7 @@ def changes_table(changes: Changes) -> str:
     return "\n".join(
         [
             f"Change per update of unit length, {changes.batches} batches, ± standard error:\n",
-            *_rows(changes.changes, list(OBJECTIVES)),
+            *_rows(changes.changes, OBJECTIVES),
             f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n",
             *_rows(changes.differences_from_dr_grpo, [name for name in OBJECTIVES if name != REFERENCE]),
         ]
@@ -466,15 +466,11 @@ def pushes(
 def push_table(found: dict[str, dict[str, Push]]) -> str:
     """The same as a Markdown table, with its intervals (95%)."""
     groups = max(push.groups for of_objective in found.values() for push in of_objective.values())
-    lines = [
-        f"Push to go on instead of stopping, in decisions per unit of weight, {groups} groups with a signal, ± 95%:\n",
-        "| objective | correct answers | incorrect answers |",
-        "|---|---|---|",
-    ]
-    for name, of_objective in found.items():
-        cells = [_interval(of_objective[kind]) for kind in ("correct", "incorrect")]
-        lines.append(f"| {OBJECTIVES[name].label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    title = (
+        f"Push to go on instead of stopping, in decisions per unit of weight, {groups} groups with a signal, ± 95%:\n"
+    )
+    rows = {name: [_interval(of[kind]) for kind in ("correct", "incorrect")] for name, of in found.items()}
+    return "\n".join([title, *_table(["correct answers", "incorrect answers"], rows)])
 
 
 def plain(value: Any) -> Any:
@@ -493,12 +489,16 @@ def _interval(push: Push) -> str:
     return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
 
 
-def _rows(estimates: dict[str, dict[str, Estimate]], objectives: list[str]) -> list[str]:
-    lines = ["| objective | " + " | ".join(_HEADINGS[q] for q in REPORTED) + " |", "|---" * (len(REPORTED) + 1) + "|"]
-    for name in objectives:
-        cells = [_cell(estimates[name][quantity], _SCALES.get(quantity, 1.0)) for quantity in REPORTED]
-        lines.append(f"| {OBJECTIVES[name].label} | " + " | ".join(cells) + " |")
-    return lines
+def _rows(estimates: dict[str, dict[str, Estimate]], objectives: Iterable[str]) -> list[str]:
+    rows = {name: [_cell(estimates[name][each], _SCALES.get(each, 1.0)) for each in REPORTED] for name in objectives}
+    return _table([_HEADINGS[each] for each in REPORTED], rows)
+
+
+def _table(headings: list[str], rows: dict[str, list[str]]) -> list[str]:
+    """Lines of a Markdown table, a row per key of `OBJECTIVES`."""
+    lines = [["objective", *headings], *([OBJECTIVES[name].label, *cells] for name, cells in rows.items())]
+    first, *others = (f"| {' | '.join(line)} |" for line in lines)
+    return [first, "|---" * len(lines[0]) + "|", *others]
 
 
 def _cell(estimate: Estimate, scale: float) -> str:

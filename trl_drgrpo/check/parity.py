@@ -408,15 +408,19 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     losses, gradients, cosines = [], [], []
     for index, step in enumerate(recording.steps):
         loss, gradient = _specification(case, settings, recording, step, index)
-        losses.append(_nan_to_inf(abs(sum(step.losses) - loss)))
-        gradients.append(_relative_difference(step.gradients, gradient))
-        cosines.append(_cosine(step.gradients, gradient))
+        got, exact = (
+            torch.cat([each[name].double().flatten() for name in gradient]) for each in (step.gradients, gradient)
+        )
+        losses.append(abs(sum(step.losses) - loss))
+        gradients.append(relative_difference(got, exact))
+        cosines.append(torch.nn.functional.cosine_similarity(got, exact, dim=0).item())
     worst = max(gradients) if _all_were_trained(case, settings, recording) else math.inf
-    equal = worst <= case.tolerance and max(losses) <= case.tolerance
+    loss_difference = torch.tensor(losses, dtype=torch.float64).max().item()  # NaN, if one is
+    equal = worst <= case.tolerance and loss_difference <= case.tolerance
     cosine = math.fsum(cosines) / len(cosines)
     residual = math.fsum(math.sqrt(max(0.0, 1 - each**2)) for each in cosines) / len(cosines)
     passed = residual > CONTROL_FLOOR and worst < math.inf if case.control else equal
-    return CaseResult(case, len(recording.steps), max(losses), worst, passed, cosine, residual)
+    return CaseResult(case, len(recording.steps), loss_difference, worst, passed, cosine, residual)
 
 
 def _specification(
@@ -498,19 +502,8 @@ def _padded(logps: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(logps, batch_first=True)
 
 
-def _relative_difference(got: Weights, expected: Weights) -> float:
-    """`|got - expected| / |expected|`; infinite when there is no gradient to compare, since that proves nothing."""
-    difference = sum(float((got[name] - expected[name]).square().sum()) for name in expected) ** 0.5
-    scale = sum(float(value.square().sum()) for value in expected.values()) ** 0.5
-    return _nan_to_inf(difference / scale) if scale > 0 else math.inf
-
-
-def _cosine(got: Weights, expected: Weights) -> float:
-    """Cosine of two gradients; 0 where there is none."""
-    first, second = (torch.cat([each[name].flatten() for name in expected]).double() for each in (got, expected))
-    return torch.nn.functional.cosine_similarity(first, second, dim=0).item()
-
-
-def _nan_to_inf(difference: float) -> float:
-    """NaN is as different as can be; `max` and `<=` would let it pass."""
+def relative_difference(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """`|got - exact| / |exact|`; infinite where it is NaN, and without a gradient to compare: that proves nothing."""
+    scale = exact.norm().item()
+    difference = (got - exact).norm().item() / scale if scale > 0 else math.inf
     return math.inf if math.isnan(difference) else difference
