@@ -244,6 +244,7 @@ def fused_head(hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device
     def back(grad: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: Any, *_: Any) -> Any:
         given = [each for each in (hidden, weight, bias) if each is not None and each.requires_grad]
         sums = [torch.empty_like(each, dtype=torch.float32) for each in given if each.dtype != torch.float32]
+        sums.append(torch.empty_like(grad))  # zeros: the entropy's gradient
         return sums, _tile(hidden, weight, compute, 29 if device == "cpu" else 0)
 
     return Kernel.apply(run, back, hidden, weight, bias)  # type: ignore[return-value]
