@@ -29,9 +29,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.features.fast_path.pack_layout import rows_of
 from trl_drgrpo.objective.advantages import group_advantages
 from trl_drgrpo.objective.loss import dr_grpo_loss
 from trl_drgrpo.trainer import DrGRPOTrainer
+from trl_drgrpo.upstream.batches import token_batch
 
 
 @dataclass
@@ -192,7 +194,7 @@ def record(
     def recorded_loss(model, inputs, *args, **kwargs):
         loss = compute_loss(model, inputs, *args, **kwargs)
         recorded[-1].losses.append(loss.item())
-        rows = _rows(inputs)
+        rows: list[Row] = [(row.prompt, row.completion) for row in rows_of(token_batch(inputs))]  # type: ignore
         recorded[-1].rows.extend((row, rollouts[-1]) for row in rows)
         rollouts[-1].trained.update(rows)
         rollouts[-1].micro_batches += 1
@@ -236,16 +238,6 @@ def record(
         compute_loss, trainer.compute_loss = trainer.compute_loss, recorded_loss
         trainer.train()
     return Recording(recorded, initial_weights, rollouts)
-
-
-def _rows(inputs: dict[str, torch.Tensor]) -> list[Row]:
-    """The rows of a micro-batch without their padding."""
-    rows = []
-    for i in range(inputs["prompt_ids"].size(0)):
-        prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
-        completion = inputs["completion_ids"][i][inputs["completion_mask"][i].bool()]
-        rows.append((tuple(prompt.tolist()), tuple(completion.tolist())))
-    return rows
 
 
 TOLERANCE = 1e-10  # relative, float64: four orders above the differences seen, eight below any wrong weight
