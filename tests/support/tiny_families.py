@@ -35,7 +35,7 @@ MORE = {  # what a family needs besides
 WITHOUT_GROUPS = ("GPT2", "Bloom", "Falcon")  # of key-value heads
 
 
-def tiny(family, tokenizer):
+def tiny(family, tokenizer, **changes):
     """A causal language model of `<family>Config`; the same weights every time."""
     config = getattr(transformers, f"{family}Config")
     fields = {
@@ -52,7 +52,7 @@ def tiny(family, tokenizer):
         fields |= {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
     if family in EXPERTS:
         fields |= {"num_experts_per_tok": 2, **EXPERTS[family]}
-    fields |= MORE.get(family, {})
+    fields |= MORE.get(family, {}) | changes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(config(**fields))

@@ -97,8 +97,7 @@ class Planner:
         kinds_of_attention = set(getattr(config, "layer_types", None) or ())
         self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1
         self._shallow: dict[int, Skeleton] = {}
-        self._peaks: dict[Any, passes.Peaks] = {}
-        self._estimates: dict[Setup, Estimate] = {}
+        self._peaks: dict[Any, passes.Peaks] = {}  # equal runs are run once
         model = self.full.model
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._gradients = sum(p.nbytes for p in self._trained)
@@ -116,11 +115,8 @@ class Planner:
     def estimate(self, setup: Setup) -> Estimate:
         """The memory of a run, whose setup is like the planner's in everything that decides how the model is
         loaded."""
-        if setup not in self._estimates:
-            phases = {name: self._complete(setup, name, parts) for name, parts in self._parts(setup).items()}
-            trained = sum(p.numel() for p in self._trained)
-            self._estimates[setup] = Estimate(setup, phases, self.parameters, trained)
-        return self._estimates[setup]
+        phases = {name: self._complete(setup, name, parts) for name, parts in self._parts(setup).items()}
+        return Estimate(setup, phases, self.parameters, sum(p.numel() for p in self._trained))
 
     def training(self, setup: Setup) -> int:
         """Bytes that forward and backward need at least, whatever the other phases need: quick, to search with."""
@@ -183,7 +179,7 @@ class Planner:
 
     def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
         """What a pass gives at the full depth. All else that it reads of a setup is in the shape, if there is one."""
-        key = (run, setup) if shape is None else (run, setup.checkpointing, setup.exact, shape)
+        key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.exact, shape)
         if key not in self._peaks:
             depth, rest = self.config.num_hidden_layers, (setup,) if shape is None else (setup, shape)
             if not self.is_uniform or depth <= 3:

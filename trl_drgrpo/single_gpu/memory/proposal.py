@@ -70,8 +70,9 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: 
         first = bisect_left(batches, True, key=lambda each: planner.training(each) <= memory)
         for candidate in batches[first:]:
             for settled in _generations(candidate, given):
-                if planner.estimate(settled).total <= memory:
-                    return Proposal(planner.estimate(settled), True)
+                estimate = planner.estimate(settled)
+                if estimate.total <= memory:
+                    return Proposal(estimate, True)
     return Proposal(planner.estimate(least), False)
 
 
