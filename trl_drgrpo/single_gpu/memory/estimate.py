@@ -193,14 +193,16 @@ class Planner:
 
     def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> dict[str, int]:
         """With vLLM, and on a GPU what is no tensor."""
-        parts = dict(parts)
-        awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")  # it starts after the model
-        if setup.vllm and name in awake:
-            parts[ENGINE_PART] = int(setup.vllm_share * self.memory)
+        parts = {**parts, ENGINE_PART: self._engine(setup, name)}
         if setup.device == "cuda":
             parts[CONTEXT_PART] = CONTEXT
             parts[SLACK_PART] = int(SLACK * sum(parts.get(each, 0) for each in PASSING))
         return _without_zeros(parts)
+
+    def _engine(self, setup: Setup, phase: str) -> int:
+        """Bytes of a vLLM engine on this device: its share, unless it sleeps; it starts after the model is there."""
+        awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")
+        return int(setup.vllm_share * self.memory) if setup.vllm and phase in awake else 0
 
     def _temporaries(self, setup: Setup) -> int:
         sizes = [p.nbytes for p in self._trained]
