@@ -86,11 +86,8 @@ class Objective:
             loss_normalizer (`float`): L, in tokens; read by a constant divisor only.
         """
         advantages = self.advantages(rewards, num_generations)
-        divisors = {
-            "row": len(advantages) * lengths,
-            "batch": np.full(len(advantages), lengths.sum()),
-            "constant": np.full(len(advantages), len(advantages) * loss_normalizer),
-        }
+        rows = len(advantages)
+        divisors = {"row": rows * lengths, "batch": lengths.sum(), "constant": rows * loss_normalizer}
         return advantages / divisors[self.divisor]
 
 
@@ -166,12 +163,8 @@ class Rollouts:
 
     def direction_weights(self) -> np.ndarray:
         """Per objective, the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
-        return np.stack(
-            [
-                objective.token_weights(self.rewards, self.lengths, self.num_generations, self.loss_normalizer)
-                for objective in OBJECTIVES.values()
-            ]
-        )
+        given = self.rewards, self.lengths, self.num_generations, self.loss_normalizer
+        return np.stack([objective.token_weights(*given) for objective in OBJECTIVES.values()])
 
     def quantity_weights(self) -> np.ndarray:
         """The same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion has."""
@@ -455,11 +448,8 @@ def pushes(
     found = {}
     for name, objective in OBJECTIVES.items():
         weights = [objective.token_weights(b.rewards, b.lengths, size, b.loss_normalizer) for b in batches]
-        together = np.concatenate(weights)
-        found[name] = {
-            "correct": stop_push(together, scores, right, group),
-            "incorrect": stop_push(together, scores, ~right, group),
-        }
+        kinds = {"correct": right, "incorrect": ~right}
+        found[name] = {kind: stop_push(np.concatenate(weights), scores, of, group) for kind, of in kinds.items()}
     return found
 
 
