@@ -30,13 +30,18 @@ from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
-from trl_drgrpo.single_gpu.memory.devices import find_card, parse_margin, parse_memory, readable
-from trl_drgrpo.single_gpu.memory.memory_settings import KEYS as FIELD_KEYS
-from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
+from trl_drgrpo.single_gpu.memory.memory_settings import (
+    FIELD_KEYS,
+    find_card,
+    from_keys,
+    parse_margin,
+    parse_memory,
+    readable,
+)
 
 if TYPE_CHECKING:
     from trl_drgrpo.cli.plan_probe import Probe
-    from trl_drgrpo.single_gpu.memory.proposal import Proposal
+    from trl_drgrpo.single_gpu.memory.estimate import Proposal
 
 Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 
@@ -229,8 +234,8 @@ def run(args: argparse.Namespace) -> int:
 def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -> int:
     """Tokens of the longest prompt: as given, else 512 or what the model's context leaves. Says where the context is
     too short for the usual completion; refuses what was given and is longer."""
+    from trl_drgrpo.single_gpu.memory.estimate import LENGTHS
     from trl_drgrpo.single_gpu.memory.meta_model import context_length
-    from trl_drgrpo.single_gpu.memory.proposal import LENGTHS
 
     context, completion = context_length(config), given.get("max_completion_length")
     if context is None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from trl_drgrpo.cli.console import stdout_to_stderr
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.single_gpu.memory.devices import readable
+from trl_drgrpo.single_gpu.memory.memory_settings import readable
 
 # What a run was doing -> what to lower when memory runs out there, in this order.
 LOWER = {

@@ -13,8 +13,7 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwe
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Row, plan_window
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
-from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card, parse_margin
-from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
+from trl_drgrpo.single_gpu.memory.memory_settings import CARDS, find_card, from_keys, parse_margin
 from trl_drgrpo.single_gpu.memory.meta_layers import HEAD_TOKENS, HEAD_VOCABULARY, Ledger, QuantizedLinear, fused_head
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import (

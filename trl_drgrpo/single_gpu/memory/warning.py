@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.single_gpu.memory.devices import default_margin, readable
-from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
-from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, from_keys
-from trl_drgrpo.single_gpu.memory.proposal import propose
+from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner, propose
+from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, default_margin, from_keys, readable
 from trl_drgrpo.upstream.description import DescribingCallback
 
 logger = logging.getLogger(__name__)
