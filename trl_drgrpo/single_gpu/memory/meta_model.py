@@ -105,11 +105,11 @@ class Skeleton:
 
     def _change_layers(self, setup: Setup) -> None:
         """Quantize and adapt linear layers, all but the head."""
-        adapter, targets = setup.adapter, None
+        adapter, is_adapted = setup.adapter, setup.adapter is None
+        targets: Any = None
         if adapter is not None:
             self.model.requires_grad_(False)
             targets = adapter.targets if adapter.targets is not None else _default_targets(self.config.model_type)
-        is_adapted = adapter is None
         for name, layer in list(self.model.named_modules()):
             is_turned = type(layer).__name__ == "Conv1D"  # GPT-2's, stored the other way round
             if layer is self.head or not (is_turned or isinstance(layer, nn.Linear)):
