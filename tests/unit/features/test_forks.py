@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.forks import ForkedRollouts, boundaries, cut_behind, drawn_places, first_above, step_means
+from trl_drgrpo.features.forks import ForkedRollouts, boundaries, drawn_places, first_above, step_means
 from trl_drgrpo.objective.fork_advantages import Forks
 
 PROMPTS = [[100] * 2, [101] * 3]
@@ -55,7 +55,6 @@ def feature(ranks=1, rank=0, others=(), scores=None, entropies=None, **fields):
             batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows],
         ),
         gathered=lambda own: own + (others.pop(0) if others else []),
-        fast_path=SimpleNamespace(keeping_prefixes=nullcontext),
         model=SimpleNamespace(training=True),
         scoring=nullcontext,
         state=None,
@@ -277,8 +276,8 @@ def test_a_cut_is_decided_by_what_is_before_it(ends, at, after, data):
     """Whatever is written behind a cut, it stays where it is, or comes to lie at the row's end and is none."""
     measures = data.draw(st.lists(st.floats(0, 1), min_size=len(ends), max_size=len(ends)))
     for rule in (
-        lambda places, measures: cut_behind(places, at, after),
-        lambda places, measures: first_above(places, measures[: len(places)], 0.5, after),
+        lambda places, measures: first_above(places, places, at, after),  # drawn
+        lambda places, measures: first_above(places, measures, 0.5, after),
     ):
         cut = rule(boundaries(ends, ends[-1] + 1), measures)
         if cut is None:

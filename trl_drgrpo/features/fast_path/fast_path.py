@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows, rows_of, scored_only
 from trl_drgrpo.features.fast_path.sharing import (
@@ -49,7 +48,6 @@ class FastPath(Feature):
         self._window_metrics: WindowMetrics | None = None
         self._costs: dict[int, Costs] = {}  # by the identity of a model
         self._said: set[str] = set()
-        self._kept: Prefixes | None = None  # while generations begin with tokens of earlier ones
 
     # What may be done
 
@@ -272,13 +270,6 @@ class FastPath(Feature):
 
     # Generation
 
-    @contextmanager
-    def keeping_prefixes(self) -> Iterator[None]:
-        """Inside the block, generations keep the keys and values of their rows, and rows that begin like an earlier
-        one do not run that again. For one state of the weights."""
-        with swapped(self, _kept=Prefixes()):
-            yield
-
     def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
         """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
 
@@ -289,7 +280,7 @@ class FastPath(Feature):
         fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
         shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
-        return shared_prefill(model, shares, limits, self._kept)
+        return shared_prefill(model, shares, limits)
 
     def _say_once(self, message: str) -> None:
         if message not in self._said:
