@@ -62,22 +62,21 @@ class FastPath(Feature):
         return self.plans and self.trainer.beta == 0
 
     def _why_not_planned(self) -> str | None:
-        if self.trainer.args.entropy_coef != 0 or self.trainer.args.use_adaptive_entropy:
-            return "the entropy bonus is a mean over the tokens of a micro-batch"
-        if self.trainer.args.top_entropy_quantile < 1:
-            return "top_entropy_quantile compares the tokens of a micro-batch"
-        if self.trainer.aux_loss_enabled:
-            return "the load-balancing loss is a mean over the tokens of a micro-batch"
+        args, losses = self.trainer.args, self.trainer.own_losses
         peft = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "active_peft_config", None)
-        if peft is not None and peft.is_prompt_learning:
-            return "the adapter prepends virtual tokens"
-        if self.trainer.args.torch_compile:
-            return "torch.compile would recompile for every shape"
-        if rope_depends_on_width(self.trainer.model.config):
-            return "the model's rotary angles depend on the width of a batch"
-        if self.trainer.own_losses:
-            return f"{type(self.trainer).__name__} has its own {' and '.join(self.trainer.own_losses)}"
-        return None
+        reasons = {
+            "the entropy bonus is a mean over the tokens of a micro-batch": args.entropy_coef != 0
+            or args.use_adaptive_entropy,
+            "top_entropy_quantile compares the tokens of a micro-batch": args.top_entropy_quantile < 1,
+            "the load-balancing loss is a mean over the tokens of a micro-batch": self.trainer.aux_loss_enabled,
+            "the adapter prepends virtual tokens": peft is not None and peft.is_prompt_learning,
+            "torch.compile would recompile for every shape": args.torch_compile,
+            "the model's rotary angles depend on the width of a batch": rope_depends_on_width(
+                self.trainer.model.config
+            ),
+            f"{type(self.trainer).__name__} has its own {' and '.join(losses)}": losses,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
@@ -112,10 +111,10 @@ class FastPath(Feature):
 
     def _planned(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         costs = self._plan_costs()
+        prompts, completions = micro_batches[0]["prompt_ids"], micro_batches[0]["completion_ids"]
+        budget = Budget(len(completions), prompts.size(1) + completions.size(1))
         planned = [
-            Window(
-                [micro_batches[slot] for slot in slots], skip=self.skips, budget=_budget(micro_batches), costs=costs
-            )
+            Window([micro_batches[slot] for slot in slots], skip=self.skips, budget=budget, costs=costs)
             for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps)
         ]
         everyone = self.trainer.gathered([[window.summary() for window in planned]])
@@ -137,14 +136,12 @@ class FastPath(Feature):
         total = {name: sum(each[name] for each in statistics) for name in statistics[0]}
         forwards = sum(batch[PLAN]["rows"] > 0 for batch in micro_batches)
         steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
-        metrics = {
+        useful = {"drgrpo/useful_token_frac": total["useful"] / total["processed"]} if total["processed"] else {}
+        return useful | {
             "drgrpo/rows_skipped_frac": 1 - total["run"] / total["rows"],
             "drgrpo/micro_batches": forwards / steps,
             "drgrpo/upstream_token_frac": total["processed"] / total["upstream"],
         }
-        if total["processed"]:
-            metrics["drgrpo/useful_token_frac"] = total["useful"] / total["processed"]
-        return metrics
 
     def _plan_costs(self, model: Any = None) -> Costs:
         """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
@@ -235,14 +232,20 @@ class FastPath(Feature):
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
     def _score_packed(self, model: Any, packed: Packed, compute_entropy: bool) -> ScoredTokens:
-        """Values of the targets, `(1, n)`."""
+        """Values of the targets, `(1, n)`: TRL's scoring of a model that runs the packs, whatever TRL made of them."""
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
+        backbone = (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
+        packs: dict[str, Any] = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}
+        if packed.position_ids is not None:
+            packs["position_ids"] = packed.position_ids
+
+        def run(input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
+            with scored_only(backbone, packed):
+                return model(**packs, shift_labels=packed.targets, **kwargs)
+
         ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect
         tokens = TokenBatch(ids, torch.ones_like(ids), packed.targets.size(1), None, compute_entropy)
-        return self.trainer.score_as_trl(_PackedModel(model, self._backbone(model), packed), tokens)
-
-    def _backbone(self, model: Any) -> Any:
-        unwrapped = self.trainer.accelerator.unwrap_model(model)
-        return (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
+        return self.trainer.score_as_trl(run, tokens)
 
     # Loss
 
@@ -288,30 +291,5 @@ class FastPath(Feature):
             logger.warning(message)
 
 
-class _PackedModel:
-    """Stands in for the model in TRL's scoring: whatever TRL made of the rows, the packs are what runs."""
-
-    def __init__(self, model: Any, backbone: Any, packed: Packed):
-        self.model = model
-        self.backbone = backbone
-        self.packed = packed
-
-    def __call__(self, input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
-        if self.packed.position_ids is not None:
-            kwargs["position_ids"] = self.packed.position_ids
-        with scored_only(self.backbone, self.packed):
-            return self.model(
-                input_ids=self.packed.input_ids,
-                attention_mask=self.packed.attention_mask,
-                shift_labels=self.packed.targets,
-                **kwargs,
-            )
-
-
 def _packs(inputs: dict[str, Any]) -> MicroBatch | None:
     return [tuple(pack) for pack in inputs[PLAN]["packs"]] if PLAN in inputs else None
-
-
-def _budget(micro_batches: list[dict[str, Any]]) -> Budget:
-    first = micro_batches[0]
-    return Budget(first["completion_ids"].size(0), first["prompt_ids"].size(1) + first["completion_ids"].size(1))

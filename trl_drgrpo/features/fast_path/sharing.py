@@ -43,7 +43,14 @@ def attention_pair_cost(config: Any, device: str) -> float:
     """
     slowdown = ATTENTION_SLOWDOWN.get(device, ATTENTION_SLOWDOWN_ELSEWHERE)
     try:
-        return slowdown * _pair_share(config.get_text_config())
+        text = config.get_text_config()
+        width = text.hidden_size
+        heads = getattr(text, "num_attention_heads", None) or 1
+        head_width = getattr(text, "head_dim", None) or width // heads
+        attention = heads * head_width
+        key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
+        inner = getattr(text, "intermediate_size", None) or 4 * width
+        return slowdown * 2 * attention / (2 * width * (attention + key_value) + 3 * width * inner)
     except Exception:  # configurations refuse in many ways, some per layer; an estimate is not worth a run
         return slowdown / (8 * 1024)
 
@@ -51,18 +58,6 @@ def attention_pair_cost(config: Any, device: str) -> float:
 def forward_cost(device: str) -> float:
     """Cost of one more forward and backward pass on a type of device (`"cpu"`, `"cuda"`), in tokens."""
     return FORWARD_COST.get(device, FORWARD_COST_ELSEWHERE)
-
-
-def _pair_share(text: Any) -> float:
-    """Operations of a pair, as a share of those of a token."""
-    width = text.hidden_size
-    heads = getattr(text, "num_attention_heads", None) or 1
-    head_width = getattr(text, "head_dim", None) or width // heads
-    attention = heads * head_width
-    key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
-    inner = getattr(text, "intermediate_size", None) or 4 * width
-    weights = 2 * width * (attention + key_value) + 3 * width * inner
-    return 2 * attention / weights
 
 
 def why_not_shared(
@@ -128,16 +123,11 @@ def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch
 def rope_depends_on_width(config: Any) -> bool:
     """Whether rotary angles change with the longest row of a batch (dynamic NTK, longrope), so that regrouping would
     change what a row computes."""
-
-    def kinds(value: Any) -> Iterator[Any]:
-        if isinstance(value, dict):
-            yield value.get("rope_type", value.get("type"))
-            for inner in value.values():
-                yield from kinds(inner)
-
     text = config.get_text_config()
-    found = {*kinds(getattr(text, "rope_parameters", None)), *kinds(getattr(text, "rope_scaling", None))}
-    return bool(found & {"dynamic", "longrope"})
+    written = repr(
+        [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
+    )  # for all layers, or each
+    return "'dynamic'" in written or "'longrope'" in written
 
 
 @contextmanager

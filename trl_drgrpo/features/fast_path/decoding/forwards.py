@@ -195,17 +195,10 @@ class Forwards:
 def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """(U,) the first of each set of equal rows, and (B,) which of them each row is a copy of."""
     both = input_ids if attention_mask is None else torch.cat([input_ids, attention_mask], dim=1)
-    first: list[int] = []
     number: dict[tuple[int, ...], int] = {}
-    copies = []
-    for i, row in enumerate(both.tolist()):
-        key = tuple(row)
-        if key not in number:
-            number[key] = len(first)
-            first.append(i)
-        copies.append(number[key])
-    device = input_ids.device
-    return torch.tensor(first, device=device), torch.tensor(copies, device=device)
+    copies = [number.setdefault(tuple(row), len(number)) for row in both.tolist()]
+    first = [copies.index(each) for each in range(len(number))]
+    return torch.tensor(first, device=input_ids.device), torch.tensor(copies, device=input_ids.device)
 
 
 def _one_token_on(model_kwargs: dict[str, Any], with_mask: bool) -> dict[str, Any]:
