@@ -5,8 +5,9 @@ completions not trained on yet, the count of micro-batches, the prompt order of 
 """
 
 import logging
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,11 @@ from trl_drgrpo.features.resume.checkpoints import (
 )
 from trl_drgrpo.features.resume.resume_state import (
     ON_RESUME,
-    RandomState,
     changed,
     geometry,
     load_features,
     load_rollouts,
+    random_state,
     resume_facts,
     run_state,
     save_features,
@@ -58,8 +59,8 @@ class Resume(Feature):
         self._checkpoints_of_this_run: frozenset[Path] = frozenset()
         self._settings: dict[str, Any] = {}  # that a checkpoint records, see `resume_state.py`
         self._micro_step = 0  # micro-batches processed when the newest step began or ended
-        self._random_state: RandomState | None = None
-        self._is_terminated = False  # by SIGTERM: the optimizer step that is being made is the last one
+        self._restore_random_state: Callable[[], None] = lambda: None
+        self._terminated = threading.Event()  # by SIGTERM: the optimizer step that is being made is the last one
 
     @contextmanager
     def started(self, resume_from_checkpoint: str | bool | None) -> Iterator[str | None]:
@@ -115,16 +116,13 @@ class Resume(Feature):
     @contextmanager
     def around_train(self) -> Iterator[None]:
         """Saves a checkpoint before the error of a reward function, or SIGTERM, ends the run."""
-        self._is_terminated = False
-        with on_sigterm(self._on_sigterm):
+        self._terminated.clear()
+        with on_sigterm(self._terminated.set):
             try:
                 yield
             except RewardError:
                 self._save_what_was_computed()
                 raise
-
-    def _on_sigterm(self) -> None:
-        self._is_terminated = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is loaded, and the first step comes next."""
@@ -140,8 +138,7 @@ class Resume(Feature):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (self.trainer.state.epoch or 0) % 1:  # else noted before the data loader drew its seed, as it will again
             self._note_boundary()
-        several = self.trainer.accelerator.num_processes > 1
-        if any(self.trainer.gathered([self._is_terminated])) if several else self._is_terminated:
+        if any(self.trainer.gathered([self._terminated.is_set()])):
             self._save_step("SIGTERM")
             raise Terminated
 
@@ -150,7 +147,7 @@ class Resume(Feature):
 
     def _note_boundary(self) -> None:
         self._micro_step = self.trainer.micro_step
-        self._random_state = RandomState()
+        self._restore_random_state = random_state()
 
     def _rewind(self) -> None:
         """Put the trainer back to the boundary, as far as a checkpoint records it."""
@@ -160,8 +157,7 @@ class Resume(Feature):
             if newest != self._micro_step // trainer.generate_every:
                 trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
         trainer.micro_step = self._micro_step
-        if self._random_state is not None:
-            self._random_state.restore()
+        self._restore_random_state()
 
     # Checkpoints
 

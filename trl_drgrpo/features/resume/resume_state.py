@@ -12,7 +12,7 @@ of its checkpoint, takes anew, or refuses: one table, which the guide shows. Eve
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +151,17 @@ def _rollouts_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / f"drgrpo_rollouts_{rank}.pt"
 
 
-class RandomState:
-    """The random generators of Python, numpy and torch at one moment."""
+def random_state() -> Callable[[], None]:
+    """Puts the random generators of Python, numpy and torch back to where they are now, when it is called."""
+    states: Any = (
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
+        (torch.set_rng_state, torch.get_rng_state()),
+        (torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()),  # of no device without any
+    )
 
-    def __init__(self) -> None:
-        self.python, self.numpy, self.torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all()  # of no device without any
+    def restore() -> None:
+        for set_state, state in states:
+            set_state(state)
 
-    def restore(self) -> None:
-        """Go back to that moment."""
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
-        torch.cuda.set_rng_state_all(self.cuda)
+    return restore
