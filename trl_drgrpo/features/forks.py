@@ -177,7 +177,7 @@ class ForkedRollouts(Feature):
         completions = [ids for ids, _ in rows]
         log_probs = None if parents[1] is None else [values for _, values in rows]
         self.newest = Forks(args.forks, cuts)
-        self._note(lengths, sampled, completions)
+        self._note(self.newest, lengths, sampled, completions)
         return completions, log_probs
 
     def _cuts(
@@ -239,8 +239,6 @@ class ForkedRollouts(Feature):
     def _as_many_everywhere(self, found: list[tuple[int, int]], lengths: list[int]) -> list[tuple[int, int]]:
         """These rows and cuts, and as many more as it takes for every process to ask for the same number. `lengths`:
         of all rows."""
-        if self.trainer.accelerator.num_processes == 1:
-            return found
         most = max(self.trainer.gathered([len(found)]))
         spare = found[-1] if found else (0, max(0, lengths[0] - 1))  # which has one token to go
         return found + [spare] * (most - len(found))
@@ -259,10 +257,8 @@ class ForkedRollouts(Feature):
 
     # What is said and kept
 
-    def _note(self, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
+    def _note(self, forks: Forks, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
         """Keep what the metrics are made of, and how long completions are."""
-        forks = self.newest
-        assert forks is not None
         cut = [row[0] / len(ids) for row, ids in zip(forks.cuts, completions, strict=True) if row[0] < len(ids)]
         self._noted = {
             "forks/cut_frac": len(cut) / len(completions),
