@@ -47,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
     seams = check_upstream()
     report: dict[str, Any] = {
         **provenance(f"trl-drgrpo check{flags}"),
-        "seams": {seam.name: seam.problem or "ok" for seam in seams},
+        "seams": {name: problem or "ok" for name, problem in seams.items()},
     }
     say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
     say("\nSeams in trl.GRPOTrainer")
-    for seam in seams:
-        say(f"  {_mark(not seam.problem)} {seam.name}{': ' + seam.problem if seam.problem else ''}")
+    for name, problem in seams.items():
+        say(f"  {_mark(not problem)} {name}{': ' + problem if problem else ''}")
     results: list[Any] = []
-    if any(seam.problem for seam in seams):
+    if any(seams.values()):
         passed, verdict = False, "TRL has changed where this package relies on it: nothing further was run."
     else:
         with _without_warnings():
