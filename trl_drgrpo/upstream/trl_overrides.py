@@ -32,10 +32,7 @@ from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, j
 from trl_drgrpo.upstream.description import CARD  # noqa: E402
 from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
 from trl_drgrpo.upstream.hooks import Completions, Hooks, owned  # noqa: E402
-from trl_drgrpo.upstream.private_state import (  # noqa: E402
-    PrivateState,
-    swapped,
-)
+from trl_drgrpo.upstream.private_state import PrivateState, swapped  # noqa: E402
 from trl_drgrpo.upstream.seams import patched_by  # noqa: E402
 from trl_drgrpo.upstream.weight_sync import load_translated, sync_merged_layers  # noqa: E402
 
@@ -194,29 +191,21 @@ class HostTrainer(Hooks, PrivateState):
 
         return list(filter(is_own, ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies")))
 
-    def completion_log_probs(self, inputs: dict[str, Any], model: Any = None) -> torch.Tensor:
-        """Log-probabilities of a micro-batch's completion tokens under the policy, or another model, `(B, T)`.
-
-        Without gradient.
-        """
-        tokens = token_batch(inputs)
+    def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Log-probabilities of a micro-batch's completion tokens under the policy `(B, T)`, without gradient."""
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
-            return self.score_tokens(self.model if model is None else model, tokens)[0]
+            return self.score_tokens(self.model, token_batch(inputs))[0]
 
     def completion_entropies(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[list[float]]:
         """Entropy of the policy at each completion token, in nats, without gradient: as many as there are tokens."""
-        entropies: list[list[float]] = []
-        size = self.args.per_device_train_batch_size
+        rows = [whole_row(*ids) for ids in zip(prompt_ids, completion_ids, strict=True)]
+        inputs = joined_rows(rows, self.pad_token_id, self.accelerator.device)
+        tokens = token_batch(inputs, batch_size=self.args.per_device_train_batch_size, compute_entropy=True)
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
-            for start in range(0, len(prompt_ids), size):
-                part = slice(start, start + size)
-                rows = [whole_row(*ids) for ids in zip(prompt_ids[part], completion_ids[part], strict=True)]
-                inputs = joined_rows(rows, self.pad_token_id, self.accelerator.device)
-                values: Any = self.score_as_trl(self.model, token_batch(inputs, compute_entropy=True))[1]
-                entropies += [row[: len(ids)].tolist() for row, ids in zip(values, completion_ids[part], strict=True)]
-        return entropies
+            values: Any = self.score_as_trl(self.model, tokens)[1]
+        return [row[: len(ids)].tolist() for row, ids in zip(values, completion_ids, strict=True)]
 
     def _compute_loss(self, model, inputs):
         loss = self.loss_without_forward(inputs)
