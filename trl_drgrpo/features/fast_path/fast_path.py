@@ -200,10 +200,9 @@ class FastPath(Feature):
         """The old log-probabilities that had to wait, micro-batch by micro-batch, of the rows that are run."""
         self._old_log_probs_are_due = False
         for inputs in micro_batches:
-            if PLAN in inputs and not inputs[PLAN]["rows"]:
-                continue
-            with swapped(self, _packs=_packs(inputs)):
-                inputs["old_per_token_logps"] = self.trainer.completion_log_probs(inputs)
+            if self.loss_without_forward(inputs) is None:
+                with self.computing_loss(inputs):
+                    inputs["old_per_token_logps"] = self.trainer.completion_log_probs(inputs)
 
     def _score_rollouts(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """All rows of a generation batch, in as many forwards as their lengths ask for."""
@@ -211,20 +210,15 @@ class FastPath(Feature):
         has_prompts = all(row.prompt_length for row in rows)
         if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
             has_prompts = not self.trainer.takes_images and all(self.trainer.gathered([has_prompts]))
-        if not has_prompts:
+        if tokens.compute_entropy or not has_prompts:  # TRL asks for none here
             return self.trainer.score_as_trl(model, tokens)
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
-        log_probs = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
-        entropies = torch.zeros_like(log_probs) if tokens.compute_entropy else None
         plan = plan_window(rows, None, budget, self._plan_costs(model))
         if self.trainer.in_lockstep:  # forwards of nothing, where another rank has more of them
             plan += [[]] * (max(self.trainer.gathered([len(plan)])) - len(plan))
-        for batch in plan:
-            some, some_entropies, _ = self._score_packs(model, tokens, batch)  # (B, T), 0 in the rows of others
-            log_probs = log_probs + some
-            if entropies is not None and some_entropies is not None:
-                entropies = entropies + some_entropies
-        return log_probs, entropies, None
+        nothing = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
+        # (B, T), 0 in the rows of others
+        return sum((self._score_packs(model, tokens, batch)[0] for batch in plan), start=nothing), None, None
 
     def _score_packs(self, model: Any, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
         packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple)
@@ -257,7 +251,7 @@ class FastPath(Feature):
 
     def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
         """As in [`Hooks`]: the rows of a planned micro-batch are scored in its packs."""
-        return swapped(self, _packs=_packs(inputs)) if PLAN in inputs else nullcontext()
+        return swapped(self, _packs=inputs[PLAN]["packs"]) if PLAN in inputs else nullcontext()
 
     def rows_per_nominal_row(self, inputs: dict[str, Any]) -> float:
         """Rows of a micro-batch over those of a stock one: TRL divides by the first, the objective by the second."""
@@ -289,7 +283,3 @@ class FastPath(Feature):
         if message not in self._said:
             self._said.add(message)
             logger.warning(message)
-
-
-def _packs(inputs: dict[str, Any]) -> MicroBatch | None:
-    return [tuple(pack) for pack in inputs[PLAN]["packs"]] if PLAN in inputs else None

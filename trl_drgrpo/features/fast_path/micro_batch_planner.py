@@ -24,7 +24,7 @@ import numpy as np
 
 from trl_drgrpo.features.fast_path.tree_mask import KEY_COST
 
-Pack = tuple[int, ...]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
+Pack = Sequence[int]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
 MicroBatch = list[Pack]
 
 # Weight of a width squared where attention costs less than that: packs of like widths need less padding side by side.
@@ -258,7 +258,7 @@ def _cut(
 ) -> list[MicroBatch] | None:
     """The packs, longest first, cut into micro-batches at the least cost; `None` where they do not fit."""
     lengths = [costs.width(pack_length(rows, pack)) for pack in packs]
-    order = sorted(range(len(packs)), key=lambda i: (-lengths[i], packs[i]))
+    order = sorted(range(len(packs)), key=lambda i: (-lengths[i], *packs[i]))
     widths = np.array([max(lengths[i], 1) for i in order], dtype=np.float64)
     fits = np.minimum(budget.tokens // widths, max(budget.pairs, 1) // widths**2)
     fits = np.clip(fits, 1, len(order)).astype(np.int64)  # packs beside each other, the first as wide as this one
