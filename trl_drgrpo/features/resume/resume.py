@@ -4,6 +4,7 @@ What TRL and transformers restore is enough only between two generation batches 
 completions not trained on yet, the count of micro-batches, the prompt order of later epochs, L, the reward scale.
 """
 
+import json
 import logging
 import threading
 import uuid
@@ -29,15 +30,14 @@ from trl_drgrpo.features.resume.checkpoints import (
     why_incomplete,
 )
 from trl_drgrpo.features.resume.resume_state import (
+    FEATURES_FILE,
     ON_RESUME,
     changed,
     geometry,
-    load_features,
     load_rollouts,
     random_state,
     resume_facts,
     run_state,
-    save_features,
     save_rollouts,
 )
 from trl_drgrpo.upstream.hooks import Feature
@@ -121,7 +121,13 @@ class Resume(Feature):
             try:
                 yield
             except RewardError:
-                self._save_what_was_computed()
+                if self.trainer.accelerator.num_processes == 1:
+                    self._save_step("A reward function failed")
+                else:
+                    logger.error(
+                        "A reward function failed. With several processes no checkpoint is saved at this point: "
+                        "resume from the last one."
+                    )
                 raise
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -186,7 +192,8 @@ class Resume(Feature):
         save_rollouts(checkpoint, self.trainer.accelerator.process_index, self.trainer.pending_rollouts)
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
-            save_features(checkpoint, self.trainer.features)
+            kept = {type(each).__name__: each.state_dict() for each in self.trainer.features}
+            (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
             finish_checkpoint(checkpoint, run_state(self.trainer, self.run_id, self._settings))
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
@@ -194,7 +201,10 @@ class Resume(Feature):
         if not has_optimizer(checkpoint):
             message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
             logger.warning(message, checkpoint)
-        load_features(checkpoint, self.trainer.features)
+        file = checkpoint / FEATURES_FILE
+        kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for feature in self.trainer.features:
+            feature.load_state_dict(kept.get(type(feature).__name__))
         state = self._state_of(checkpoint)
         if state is None:
             self._say_what_is_missing(checkpoint)
@@ -218,17 +228,11 @@ class Resume(Feature):
 
     def _say_what_changed(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Other settings in the middle of a run are allowed, but never silent."""
-        objective = [
-            f"{name} {_in_words(was)} -> {_in_words(now)}"
-            for name, was, now in changed(state["objective"], objective_facts(self.trainer))
-        ]
-        kept_as_it_was = ON_RESUME["kept"] if has_optimizer(checkpoint) else ()
-        kept, anew = [], []
-        for name, was, now in changed(state["settings"], self._settings):
-            if name in kept_as_it_was:
-                kept.append(f"{name} {shortened(was)}, not {shortened(now)}")
-            else:
-                anew.append(f"{name} {shortened(was)} -> {shortened(now)}")
+        others = changed(state["objective"], objective_facts(self.trainer))
+        objective = [f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in others]
+        stays, others = ON_RESUME["kept"] * has_optimizer(checkpoint), changed(state["settings"], self._settings)
+        kept = [f"{name} {shortened(was)}, not {shortened(now)}" for name, was, now in others if name in stays]
+        anew = [f"{name} {shortened(was)} -> {shortened(now)}" for name, was, now in others if name not in stays]
         for message, settings in (
             ("The objective differs from that of %s: %s. The run continues with the new one.", objective),
             ("Settings differ from those of %s: %s. The run continues with the new ones.", anew),
@@ -261,37 +265,24 @@ class Resume(Feature):
         self.trainer.micro_step = state["micro_step"]
         if not state["has_rollouts"]:
             return
-        rank, device = self.trainer.accelerator.process_index, self.trainer.accelerator.device
+        args, rank, device = self.trainer.args, self.trainer.accelerator.process_index, self.trainer.accelerator.device
+        corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
+        # Keys of a micro-batch that the loss reads under settings that may have changed since it was made.
+        needed = {*["ref_per_token_logps"] * bool(args.beta), *["importance_sampling_ratio"] * corrects_sampling}
         rollouts = load_rollouts(checkpoint, rank, device, state["files"])
         # All ranks or none: one that generates alone waits forever.
         if not all(self.trainer.gathered([rollouts is not None])):
             logger.warning(
                 "Completions not trained on yet are generated again: the run continues, but not bit for bit."
             )
-        elif missing := self._needed_in_rollouts().difference(*(rollouts or [])):
+        elif missing := needed.difference(*(rollouts or [])):
             message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
             logger.warning(message, " and ".join(sorted(missing)))
         else:
             self.trainer.pending_rollouts = rollouts
 
-    def _needed_in_rollouts(self) -> set[str]:
-        """Keys of a micro-batch that the loss reads under settings that may have changed since it was made."""
-        needed = {"ref_per_token_logps"} if self.trainer.args.beta else set()
-        if self.trainer.args.use_vllm and self.trainer.args.vllm_importance_sampling_correction:
-            needed.add("importance_sampling_ratio")
-        return needed
-
-    def _save_what_was_computed(self) -> None:
-        """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""
-        if self.trainer.accelerator.num_processes > 1:
-            logger.error(
-                "A reward function failed. With several processes no checkpoint is saved at this point: resume from "
-                "the last one."
-            )
-            return
-        self._save_step("A reward function failed")
-
     def _save_step(self, why: str) -> None:
+        """A checkpoint at the last finished optimizer step, for a run that is about to end."""
         if self.trainer.state.global_step == 0:
             logger.error("%s before the end of the first step: nothing is saved.", why)
             return

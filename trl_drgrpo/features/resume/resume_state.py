@@ -12,7 +12,7 @@ of its checkpoint, takes anew, or refuses: one table, which the guide shows. Eve
 import json
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from datasets import Dataset
 
 from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of, objective_facts
 from trl_drgrpo.features.resume.checkpoints import why_changed
-from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
 
@@ -101,21 +100,6 @@ def dataset_mark(dataset: Any) -> str | None:
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Name, former and new value of what is in both and differs."""
     return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
-
-
-def save_features(checkpoint: Path, features: Sequence[Feature]) -> None:
-    """Write what the features keep into a checkpoint folder, by the names of their classes."""
-    states = {type(feature).__name__: feature.state_dict() for feature in features}
-    kept = {name: state for name, state in states.items() if state is not None}
-    (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
-
-
-def load_features(checkpoint: Path, features: Sequence[Feature]) -> None:
-    """Give each feature what the checkpoint keeps of it; `None` where that is nothing."""
-    file = checkpoint / FEATURES_FILE
-    states = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for feature in features:
-        feature.load_state_dict(states.get(type(feature).__name__))
 
 
 def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]] | None) -> None:
