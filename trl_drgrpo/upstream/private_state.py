@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch  # the version is judged before anything heavy loads
+import torch
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -17,7 +17,6 @@ from trl import GRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.description import DescriptionGuard
 from trl_drgrpo.upstream.hooks import Feature
-from trl_drgrpo.upstream.versions import require_supported_trl
 
 
 @contextmanager
@@ -34,9 +33,6 @@ def swapped(owner: Any, **values: Any):
                 setattr(owner, name, before[name])
             else:
                 delattr(owner, name)
-
-
-require_supported_trl()
 
 
 # Where every process takes part in every forward and backward, none may leave one out.

@@ -61,19 +61,13 @@ def _trainable_values(model: Any):
         yield values
 
 
-def _passed(error: BaseException, function: Any) -> bool:
-    """Whether an error came up through a function."""
-    return any(frame.f_code is function.__code__ for frame, _ in walk_tb(error.__traceback__))
-
-
 class HostTrainer(Hooks, PrivateState):
     """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
 
     Each override calls `super()` once and edits what comes back; none copies a parent's body.
     """
 
-    _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
-    _uploads_put_off = False
+    _put_off: dict[str, Any] | None = None  # while a checkpoint is being written: save_total_limit, and uploads
     _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     _tool_loop: ToolLoop | None = None  # while tools are called
@@ -236,7 +230,7 @@ class HostTrainer(Hooks, PrivateState):
         # Uploads begin and older checkpoints go only when this one is complete with what the hook adds: a run that is
         # killed in between must find one of them, and what is uploaded must resume.
         limit = self.args.save_total_limit
-        put_off = swapped(self, _limit_put_off=limit, _uploads_put_off=True)
+        put_off = swapped(self, _put_off={"save_total_limit": limit})
         with self.writing(folder):
             self.on_checkpoint_begun(folder)
             with put_off, swapped(self.args, save_total_limit=None):
@@ -250,12 +244,11 @@ class HostTrainer(Hooks, PrivateState):
 
     def _save(self, output_dir=None, state_dict=None):
         # TRL's limit, where it is put off, belongs into the arguments that are saved with the model.
-        limit = {"save_total_limit": self._limit_put_off} if self._limit_put_off else {}
-        with without_secrets(), brief_bars(), swapped(self.args, **limit):
+        with without_secrets(), brief_bars(), swapped(self.args, **(self._put_off or {})):
             super()._save(output_dir, state_dict)
 
     def _push_from_checkpoint(self, checkpoint_folder):
-        if self._uploads_put_off:
+        if self._put_off is not None:
             return
         self._report_failed_uploads()
         with without_secrets():
@@ -299,7 +292,7 @@ class HostTrainer(Hooks, PrivateState):
         try:
             super().log(logs, start_time)
         except Exception as error:
-            if _passed(error, Trainer.log):
+            if any(frame.f_code is Trainer.log.__code__ for frame, _ in walk_tb(error.__traceback__)):
                 raise  # from a callback, which may mean it
             self.describing.failed("The table of completions", error)
             self._metrics["train" if self.model.training else "eval"].clear()
