@@ -8,8 +8,8 @@ Whether a cut lies behind a step may depend on what was written up to there, nev
 chosen for how it ended would bias the gradient. So a step that makes the rule speak is in front of the cut, not behind
 it, and the parent's own continuation is a sample like the others.
 
-All G rows are ordinary rows. Their advantages compare siblings (`objective/fork_advantages.py`); the fast path runs
-what they share once, in generation and in training.
+All G rows are ordinary rows. Their advantages compare siblings (`objective/fork_advantages.py`); in training the fast
+path runs what they share once.
 """
 
 import logging
