@@ -25,7 +25,7 @@ import numpy as np
 from trl_drgrpo.features.fast_path.tree_mask import KEY_COST
 
 Pack = Sequence[int]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
-MicroBatch = list[Pack]
+MicroBatch = Sequence[Pack]
 
 # Weight of a width squared where attention costs less than that: packs of like widths need less padding side by side.
 EVENNESS = 0.25
