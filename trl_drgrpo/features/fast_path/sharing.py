@@ -7,8 +7,8 @@ after a numerical self-test on the model itself: rows alone against rows packed,
 (the same pack without its block mask) that must differ.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
 from trl_drgrpo.upstream.batches import TokenBatch
+from trl_drgrpo.upstream.private_state import swapped
 
 # Attention does a query-key pair slower than a matrix product does its multiplications. On a CPU 1.3 was measured (8
 # heads of 64 in float32, one thread, 2026-11-22). Elsewhere a kernel reads a mask: an estimate, not measured.
@@ -87,7 +88,11 @@ def why_not_shared(
     if implementation != "sdpa":
         return f"its attention is {implementation!r}; a block mask needs 'sdpa'"
     computes_in = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
-    with torch.no_grad(), _without_dropout(model):
+    with torch.no_grad(), ExitStack() as without_dropout:
+        # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
+        for module in model.modules():
+            if module.training and not type(module).__module__.startswith("bitsandbytes"):
+                without_dropout.enter_context(swapped(module, training=False))
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -128,16 +133,3 @@ def rope_depends_on_width(config: Any) -> bool:
         [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
     )  # for all layers, or each
     return "'dynamic'" in written or "'longrope'" in written
-
-
-@contextmanager
-def _without_dropout(model: Any) -> Iterator[None]:
-    """Dropout off inside the block. Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs."""
-    training = [m for m in model.modules() if m.training and not type(m).__module__.startswith("bitsandbytes")]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
