@@ -7,7 +7,7 @@ from tiny_prms import token_classification
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.model_card.card_facts import reward_rows
+from trl_drgrpo.features.model_card.card import reward_rows
 from trl_drgrpo.process_rewards import (
     MonteCarloScorer,
     TrainerRollouts,

@@ -111,7 +111,7 @@ def test_log_and_recorded_completions_have_turns_as_steps(walked):
 
 
 def _notes(trainer):
-    from trl_drgrpo.features.model_card.card_facts import objective_of
+    from trl_drgrpo.features.model_card.card import objective_of
 
     return objective_of(trainer)[1]
 

@@ -41,7 +41,7 @@ from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.evaluation import models
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward

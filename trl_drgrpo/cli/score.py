@@ -25,7 +25,7 @@ from trl_drgrpo.cli.values import reward_spec
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.columns import check_columns, check_ready
 from trl_drgrpo.rewards.contract import reward_name

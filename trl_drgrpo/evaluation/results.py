@@ -23,7 +23,7 @@ from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.evaluation.running import KIND, Row
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 
 RESAMPLES = 10_000
 INTERVAL = f"95%, percentile bootstrap over prompts ({RESAMPLES:,} resamples)"

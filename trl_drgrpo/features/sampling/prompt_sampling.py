@@ -19,7 +19,7 @@ import torch
 from datasets import Dataset
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates
 from trl_drgrpo.features.sampling.prompt_stream import Draw, PromptStream, cap_warning, sampling_metrics
 from trl_drgrpo.objective.group_selection import Selection, keep_probability, select_groups
