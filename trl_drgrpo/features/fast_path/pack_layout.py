@@ -152,7 +152,7 @@ class Line:
         predictors (`dict[int, list[int]]`): For each row, the places that predict its completion's tokens.
     """
 
-    def __init__(self, pack: tuple[int, ...], rows: Sequence[Row]):
+    def __init__(self, pack: Sequence[int], rows: Sequence[Row]):
         prompt = rows[pack[0]].prompt_length
         self.ids: list[int] = list(cast(tuple[int, ...], rows[pack[0]].prompt))  # rows that are packed have tokens
         self.positions = list(range(prompt))
