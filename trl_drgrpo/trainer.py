@@ -44,7 +44,7 @@ from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
-from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix, without_frames
+from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_model, check_prompt_lengths, context_length
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization, prepare_adapters
@@ -258,7 +258,7 @@ class DrGRPOTrainer(HostTrainer):
                     running.enter_context(feature.around_train())
                 return super().train(checkpoint, *args, **kwargs)
         except RewardError as error:
-            raise without_frames(error) from error.__cause__
+            raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
         finally:
             self.is_in_train = False  # which transformers leaves as it is after an error
 
@@ -268,7 +268,7 @@ class DrGRPOTrainer(HostTrainer):
         try:
             metrics = super().evaluate(*args, **kwargs)
         except RewardError as error:
-            raise without_frames(error) from error.__cause__
+            raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
         is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
 

@@ -21,7 +21,7 @@ from trl_drgrpo.config.field_kinds import optimizer_of
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
-from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
+from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns
 from trl_drgrpo.rewards.contract import declared, reward_name
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def check_inputs(
     _check_trackers(args.report_to)
     _check_installed_optimizer(args)
     for func in [*reward_funcs, *steps]:
-        check_ready(func)
+        ask(func, "check")
     if environment_factory is None:  # an environment may bring a reward of its own
         names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in steps]
         if args.correct_reward is not None:
@@ -256,7 +256,7 @@ def _check_golds(funcs: list[Any], field: str, dataset: Any) -> None:
     needed = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
     values = column_values(dataset, list(dict.fromkeys(name for names in needed.values() for name in names)))
     for func in funcs:
-        check_values(func, values)
+        ask(func, "check_values", values)
     for column, found in values.items():
         if found.nulls:
             readers = ", ".join(name for name, columns in needed.items() if column in columns)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
-from trl_drgrpo.rewards.columns import row_problem
+from trl_drgrpo.rewards.columns import ask
 from trl_drgrpo.rewards.contract import validate_rewards
 from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.rewards.signatures import parameters
@@ -316,7 +316,7 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
     return [
         {
             "row": index + 1,
-            "reason": row_problem(reward_func, _columns(row)),
+            "reason": ask(reward_func, "check_row", **_columns(row)),
             "columns": {name: _brief(row[name]) for name in row if name in read},
         }
         for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True))

@@ -17,7 +17,6 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
-from trl_drgrpo.rewards.columns import pass_on_checks
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.nursery import pickled, portable
 from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
@@ -106,7 +105,7 @@ class IsolatedReward:
             declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
         )
         self.on_error: OnError = on_error
-        pass_on_checks(self, function)
+        self.reward_funcs = (function,)  # which are asked what they need
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
