@@ -6,11 +6,11 @@ Importing this package is cheap: names resolve on first use, so `import trl_drgr
 from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.lazy import attach
-from trl_drgrpo.rewards.recipe_rewards import Entry, register
+from trl_drgrpo.rewards.recipe_rewards import REWARDS, Entry
 from trl_drgrpo.upstream.quiet import drop_notices
 
 if TYPE_CHECKING:
-    from trl_drgrpo.common.version import __version__ as __version__
+    from trl_drgrpo.common import __version__ as __version__
     from trl_drgrpo.config.config import DrGRPOConfig as DrGRPOConfig
     from trl_drgrpo.features.diagnostics.progress import ProgressCallback as ProgressCallback
     from trl_drgrpo.objective.advantages import group_advantages as group_advantages
@@ -31,7 +31,7 @@ _PRMS = (
     *("token_classification_prm", "math_shepherd_prm", "qwen_math_prm", "chat_turn_prm", "versa_prm"),
     *("math_psa_prm", "skywork_prm", "implicit_prm", "prm"),
 )
-register(
+REWARDS.update(
     {name: Entry(f"{__name__}.process_rewards.named", None, name) for name in _PRMS}
     | {
         "step_judge": Entry(f"{__name__}.process_rewards", None, "StepJudge"),

@@ -35,11 +35,11 @@ from trl_drgrpo.cli.run_keys import (
     read_given,
     run_folder,
 )
+from trl_drgrpo.common import __version__
 from trl_drgrpo.common.disk import check_file, check_writable
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
-from trl_drgrpo.common.version import __version__
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.process_rewards.texts import prompt_ids

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import DiskFullError, InputError, PushError, UpstreamError, did_you_mean
-from trl_drgrpo.common.version import __version__
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",

@@ -17,8 +17,8 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
-from trl_drgrpo.rewards.contract import OnError, check_column, check_name, check_on_error
-from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
+from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_name, check_on_error
+from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 from trl_drgrpo.rewards.signatures import signature_of
 
 _BLANKS = re.compile(r"\s*")
@@ -195,22 +195,35 @@ class SampleReward:
         """Reward of one completion; `None` where it cannot be scored. `columns`: this row's values."""
         raise NotImplementedError
 
+    def at_sight(self, completion: str, **columns: Any) -> tuple[bool, float | None]:
+        """Whether a reward is plain without `score`, in this process and at once, and the reward."""
+        return False, None
+
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
     ) -> list[float | None]:
         texts = [completion_text(completion) for completion in completions]
         values = {column: column_values(kwargs, column, len(texts), self.__name__) for column in self.columns}
-        calls = [((text,), {column: values[column][row] for column in values}) for row, text in enumerate(texts)]
-        return scored_in_workers(
+        rows = [{column: values[column][row] for column in values} for row in range(len(texts))]
+        seen = [self.at_sight(text, **row) for text, row in zip(texts, rows, strict=True)]
+        open_rows = [row for row, (is_decided, _) in enumerate(seen) if not is_decided]
+
+        def log_share(metric: str, value: float) -> None:  # of all completions, not of those that were left
+            if log_metric is not None:
+                log_metric(metric, value * (len(open_rows) / len(texts)))
+
+        scores = scored_in_workers(
             self.score,
-            calls,
+            [((texts[row],), rows[row]) for row in open_rows],
             name=self.__name__,
             limits=self.limits,
             on_error=self.on_error,
-            log_metric=log_metric,
+            log_metric=log_share,
             failed=self.lowest_reward,
             threads=self.threads,
         )
+        found = dict(zip(open_rows, scores, strict=True))
+        return [found.get(row, reward) for row, (_, reward) in enumerate(seen)]
 
 
 def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:

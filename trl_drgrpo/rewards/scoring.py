@@ -32,7 +32,6 @@ from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.rewards.signatures import parameters
 
 Row = dict[str, Any]
-READERS = (".jsonl", ".json", ".csv", ".parquet")
 # What TRL's table has beside prompt, completion and the rewards; no dataset column.
 TABLE_COLUMNS = ("step", "advantage")
 
@@ -58,20 +57,14 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
         if not parts:
             expected = "a folder of .parquet or .jsonl files"
             raise InputError(field, f"{str(path)!r}, a folder without any", expected, "Name the folder that has them.")
-        rows = [row for part in parts for row in read_rows(part, field)]
-    elif not file.is_file():
-        expected = f"a {', '.join(READERS)} file, or a folder of such files"
+        return [row for part in parts for row in read_rows(part, field)]
+    if not file.is_file():
+        expected = f"a {', '.join(_READERS)} file, or a folder of such files"
         raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
-    elif file.suffix == ".parquet":
-        rows = read_parquet(file, field)
-    elif file.suffix == ".csv":
-        rows = _read_csv(file, field)
-    elif file.suffix in READERS:
-        rows = read_json_lines(file, field)
-    else:
+    if file.suffix not in _READERS:
         remedy = "Rename the file to match its format."
-        raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
-    return _not_empty(rows, path, field)
+        raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(_READERS)}", remedy)
+    return _not_empty(_READERS[file.suffix](file, field), path, field)
 
 
 def check_completions(rows: Iterable[Row]) -> None:
@@ -179,6 +172,10 @@ def _text(file: Path, field: str) -> str:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(field, f"{str(file)!r} ({error})", "a file of UTF-8 text", "Convert it.") from error
+
+
+_READERS: dict[str, Callable[[Path, str], list[Row]]] = dict.fromkeys((".jsonl", ".json"), read_json_lines)
+_READERS |= {".csv": _read_csv, ".parquet": read_parquet}
 
 
 def _is_text(value: Any) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.limits import Limits, available_workers
+from trl_drgrpo.rewards.contract import Limits, available_workers
 from trl_drgrpo.rewards.sample import SampleReward
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.combine import AsyncComposed, Composed, composed
-from trl_drgrpo.rewards.contract import OnError, check_on_error, declared, reward_name, reward_number
-from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers, settled
+from trl_drgrpo.rewards.contract import Limits, OnError, check_on_error, declared, reward_name, reward_number
+from trl_drgrpo.rewards.isolation.isolated import scored_in_workers, settled
 from trl_drgrpo.rewards.isolation.pool import Call, Failure
 from trl_drgrpo.rewards.isolation.worker import failure_of
 from trl_drgrpo.rewards.recipe_rewards import resolve_object

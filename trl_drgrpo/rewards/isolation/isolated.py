@@ -17,11 +17,10 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_on_error, declared, reward_name
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, Limits, OnError, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.nursery import pickled, portable
 from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
 from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
-from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.signatures import parameters, signature_of
 

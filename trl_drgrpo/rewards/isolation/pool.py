@@ -27,9 +27,9 @@ from typing import Any
 
 import cloudpickle
 
+from trl_drgrpo.rewards.contract import Limits, available_workers
 from trl_drgrpo.rewards.isolation.handles import NurseryHandle, WorkerHandle
 from trl_drgrpo.rewards.isolation.worker import send_frame
-from trl_drgrpo.rewards.limits import Limits, available_workers
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -24,9 +24,9 @@ from misbehaving import (
 from processes import gone, running
 
 import trl_drgrpo.rewards.isolation.pool as pool_module
+from trl_drgrpo.rewards.contract import Limits
 from trl_drgrpo.rewards.isolation.handles import NurseryHandle
 from trl_drgrpo.rewards.isolation.pool import Failure, WorkerPool, close_pools, pool_for
-from trl_drgrpo.rewards.limits import Limits
 
 
 def calls(*arguments):

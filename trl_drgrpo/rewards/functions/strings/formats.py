@@ -15,13 +15,13 @@ are for runs that want shorter answers, or that degenerate.
 import importlib
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, UnscorableError, require_package, shortened
 from trl_drgrpo.common.ranges import Range, finite_number, positive, refuse_outside, whole
-from trl_drgrpo.rewards.contract import OnError, check_flag
-from trl_drgrpo.rewards.isolation.isolated import Limits
+from trl_drgrpo.rewards.contract import Limits, OnError, check_flag
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking, completion_text
 
 # Where a tokenizer with a response template puts what stood between the thinking tags (TRL parses such completions).
@@ -82,24 +82,15 @@ class FormatReward(SampleReward):
 
     def score(self, completion: str, **columns: Any) -> float:
         """1.0 or 0.0; `prompts`: the prompt of this one completion."""
-        opening = f"<{self.think_tag}>"
-        text = completion.strip()
+        opening, text = f"<{self.think_tag}>", completion.strip()
         if self._begun_inside(text, columns.get("prompts"), opening):
             text = opening + text
-        held = _between(text, self.think_tag)
-        if held is None or not text.startswith(opening):
+        tags = [tag for tag in (self.think_tag, self.answer_tag) if tag is not None]
+        if any(text.count(f"<{slash}{tag}>") != 1 for tag in tags for slash in ("", "/")):
             return 0.0
-        thought, answer = held
-        if self.answer_tag is not None:
-            answer = answer.strip()
-            held = _between(answer, self.answer_tag)
-            if held is None or held[1] or not answer.startswith(f"<{self.answer_tag}>"):
-                return 0.0
-            # The pair inside the thoughts would be its second.
-            if any(f"<{slash}{self.answer_tag}>" in thought for slash in ("", "/")):
-                return 0.0
-            answer = held[0]
-        return float(bool(thought.strip() and answer.strip()))
+        form = r"\s*".join(f"<{tag}>(.*)</{tag}>" for tag in tags) + ("(.*)" if self.answer_tag is None else "")
+        match = re.fullmatch(form, text, re.DOTALL)
+        return float(match is not None and all(map(str.strip, match.groups())))
 
     def _begun_inside(self, text: str, prompt: Any, opening: str) -> bool:
         if self.think_opened != "auto":
@@ -116,15 +107,6 @@ class FormatReward(SampleReward):
         own = [message for message in completion if message.get("role") == "assistant"] or list(completion)
         reasoning = next((own[-1][key] for key in _REASONING_KEYS if own and own[-1].get(key)), None)
         return text if reasoning is None else f"<{self.think_tag}>{reasoning}</{self.think_tag}>{text}"
-
-
-def _between(text: str, tag: str) -> tuple[str, str] | None:
-    """The content of a pair of tags and the text behind it; `None` unless each occurs once, in order."""
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    if text.count(opening) != 1 or text.count(closing) != 1:
-        return None
-    begin, end = text.find(opening) + len(opening), text.find(closing)
-    return (text[begin:end], text[end + len(closing) :]) if begin <= end else None
 
 
 class RegexReward(SampleReward):
@@ -188,14 +170,9 @@ class RegexReward(SampleReward):
         return float(found is not None and self._normal(found) == self._normal(str(truth)))
 
     def _last_match(self, text: str) -> str | None:
-        match = None
-        for match in self.pattern.finditer(text, timeout=self.timeout):  # noqa: B007, the last one is wanted
-            pass
-        if match is None:
-            return None
-        if "answer" in self.pattern.groupindex:
-            return match["answer"]
-        return match[1] if self.pattern.groups else match[0]
+        found = deque(self.pattern.finditer(text, timeout=self.timeout), maxlen=1)
+        group = "answer" if "answer" in self.pattern.groupindex else min(self.pattern.groups, 1)
+        return found[0][group] if found else None
 
     def _normal(self, text: str) -> str:
         return text.strip().casefold() if self.ignore_case else text.strip()

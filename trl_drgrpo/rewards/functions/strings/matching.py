@@ -226,15 +226,11 @@ class NumericReward(_AgainstColumn):
             yield value, denominator
 
     def _equal(self, found: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
-        if found[1] == truth[1]:
-            if found[0] == truth[0]:
-                return True
-        elif _quotient(found) == _quotient(truth):
-            return True
         one, other = _quotient(found), _quotient(truth)
-        if math.isinf(one) or math.isinf(other):
-            return False
-        return abs(one - other) <= max(self.abs_tol, self.rel_tol * abs(other)) and bool(self.abs_tol or self.rel_tol)
+        if found == truth or (found[1] != truth[1] and one == other):
+            return True
+        tolerance = max(self.abs_tol, self.rel_tol * abs(other))
+        return tolerance > 0 and math.isfinite(one) and math.isfinite(other) and abs(one - other) <= tolerance
 
 
 def _quotient(number: tuple[Decimal, Decimal]) -> float:

@@ -80,13 +80,13 @@ def test_it_travels(dump, here):
 def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monkeypatch):
     sent, metrics = [], []
 
-    def workers(score, calls, *, name, limits, on_error, log_metric, failed):
+    def workers(score, calls, *, name, log_metric, failed, **settings):
         sent.extend(calls)
         if calls:
             log_metric(f"rewards/{name}/failed_frac", 1 / len(calls))
-        return [None, *(score(*args, **kwargs) for args, kwargs in calls[1:])][: len(calls)]
+        return [failed, *(score(*args, **kwargs) for args, kwargs in calls[1:])][: len(calls)]
 
-    monkeypatch.setattr("trl_drgrpo.rewards.functions.mathematics.reward.scored_in_workers", workers)
+    monkeypatch.setattr("trl_drgrpo.rewards.sample.scored_in_workers", workers)
     completions = [r"\boxed{1}", r"\boxed{x+\sqrt{2}}", r"\boxed{3}", r"\boxed{y+x}", "none"]
     golds = ["1", r"\sqrt{2}+x+0", "4", "x+y", "x"]
     rewards = math_reward(
