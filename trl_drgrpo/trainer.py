@@ -16,12 +16,11 @@ from typing import Any, cast
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
-from transformers.utils.logging import get_logger
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import InputError, RewardError, told
-from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config, take_later_assignments, with_best_metric
-from trl_drgrpo.config.preflight import check_inputs, named_splits
+from trl_drgrpo.common.errors import RewardError, told
+from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config, with_best_metric
+from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.diagnostics.progress import progress_by_default
@@ -40,26 +39,15 @@ from trl_drgrpo.objective.step_advantages import (
     with_closings,
 )
 from trl_drgrpo.objective.value_baseline import ValueBaseline
-from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
-from trl_drgrpo.single_gpu.model_checks import check_model, check_prompt_lengths, context_length
-from trl_drgrpo.single_gpu.peft_adapters import choose_quantization, prepare_adapters
-from trl_drgrpo.upstream.batches import (
-    CreditedBatch,
-    RolloutBatch,
-    ScoredBatch,
-    checked_advantages,
-)
-from trl_drgrpo.upstream.environments import EnvironmentTurns
+from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
+from trl_drgrpo.single_gpu.peft_adapters import prepare_adapters
+from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
-from trl_drgrpo.upstream.weight_sync import sync_merged_layers
-
-logger = get_logger(__name__)
 
 EvalData = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
 RewardSource = RewardFunction | str | PreTrainedModel  # a name is that of a reward model
@@ -162,74 +150,54 @@ class DrGRPOTrainer(HostTrainer):
     ):
         require_seams()
         given, args = args, dr_grpo_config(args, model)
-        self.turns = EnvironmentTurns(self, environment_factory, args.on_reward_error)
-        outcome_funcs = _as_list(reward_funcs)
-        given_steps = [step_reward(each) for each in _as_list(step_reward_funcs)]
-        writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
-        steps = [*given_steps, *self.turns.step_reward_funcs]
-        check_inputs(args, outcome_funcs, train_dataset, eval_dataset=eval_dataset, step_reward_funcs=steps, **writers)
-        init: Any = args.model_init_kwargs
-        quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-        self.step_separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
-        segmenter = step_segmenter or configured_segmenter(self.step_separator)
-        self.step_scorer = None
-        if steps:
-            weights = args.step_reward_weights
-            if weights is not None and len(weights) == len(given_steps):
-                weights = [*weights, *[1.0] * len(self.turns.step_reward_funcs)]
-            self.step_scorer = StepScorer(steps, segmenter, weights, args.on_reward_error)
-        if steps and not (outcome_funcs or self.turns.has_outcome):
-            if args.process_role == "baseline":
-                remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
-                raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
-            outcome_funcs = [process_only]
-        self.turns.choose(segmenter if steps else None, args)
-        if advantage_func is not None and not callable(advantage_func):
-            got = type(advantage_func).__name__
-            raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
-        self.advantage_func = advantage_func
-        check_model(args, model, outcome_funcs, quantization_config, peft_config)
-        self.given_optimizers = optimizers  # where not made from the arguments
+        run = prepare(
+            args,
+            model,
+            reward_funcs,
+            train_dataset,
+            eval_dataset=eval_dataset,
+            step_reward_funcs=step_reward_funcs,
+            step_segmenter=step_segmenter,
+            advantage_func=advantage_func,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            tools=tools,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
+        )
+        self.step_scorer, self.step_separator = run.step_scorer, run.step_separator
+        self.advantage_func, self.given_optimizers = advantage_func, optimizers
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
-        self._build_features(segmenter)
-        rewards = [
-            checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, torch.nn.Module) else f
-            for f in outcome_funcs
-        ]
+        self._build_features(run)
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
-        rest = (quantization_config, peft_config, tools, rollout_func, self.turns.factory)
-        super().__init__(model, rewards, args, *data, *rest, **parent_kwargs)
-        for i in range(len(rewards), len(self.reward_funcs)):  # those that TRL added for environments
+        rest = (run.quantization_config, peft_config, tools, rollout_func, run.turns.factory)
+        super().__init__(model, run.rewards, args, *data, *rest, **parent_kwargs)
+        for i in range(len(run.rewards), len(self.reward_funcs)):  # those that TRL added for environments
             added: Any = self.reward_funcs[i]
             # What fails there costs a row, see `turns`.
             self.reward_funcs[i] = cast(Any, checked_reward(added, name=self.reward_func_names[i]))
-        if self.use_vllm and not self.in_lockstep:
-            sync_merged_layers(self.vllm_generation)
-        if not self.in_lockstep:  # there, a process may hold a part of each gradient only
+        if not self.in_lockstep:  # there, a process may hold a part of the model and of each gradient only
             self.features = [*self.features, self.movement_watch]
+            self.add_callback(MemoryWatch())
         for feature in self.features:
             self.add_callback(feature)
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
-        if not self.in_lockstep:  # plans are of whole models
-            self.add_callback(MemoryWatch())
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
             splits = named_splits(train_dataset, eval_dataset)
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
-        if args.max_completion_length is None and not self.use_vllm:
-            self.fill_the_context()
-        self._given_args = (given or args, dict(vars(given or args)), dict(vars(args)))
+        self.later = LaterAssignments(args, given)
 
-    def _build_features(self, segmenter: StepSegmenter) -> None:
+    def _build_features(self, run: Prepared) -> None:
         self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
         self._batch_rewards: list[torch.Tensor] = []  # of all ranks, by round of the batch at hand
-        self.diagnostics, self.fast_path = Diagnostics(self), FastPath(self)
-        self.resume, self.model_card = Resume(self), ModelCard(self)
-        self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, segmenter)
-        self.movement_watch = MovementWatch(self)
+        self.resume, self.diagnostics, self.fast_path = Resume(self), Diagnostics(self), FastPath(self)
+        self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, run.segmenter)
+        self.model_card, self.movement_watch, self.turns = ModelCard(self), MovementWatch(self), run.turns
+        self.turns.trainer = self
         training = [self.fast_path, self.sampling, self.forks]
         self.features = [self.resume, self.diagnostics, *training, self.model_card, self.turns]
 
@@ -247,7 +215,7 @@ class DrGRPOTrainer(HostTrainer):
         Dr. GRPO by now, or a field that was assigned too late.
         """
         self.check_owners()
-        take_later_assignments(self.args, *self._given_args)
+        self.later.take()
         self.args.check()
         self.refuse_late_changes()
         try:
@@ -264,7 +232,7 @@ class DrGRPOTrainer(HostTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`."""
-        take_later_assignments(self.args, *self._given_args)
+        self.later.take()
         try:
             metrics = super().evaluate(*args, **kwargs)
         except RewardError as error:
@@ -285,7 +253,7 @@ class DrGRPOTrainer(HostTrainer):
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
         for i, name in enumerate(self.reward_func_names):
-            self._refuse_infinite(batch.rewards_per_func[:, i], f"reward function '{name}'")
+            refuse_infinite(batch.rewards_per_func[:, i], f"reward function '{name}'", self.args.on_reward_error)
         self._batch = batch
 
     def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
@@ -293,7 +261,7 @@ class DrGRPOTrainer(HostTrainer):
         steps = self._scored_steps(self.step_scorer, rollouts) if self.step_scorer else {}
         self._batch.rewards_per_func[self.turns.failed_rows()] = torch.nan
         rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)
-        self._refuse_infinite(rewards, "weighted sum of the rewards")
+        refuse_infinite(rewards, "weighted sum of the rewards", self.args.on_reward_error)
         if self.reward_func_names == [process_only.__name__]:  # a row is as scorable as its steps
             empty = [bool(row) and all(each is None for each in row) for row in steps["step_rewards"]]
             rewards = rewards.masked_fill(torch.tensor(empty, device=rewards.device), torch.nan)
@@ -424,18 +392,6 @@ class DrGRPOTrainer(HostTrainer):
         state_keys = self.turns.state_keys(steps)
         return {"steps": steps, "step_rewards": rewards, "step_ends": ends, "state_keys": state_keys}
 
-    def _refuse_infinite(self, rewards: torch.Tensor, field: str) -> None:
-        """An error, or NaN in place of the value (in place, `rewards` is a view) for those who opted in."""
-        infinite = rewards.isinf()
-        if not infinite.any():
-            return
-        if self.args.on_reward_error == "raise":
-            row = int(infinite.nonzero()[0])
-            got = f"{rewards[row].item()} in float32 for row {row} of the batch"
-            raise RewardError(field, got, "numbers that float32 can hold", "Clip it, or return None.")
-        logger.warning_once(f"{field}: values beyond float32 count as None (on_reward_error='unscorable').")
-        rewards[infinite] = torch.nan
-
     # Advantages become a loss
 
     def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -460,9 +416,3 @@ class DrGRPOTrainer(HostTrainer):
         if self.args.scale_by_running_std and self.model.training:
             logs["drgrpo/reward_scale"] = self.reward_scale.std
         super().add_to_log(logs)
-
-
-def _as_list(reward_funcs: Any) -> list[Any]:
-    if reward_funcs is None:
-        return []
-    return list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.config.preflight import check_inputs
+from trl_drgrpo.config.preflight import prepare
 from trl_drgrpo.process_rewards import StepJudge, step_verifier
 from trl_drgrpo.process_rewards.named import NamedScorer
 
@@ -137,20 +137,20 @@ def test_functions_that_do_not_fit_are_refused(function, fields, message, settin
 
 
 def test_step_settings_without_step_rewards_are_said_to_do_nothing(settings, prompts, caplog):
-    check_inputs(DrGRPOConfig(**settings), [length_reward], prompts)
+    prepare(DrGRPOConfig(**settings), None, [length_reward], prompts)
     assert "no effect" not in caplog.text
-    check_inputs(DrGRPOConfig(**settings, step_separator=["tokens:3"], forks=2), [length_reward], prompts)
+    prepare(DrGRPOConfig(**settings, step_separator=["tokens:3"], forks=2), None, [length_reward], prompts)
     assert "no effect" not in caplog.text  # forks lie behind steps
-    check_inputs(DrGRPOConfig(**settings, step_separator=["tokens:3"]), [length_reward], prompts)
+    prepare(DrGRPOConfig(**settings, step_separator=["tokens:3"]), None, [length_reward], prompts)
     assert "step_separator: no effect without step_reward_funcs" in caplog.text
 
 
 def test_a_model_that_is_paid_is_warned_of(settings, prompts, caplog):
     functions = {"step_reward_funcs": [parity, StepJudge("m", "http://localhost:1/v1")]}
-    check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
-    check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, step_reward_funcs=[parity])
+    prepare(DrGRPOConfig(**settings, process_role="baseline"), None, [length_reward], prompts, **functions)
+    prepare(DrGRPOConfig(**settings), None, [length_reward], prompts, step_reward_funcs=[parity])
     assert "is a model" not in caplog.text
-    check_inputs(DrGRPOConfig(**settings), [length_reward], prompts, **functions)
+    prepare(DrGRPOConfig(**settings), None, [length_reward], prompts, **functions)
     assert "process_role: 'step_judge' is a model whose scores are rewarded" in caplog.text
 
 
@@ -162,7 +162,7 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
         caplog.clear()
         later.is_causal = is_causal
         functions = {"step_reward_funcs": [partial(later)]}
-        check_inputs(DrGRPOConfig(**{**settings, **fields}), [length_reward], prompts, **functions)
+        prepare(DrGRPOConfig(**{**settings, **fields}), None, [length_reward], prompts, **functions)
         return "".join(record.message for record in caplog.records if "preflight" in record.name)
 
     for fields in ({}, {"process_role": "baseline"}):
@@ -187,7 +187,7 @@ def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, promp
     functions = {"step_reward_funcs": [judge, NamedScorer("implicit_prm", "a/b", reference="a/c")]}
     remedies = "Give `judge` reads='prefix'.* Replace `implicit_prm`"
     with pytest.raises(InputError, match=f"'baseline' with 'judge', 'implicit_prm', .*{remedies}"):
-        check_inputs(DrGRPOConfig(**settings, process_role="baseline"), [length_reward], prompts, **functions)
+        prepare(DrGRPOConfig(**settings, process_role="baseline"), None, [length_reward], prompts, **functions)
     assert all("is_causal" in inspect.getdoc(type(func)) for func in functions["step_reward_funcs"])
 
 

@@ -192,17 +192,17 @@ def test_args_of_another_kind(prompts, reward):
 
 @pytest.mark.parametrize("launcher", [False, True])
 def test_sharding_on_cpus_is_refused(launcher, settings, prompts, reward, monkeypatch):
-    from trl_drgrpo.config.preflight import check_inputs
+    from trl_drgrpo.config.preflight import prepare
 
     args = DrGRPOConfig(**settings)
     monkeypatch.setattr(args.distributed_state, "distributed_type", DistributedType.MULTI_CPU)
-    check_inputs(args, [reward], prompts)  # whole copies: that is what it says
+    prepare(args, None, [reward], prompts)  # whole copies: that is what it says
     if launcher:
         monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     else:
         args.fsdp = True
     with pytest.raises(InputError, match="^fsdp: got .* on CPUs; expected GPUs to shard a model on"):
-        check_inputs(args, [reward], prompts)
+        prepare(args, None, [reward], prompts)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +229,12 @@ class Env:
 
 
 def test_an_environment_needs_no_prompt_column(settings, reward):
-    from trl_drgrpo.config.preflight import check_inputs
+    from trl_drgrpo.config.preflight import prepare
 
     dataset = Dataset.from_dict({"environment": ["a"] * 8})
-    check_inputs(DrGRPOConfig(**settings), [reward], dataset, environment_factory={"a": Env})
+    prepare(DrGRPOConfig(**settings), None, [reward], dataset, environment_factory={"a": Env})
     with pytest.raises(InputError, match="^train_dataset: got columns"):
-        check_inputs(DrGRPOConfig(**settings), [reward], dataset)
+        prepare(DrGRPOConfig(**settings), None, [reward], dataset)
 
 
 def test_an_infinite_reward_saves_what_was_computed(settings, prompts, tokenizer):

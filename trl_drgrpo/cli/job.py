@@ -151,12 +151,18 @@ def prepare(given: dict[str, Any]) -> Job:
 
 def check(job: Job) -> None:
     """Checks of a job that is not started: those that the trainer makes before its model loads."""
-    from trl_drgrpo.config.preflight import check_inputs
-    from trl_drgrpo.single_gpu.model_checks import check_model
+    from trl_drgrpo.config import preflight
 
-    args, rewards, steps = job.training, job.reward_funcs, job.step_reward_funcs
-    check_inputs(args, rewards, job.train_dataset, eval_dataset=job.eval_dataset, step_reward_funcs=steps)
-    check_model(args, job.model.model_name_or_path, rewards, job.quantization_config, job.peft_config)
+    preflight.prepare(
+        job.training,
+        job.model.model_name_or_path,
+        job.reward_funcs,
+        job.train_dataset,
+        eval_dataset=job.eval_dataset,
+        step_reward_funcs=job.step_reward_funcs,
+        quantization_config=job.quantization_config,
+        peft_config=job.peft_config,
+    )
 
 
 def _build(name: str, given: dict[str, Any]) -> Any:

@@ -400,15 +400,26 @@ def _blank(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> Any:
     return object.__new__(_of_both(ours, users))
 
 
-def take_later_assignments(args: DrGRPOConfig, given: GRPOConfig, then: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Assign to a trainer's configuration what was assigned to the one it was `given`, which had the values `then`,
-    both now brought up to date. A field that was assigned in `args`, too, which had the values `ours`, stays."""
-    for each in dataclasses.fields(given):
-        if (now := getattr(given, each.name)) is not then.get(each.name):
-            then[each.name] = now
-            if getattr(args, each.name) is ours.get(each.name):
-                ours[each.name] = now
-                setattr(args, each.name, now)
+class LaterAssignments:
+    """Fields that a script assigns to the configuration it passed, after a trainer has made its own of it.
+
+    Args:
+        args ([`DrGRPOConfig`]): The trainer's.
+        given ([`trl.GRPOConfig`], *optional*): As passed; `None`: none was.
+    """
+
+    def __init__(self, args: DrGRPOConfig, given: GRPOConfig | None):
+        self.args, self.given = args, given or args
+        self.then, self.ours = dict(vars(self.given)), dict(vars(args))
+
+    def take(self) -> None:
+        """Assigns them to the trainer's, too; a field that was assigned there, too, stays."""
+        for each in dataclasses.fields(self.given):
+            if (now := getattr(self.given, each.name)) is not self.then.get(each.name):
+                self.then[each.name] = now
+                if getattr(self.args, each.name) is self.ours.get(each.name):
+                    self.ours[each.name] = now
+                    setattr(self.args, each.name, now)
 
 
 def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:

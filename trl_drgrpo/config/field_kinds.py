@@ -317,7 +317,7 @@ def _check_optimizer(config: Any) -> None:
         remedy = "For example momentum=0.9."
         raise InputError("optim_args", repr(config.optim_args), "key=value, several joined by commas", remedy)
     plain = optimizer_of(config, None)
-    if isinstance(plain, Exception):  # it needs the model, or a package: `check_inputs` says so
+    if isinstance(plain, Exception):  # it needs the model, or a package: `prepare` says so
         return
     optimizer = str(getattr(config.optim, "value", config.optim))
     for key, _ in pairs:

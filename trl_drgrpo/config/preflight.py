@@ -1,4 +1,4 @@
-"""Checks of a trainer's inputs before a model loads."""
+"""A trainer's inputs, before a model loads: [`prepare`] checks them and puts the rewards together."""
 
 import dataclasses
 import functools
@@ -21,8 +21,15 @@ from trl_drgrpo.config.field_kinds import optimizer_of
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
+from trl_drgrpo.process_rewards.named import step_reward
+from trl_drgrpo.process_rewards.scoring import StepScorer, process_only
+from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns
-from trl_drgrpo.rewards.contract import declared, reward_name
+from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
+from trl_drgrpo.single_gpu.model_checks import check_model
+from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
+from trl_drgrpo.upstream.environments import EnvironmentTurns
 
 logger = logging.getLogger(__name__)
 
@@ -30,36 +37,103 @@ logger = logging.getLogger(__name__)
 _TRACKERS = ("clearml", "codecarbon", "dvclive", "mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb")
 
 
-def check_inputs(
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What a trainer makes of its arguments before a model loads.
+
+    Args:
+        rewards (`list`): Reward functions, wrapped to keep their contract; reward models and ids as given.
+        turns ([`EnvironmentTurns`]): The environments' turns; its `trainer` is set by the trainer.
+        segmenter ([`StepSegmenter`]): Cuts completions into steps.
+        step_separator (`list[str]`): What the run is configured to cut at.
+        step_scorer ([`StepScorer`], *optional*): Step reward functions, those of environments too.
+        quantization_config (*optional*): As the model will be loaded.
+    """
+
+    rewards: list[Any]
+    turns: EnvironmentTurns
+    segmenter: StepSegmenter
+    step_separator: list[str]
+    step_scorer: StepScorer | None
+    quantization_config: Any
+
+
+def prepare(
     args: DrGRPOConfig,
-    reward_funcs: list[Any],
+    model: Any,
+    reward_funcs: Any,
     train_dataset: Any,
     *,
     eval_dataset: Any = None,
-    step_reward_funcs: list[Any] | None = None,
+    step_reward_funcs: Any = None,
+    step_segmenter: StepSegmenter | None = None,
+    advantage_func: Any = None,
+    quantization_config: Any = None,
+    peft_config: Any = None,
     tools: Any = None,
     rollout_func: Any = None,
     environment_factory: Any = None,
-) -> None:
-    """Check the trainer's arguments against each other.
+) -> Prepared:
+    """Check a trainer's arguments, each and against each other, and put its rewards together.
 
     Args:
-        args ([`DrGRPOConfig`]): The configuration.
-        reward_funcs (`list`): Reward functions, models or model ids.
-        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The prompts.
-        eval_dataset (*optional*): A dataset, or a dict of them; checked alike, but for the size.
-        step_reward_funcs (`list`, *optional*): Step reward functions.
-        tools (`list`, *optional*): Tools of the agent.
-        rollout_func (`Callable`, *optional*): Custom generation, which may add fields that rewards ask for.
-        environment_factory (`Callable` or `dict`, *optional*): Environments that may own data and reward.
+        args ([`DrGRPOConfig`]): The configuration, checked by itself.
+        model, reward_funcs, train_dataset, eval_dataset, step_reward_funcs, step_segmenter, advantage_func,
+        quantization_config, peft_config, tools, rollout_func, environment_factory:
+            As given to [`DrGRPOTrainer`].
 
     Raises:
         `InputError`: No reward, weights that do not fit, a data set without `prompt` or too small for one generation
-            batch, a reward function that asks for a column the data does not have, or for a program that is not there.
+            batch, a reward function that asks for a column the data does not have, or for a program that is not there,
+            a step reward that does not fit the configuration, and what [`check_model`] refuses.
     """
-    steps = step_reward_funcs or []
-    others = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
-    fixed_columns = rollout_func is None and environment_factory is None  # else rewards may ask for anything
+    outcome_funcs, given_steps = _as_list(reward_funcs), [step_reward(each) for each in _as_list(step_reward_funcs)]
+    turns = EnvironmentTurns(environment_factory, args.on_reward_error)
+    steps = [*given_steps, *turns.step_reward_funcs]
+    writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
+    _check_inputs(args, outcome_funcs, steps, train_dataset, eval_dataset, writers)
+    separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
+    segmenter, scorer = step_segmenter or configured_segmenter(separator), None
+    if steps:
+        weights = args.step_reward_weights
+        if weights is not None and len(weights) == len(given_steps):
+            weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
+        scorer = StepScorer(steps, segmenter, weights, args.on_reward_error)
+    if steps and not (outcome_funcs or turns.has_outcome):
+        if args.process_role == "baseline":
+            remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
+            raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
+        outcome_funcs = [process_only]
+    turns.choose(segmenter if steps else None, args)
+    if advantage_func is not None and not callable(advantage_func):
+        got = type(advantage_func).__name__
+        raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
+    quantization_config = choose_quantization(model, peft_config, quantization_config, args.model_init_kwargs)
+    check_model(args, model, outcome_funcs, quantization_config, peft_config)
+    rewards = [
+        checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
+        for f in outcome_funcs
+    ]
+    return Prepared(rewards, turns, segmenter, separator, scorer, quantization_config)
+
+
+def _as_list(reward_funcs: Any) -> list[Any]:
+    if reward_funcs is None:
+        return []
+    return list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+
+
+def _check_inputs(
+    args: DrGRPOConfig,
+    reward_funcs: list[Any],
+    steps: list[Any],
+    train_dataset: Any,
+    eval_dataset: Any,
+    others: dict[str, Any],
+) -> None:
+    """Configuration, functions and data against each other. `others`: what else may write completions."""
+    has_environments = others["environment_factory"] is not None
+    fixed_columns = others["rollout_func"] is None and not has_environments  # else rewards may ask for anything
     for index, reward_func in enumerate(reward_funcs):
         try:
             check_form(reward_func, "")
@@ -75,7 +149,7 @@ def check_inputs(
     _check_installed_optimizer(args)
     for func in [*reward_funcs, *steps]:
         ask(func, "check")
-    if environment_factory is None:  # an environment may bring a reward of its own
+    if not has_environments:  # an environment may bring a reward of its own
         names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in steps]
         if args.correct_reward is not None:
             CorrectnessRule(names, args.correct_reward)
@@ -89,7 +163,7 @@ def check_inputs(
         if field == "train_dataset":
             _check_size(args, dataset)
             _refuse_images(args, dataset)
-        if environment_factory is None:  # an environment may bring the prompt, too
+        if not has_environments:  # an environment may bring the prompt, too
             _check_prompts(field, dataset)
         if dataset.column_names is not None and fixed_columns:  # a stream may not know them
             _check_columns(reward_funcs, dataset.column_names)

@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers.utils.logging import get_logger
 
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.scoring import RaggedRewards, StepScores
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,19 @@ class TokenBatch:
 
 
 ScoredTokens = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # (B, T), (B, T), MoE auxiliary loss
+
+
+def refuse_infinite(rewards: torch.Tensor, field: str, on_error: str) -> None:
+    """An error where a reward is beyond float32; with `on_error="unscorable"` NaN in its place, in `rewards`."""
+    infinite = rewards.isinf()
+    if not infinite.any():
+        return
+    if on_error == "raise":
+        row = int(infinite.nonzero()[0])
+        got = f"{rewards[row].item()} in float32 for row {row} of the batch"
+        raise RewardError(field, got, "numbers that float32 can hold", "Clip it, or return None.")
+    logger.warning_once(f"{field}: values beyond float32 count as None (on_reward_error='unscorable').")
+    rewards[infinite] = torch.nan
 
 
 def checked_advantages(advantages: Any, batch: RolloutBatch, source: str) -> torch.Tensor:

@@ -26,7 +26,6 @@ class EnvironmentTurns(Feature):
     """The turns of a run's environments: their rewards, and the states they begin in.
 
     Args:
-        trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
         environment_factory (`Callable` or `dict`, *optional*): As the trainer was given it. Each factory is called
             twice; TRL, which calls it next, gets these instances.
         on_error (`str`): `"unscorable"`: an environment that fails costs its row, not the run.
@@ -42,15 +41,15 @@ class EnvironmentTurns(Feature):
         `InputError`: A factory that cannot be called, or shares its environments; a method that cannot be called.
     """
 
-    def __init__(self, trainer: Any, environment_factory: Any = None, on_error: OnError = "raise"):
-        super().__init__(trainer)
+    def __init__(self, environment_factory: Any = None, on_error: OnError = "raise"):
+        super().__init__()
         self.failures = Failures(raises=on_error == "raise")
         self.factory, probes = _probed(environment_factory)
         self.classes = list(dict.fromkeys(type(probe) for probe in probes))
         for each in self.classes:
             check_turn_methods(each)
         self.step_reward_funcs = [
-            TurnRewards(each, self._begun, trainer.run_async, self.failures)
+            TurnRewards(each, self._begun, lambda coroutine: self.trainer.run_async(coroutine), self.failures)
             for each in self._that_define("get_turn_rewards")
         ]
         self.has_outcome = bool(self._that_define("get_reward"))

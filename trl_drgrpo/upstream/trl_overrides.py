@@ -37,7 +37,7 @@ from trl_drgrpo.upstream.private_state import (  # noqa: E402
     swapped,
 )
 from trl_drgrpo.upstream.seams import patched_by  # noqa: E402
-from trl_drgrpo.upstream.weight_sync import load_translated  # noqa: E402
+from trl_drgrpo.upstream.weight_sync import load_translated, sync_merged_layers  # noqa: E402
 
 
 @contextmanager
@@ -88,6 +88,10 @@ class HostTrainer(Hooks, PrivateState):
         with _trainable_values(model) as values, brief_bars():
             super().__init__(model, *args, **kwargs)
         self.built_with = dict(vars(self.args))
+        if self.use_vllm and not self.in_lockstep:
+            sync_merged_layers(self.vllm_generation)
+        if self.args.max_completion_length is None and not self.use_vllm:
+            self.fill_the_context()
         self.on_built(values)
 
     @owned

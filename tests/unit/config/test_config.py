@@ -11,7 +11,7 @@ from trl import GRPOConfig
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.config import check_best_metric, with_best_metric
-from trl_drgrpo.config.preflight import check_inputs
+from trl_drgrpo.config.preflight import prepare
 from trl_drgrpo.upstream.quiet import drop_notices
 
 no_accelerator = pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
@@ -143,7 +143,7 @@ def test_what_fits_may_be_assigned_later(field):
 def test_sampling_that_is_not_the_policys_is_said_in_one_line(settings, prompts, reward, caplog):
     fields = {"top_k": -1, "repetition_penalty": 1.2, "generation_kwargs": {"no_repeat_ngram_size": 3, "top_p": 1.0}}
     for given in (fields | {"top_k": 0}, {}):
-        check_inputs(DrGRPOConfig(**settings, **given), [reward], prompts)
+        prepare(DrGRPOConfig(**settings, **given), None, [reward], prompts)
     said = [message for message in caplog.messages if "distribution" in message]
     assert [message.partition(": compl")[0] for message in said] == [
         "repetition_penalty=1.2, generation_kwargs: no_repeat_ngram_size=3"

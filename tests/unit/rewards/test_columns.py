@@ -9,7 +9,7 @@ from datasets import Dataset
 from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.config.preflight import check_inputs
+from trl_drgrpo.config.preflight import prepare
 from trl_drgrpo.rewards import CodeReward, Sandbox, choice_reward, from_trl, numeric_reward
 from trl_drgrpo.rewards.columns import ask, check_columns
 from trl_drgrpo.rewards.combine import clipped, gated, weighted_sum
@@ -195,9 +195,9 @@ def test_a_missing_bubblewrap_is_known_before_a_model_loads(around, settings, tm
     reward = AROUND[around](CodeReward(sandbox=Sandbox(memory_mb=701)))
     data = Dataset.from_dict({"prompt": ["p"] * 8, "tests": [["assert f(1)"]] * 8})
     with pytest.raises(InputError, match="sandbox: got no bubblewrap"):
-        check_inputs(DrGRPOConfig(**settings), [reward], data)
+        prepare(DrGRPOConfig(**settings), None, [reward], data)
     with pytest.raises(InputError, match="sandbox: got no bubblewrap"):
-        check_inputs(DrGRPOConfig(**settings), [], data, step_reward_funcs=[reward])
+        prepare(DrGRPOConfig(**settings), None, [], data, step_reward_funcs=[reward])
 
 
 def test_the_score_command_looks_first(tmp_path, monkeypatch, capsys):
@@ -242,8 +242,8 @@ def test_a_gold_column_that_no_row_could_be_scored_by(name, column, answers, mes
     good = data_of(["1"] * 8, column)
     for train, held_out in ((data_of(answers, column), None), (good, {"held_out": data_of(answers, column)})):
         with pytest.raises(InputError, match=f"^reward {name}: .*{message}"):
-            check_inputs(DrGRPOConfig(**settings), [reward], train, eval_dataset=held_out)
-    check_inputs(DrGRPOConfig(**settings), [reward], good)
+            prepare(DrGRPOConfig(**settings), None, [reward], train, eval_dataset=held_out)
+    prepare(DrGRPOConfig(**settings), None, [reward], good)
 
 
 def test_nulls_that_a_reward_may_handle_are_said_once(settings, caplog):
@@ -253,14 +253,14 @@ def test_nulls_that_a_reward_may_handle_are_said_once(settings, caplog):
     rewards, data = [own, resolve_reward("exact_match_reward")], data_of(["1", "2", None, None] * 2)
     with caplog.at_level("WARNING", logger="trl_drgrpo"):
         for _ in range(2):
-            check_inputs(DrGRPOConfig(**settings), rewards, data)
+            prepare(DrGRPOConfig(**settings), None, rewards, data)
     (line,) = [record.getMessage() for record in caplog.records if "null" in record.getMessage()]
     assert "the column answer is null in 4 of 8 rows, first in row 2 (from 0). own, exact_match_reward" in line
 
 
 @pytest.mark.parametrize("answers", [[1, 2], ["a", None], [[1], [2]], [0.5, 1.0]])
 def test_math_reads_texts_numbers_and_lists(answers, settings):
-    check_inputs(DrGRPOConfig(**settings), [resolve_reward("math_reward")], data_of(answers * 4, "solution"))
+    prepare(DrGRPOConfig(**settings), None, [resolve_reward("math_reward")], data_of(answers * 4, "solution"))
 
 
 # What a tracker and a folder need
@@ -275,8 +275,8 @@ def test_trackers_and_folders_that_are_not_there(settings, monkeypatch, reward, 
     ]
     for fields, message in cases:
         with pytest.raises(InputError, match=message):
-            check_inputs(DrGRPOConfig(**{**settings, **fields}), [reward], prompts)
-    check_inputs(DrGRPOConfig(**{**settings, "report_to": "none"}), [reward], prompts)
+            prepare(DrGRPOConfig(**{**settings, **fields}), None, [reward], prompts)
+    prepare(DrGRPOConfig(**{**settings, "report_to": "none"}), None, [reward], prompts)
 
 
 def test_the_adapters_that_are_named_are_there():

@@ -27,18 +27,18 @@ def test_a_factory_is_called_as_often_as_environments_are_needed():
         made.append(Rewarding())
         return made[-1]
 
-    turns = EnvironmentTurns(TRAINER, {"a": factory, "b": Game})
+    turns = EnvironmentTurns({"a": factory, "b": Game})
     assert len(made) == 2
     assert [turns.factory["a"](), turns.factory["a"]()] == made
     assert turns.factory["a"]() is made[2]
     assert [func.__name__ for func in turns.step_reward_funcs] == ["Rewarding"]
     assert turns.has_outcome
-    assert not EnvironmentTurns(TRAINER, Rewarding).has_outcome
-    assert isinstance(EnvironmentTurns(TRAINER, Rewarding).factory(), Rewarding)
+    assert not EnvironmentTurns(Rewarding).has_outcome
+    assert isinstance(EnvironmentTurns(Rewarding).factory(), Rewarding)
 
 
 def test_without_environments_there_is_nothing():
-    turns = EnvironmentTurns(TRAINER, None)
+    turns = EnvironmentTurns(None)
     assert (turns.factory, turns.step_reward_funcs, turns.has_outcome) == (None, [], False)
     turns.on_turns_begin([0])
     assert turns.state_keys(SimpleNamespace(rewards=[])) is None
@@ -59,7 +59,7 @@ mixed = iter([Game, Rewarding])
 )
 def test_what_makes_no_environment_is_refused(factory, message):
     with pytest.raises(InputError, match=f"^{message}"):
-        EnvironmentTurns(TRAINER, factory)
+        EnvironmentTurns(factory)
 
 
 def test_rows_go_on_that_got_a_result_which_was_kept():
