@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
-from trl_drgrpo.rewards.columns import ask
+from trl_drgrpo.rewards.columns import NEVER_PASSED, ask
 from trl_drgrpo.rewards.contract import validate_rewards
 from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.rewards.signatures import parameters
@@ -307,7 +307,7 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
 
     Returns:
         `list[dict]`: In their order: `row` (the first is 1), `reason` (what the reward itself says, see
-        [`row_problem`], or `None`), and `columns` that it reads, mostly the gold answer, each as one short line.
+        [`ask`], or `None`), and `columns` that it reads, mostly the gold answer, each as one short line.
     """
     read = {parameter.name for parameter in parameters(reward_func) or ()} - {"completion_ids"}
     return [
@@ -344,25 +344,16 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     found = []
     for one, two in itertools.combinations(graders, 2):
         pairs = enumerate(zip(graders[one], graders[two], strict=True), start=1)
-        rows = [row for row, pair in pairs if _differ(*pair, tolerance)]
+        rows = [row for row, (a, b) in pairs if (a is not b if a is None or b is None else abs(a - b) > tolerance)]
         found.append({"first": one, "second": two, "count": len(rows), "rows": rows})
     return found
 
 
-def _differ(one: float | None, two: float | None, tolerance: float) -> bool:
-    if one is None or two is None:
-        return one is not two
-    return abs(one - two) > tolerance
-
-
 def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
     """The keywords of TRL's call; `trainer_state` is `None`, there being no trainer."""
-    keywords = {name: [row[name] for row in batch] for name in _columns(batch[0])}
     return {
         "completion_ids": [None] * len(batch),
-        **keywords,
-        "prompts": [row["prompt"] for row in batch],
-        "completions": [row["completion"] for row in batch],
+        **{NEVER_PASSED.get(name, name): [row[name] for row in batch] for name in batch[0]},
         "trainer_state": None,
         "log_extra": lambda column, values: None,
         "log_metric": lambda metric, value: logged.setdefault(metric, []).append(float(value)),

@@ -25,6 +25,7 @@ from trl_drgrpo.rewards.isolation.pool import Call, Failure
 from trl_drgrpo.rewards.isolation.worker import failure_of
 from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values, completion_text
+from trl_drgrpo.rewards.signatures import parameters
 
 # What TRL passes to a reward function that is not a column of the dataset.
 NOT_COLUMNS = (*PER_CALL, "environments", "prompts", "completions")
@@ -90,12 +91,9 @@ class Place:
             if path in names or path.split(".")[0] in names:
                 return path
         wanted = f"the column {self.path!r}" if self.path else f"one of the columns {', '.join(self.usual)}"
-        raise InputError(
-            f"reward {reward}",
-            f"a dataset with the columns {', '.join(names) or '(none)'}",
-            f"{self.what} in {wanted}",
-            self.advice or f"Point {self.option}=... to it, or rename the column.",
-        )
+        got = f"a dataset with the columns {', '.join(names) or '(none)'}"
+        advice = self.advice or f"Point {self.option}=... to it, or rename the column."
+        raise InputError(f"reward {reward}", got, f"{self.what} in {wanted}", advice)
 
     def value(self, row: Mapping[str, Any], reward: str) -> Any:
         """This row's value; `None` where a mapping on the way there does not have it, or is null."""
@@ -103,18 +101,15 @@ class Place:
         if path in row:
             return row[path]
         head, *keys = path.split(".")
-        value = decoded(row[head])
+        value = row[head]
         for key in keys:
-            if value is None:
+            if (value := decoded(value)) is None:
                 return None
             if not isinstance(value, Mapping):
-                raise InputError(
-                    f"reward {reward}",
-                    f"a {type(value).__name__} where {path!r} needs a mapping with {key!r}",
-                    f"{self.what} under {path!r}",
-                    f"Point {self.option}=... to it.",
-                )
-            value = decoded(value.get(key)) if key != keys[-1] else value.get(key)
+                got = f"a {type(value).__name__} where {path!r} needs a mapping with {key!r}"
+                remedy = f"Point {self.option}=... to it."
+                raise InputError(f"reward {reward}", got, f"{self.what} under {path!r}", remedy)
+            value = value.get(key)
         return value
 
 
@@ -286,26 +281,6 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
     return sum((weight * score for weight, score in counted if score is not None), 0.0)
 
 
-def check_takes(function: Callable, option: str, form: str, count: int, keywords: Sequence[str] = ()) -> None:
-    """
-    Refuses a function that cannot be called as its stack calls it, before a run rather than on every completion of it.
-
-    `option` is the adapter's name for it, `form` how it is called, both for the message. It must take `count`
-    positional arguments, and gets those `keywords` that it names. A signature that Python cannot read passes.
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*[None] * count, **{name: None for name in keywords if name in signature.parameters})
-    except TypeError as error:
-        got = f"{reward_name(function)}{signature} ({error})"
-        raise InputError(
-            option, got, f"a function of the form {form}", "Use the adapter that matches its signature."
-        ) from error
-
-
 def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:
     """The object that an adapter's first argument stands for: itself, or its path `package.module.name` or
     `path/to/file.py:name`. Refuses a path that leads nowhere. `option` and `what` are for the message."""
@@ -313,4 +288,21 @@ def loaded(function: Any, option: str, what: str = "a function, or the path of o
     if not callable(found):
         remedy = "Paths are written `package.module.function` or `path/to/file.py:function`."
         raise InputError(option, f"{type(found).__name__} {found!r}"[:100], what, remedy)
+    return found
+
+
+def taking(function: Any, option: str, form: str, count: int, keyword: str = "") -> Any:
+    """
+    As [`loaded`]; refuses also a function that cannot be called as its stack calls it, before a run rather than on
+    every completion of it. It must take `count` positional arguments, and gets a `keyword` that it names; `form` says
+    so in the message. A signature that Python cannot read passes.
+    """
+    found = loaded(function, option)
+    if (known := parameters(found)) is not None:
+        signature = inspect.Signature(known)
+        try:
+            signature.bind(*[None] * count, **({keyword: None} if keyword in signature.parameters else {}))
+        except TypeError as error:
+            got, remedy = f"{reward_name(found)}{signature} ({error})", "Use the adapter that matches its signature."
+            raise InputError(option, got, f"a function of the form {form}", remedy) from error
     return found

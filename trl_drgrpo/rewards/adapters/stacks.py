@@ -47,22 +47,15 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     Sample,
     adapted,
     as_messages,
-    check_takes,
     decoded,
     loaded,
+    taking,
 )
 from trl_drgrpo.rewards.combine import Composed, composed
 from trl_drgrpo.rewards.contract import OnError, check_flag, reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_text
 from trl_drgrpo.rewards.signatures import is_async, parameters, required, select
-
-# What turns a prompt or a completion into the form that a function was written for.
-_FORMS: dict[str | None, Callable[[Any, str], Any]] = {
-    "messages": as_messages,
-    "text": lambda value, role: completion_text(value) if role == "assistant" else prompt_text(value),
-    None: lambda value, role: value,
-}
 
 
 def from_trl(
@@ -96,7 +89,7 @@ def from_trl(
 
     ```
     """
-    if completions_as not in _FORMS:
+    if completions_as not in ("messages", "text", None):
         remedy = "Leave it out to pass them as they come."
         raise InputError("completions_as", repr(completions_as), '"messages" or "text"', remedy)
     found: Any = loaded(resolve_reward(function, "function") if isinstance(function, str) else function, "function")
@@ -108,9 +101,9 @@ def from_trl(
 
 
 async def _converted(reward: Composed, kwargs: dict[str, Any], form: str | None) -> Any:
-    for name, role in (("prompts", "user"), ("completions", "assistant")):
-        if kwargs.get(name) is not None:
-            kwargs[name] = [_FORMS[form](each, role) for each in kwargs[name]]
+    for name, role, text_of in (("prompts", "user", prompt_text), ("completions", "assistant", completion_text)):
+        if form is not None and kwargs.get(name) is not None:
+            kwargs[name] = [as_messages(each, role) if form == "messages" else text_of(each) for each in kwargs[name]]
     return await reward.called(reward.reward_funcs[0], **kwargs)
 
 
@@ -248,8 +241,7 @@ def from_openrlhf(
     Raises:
         [`InputError`]: For options that do not fit, or a function that takes other arguments.
     """
-    found = loaded(function, "function")
-    check_takes(found, "function", "f(queries, prompts, labels, **kwargs)", 3)
+    found = taking(function, "function", "f(queries, prompts, labels, **kwargs)", 3)
     if is_async(found):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
         raise InputError("function", f"{reward_name(found)}, which is async", "a sync function", remedy)
@@ -269,14 +261,10 @@ def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None]) ->
     if not isinstance(result, Mapping):
         return result
     for key, values in (result.get("extra_logs") or {}).items():
-        log(key, _listed(values))
+        values = values.tolist() if hasattr(values, "tolist") else values
+        log(key, values if isinstance(values, list | tuple) else [values])
     rewards = result.get("rewards")
     return result.get("scores") if rewards is None else rewards
-
-
-def _listed(values: Any) -> Sequence[Any]:
-    values = values.tolist() if hasattr(values, "tolist") else values
-    return values if isinstance(values, list | tuple) else [values]
 
 
 _PASSED = ("messages", "response_token_ids", "trainer_state")
@@ -505,9 +493,8 @@ def from_r1_zero(
 
     ```
     """
-    found = loaded(grader, "grader")
     check_flag("fast", fast)
-    check_takes(found, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, ("fast",))
+    found = taking(grader, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, "fast")
     answer = Place("the correct answer", "answer_column", answer_column, ("answer", "solution", "gt_answer"))
     convention = Convention(
         lambda sample: {"response": sample.text},
