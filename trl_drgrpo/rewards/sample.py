@@ -12,12 +12,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.ranges import Range, refuse_outside
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
-from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_name, check_on_error
+from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 from trl_drgrpo.rewards.signatures import signature_of
 
@@ -152,6 +153,9 @@ def content_text(content: Any) -> str:
 class SampleReward:
     """A reward function of TRL's form from `score(completion, **columns)`.
 
+    A subclass may be a dataclass instead, whose fields are its options: these four, with a `column` or none, and
+    others, which `allowed` describes.
+
     Args:
         name (`str`): Name in logs and metrics (`rewards/<name>/mean`).
         columns (`Sequence[str]`, *optional*): Dataset columns that `score` needs, passed to it by name.
@@ -169,6 +173,7 @@ class SampleReward:
     lowest_reward: float | None = 0.0  # the least that `score` gives; `None`: not known
     threads = 1  # calls at once in this process, for a `score` that waits for others
     truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
+    allowed: ClassVar[Mapping[str, Any]] = {}  # what options of a dataclass may be: a `Range`, the values, or `bool`
 
     def __init__(
         self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: OnError = "unscorable"
@@ -185,6 +190,21 @@ class SampleReward:
         self.limits = limits
         self.on_error: OnError = on_error
         self.__signature__ = signature_of(self.columns)
+
+    def __post_init__(self, *columns: str) -> None:
+        options: Any = self
+        columns = columns or ((options.column,) if getattr(self, "column", None) is not None else ())
+        limits, on_error = getattr(self, "limits", None), getattr(self, "on_error", "unscorable")
+        SampleReward.__init__(self, options.name, columns, limits, on_error)
+        for option, allowed in self.allowed.items():
+            value = getattr(self, option)
+            if allowed is bool:
+                check_flag(option, value)
+            elif isinstance(allowed, Range):
+                refuse_outside(option, value, allowed)
+            elif value not in allowed:
+                expected = f"one of {', '.join(map(repr, allowed))}"
+                raise InputError(option, repr(value), expected, "Pick one of them.")
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
         """Raises [`InputError`] if the first column holds what no row could be scored by."""

@@ -12,6 +12,7 @@ The same where TRL has a rule: a gold answer that cannot be read is `None`, a co
 whose algebra exceeds the limits: with `None` it would cost nothing.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
@@ -21,6 +22,7 @@ from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
 from trl_drgrpo.rewards.sample import SampleReward
 
 
+@dataclass(eq=False, repr=False)
 class MathReward(SampleReward):
     r"""Whether a completion's final answer equals the gold answer: 1.0 or 0.0, `None` where there is no gold answer.
 
@@ -53,27 +55,27 @@ class MathReward(SampleReward):
     ```
     """
 
+    answer_format: str = "auto"
+    answer_column: str = "solution"
+    think_opened: bool | str = "auto"
+    limits: Limits | None = Limits()  # noqa: RUF009 (frozen)
+    on_error: OnError = "unscorable"
+    name: str = "math_reward"
+
     truths = ("text", "number", "list")
 
-    def __init__(
-        self,
-        answer_format: str = "auto",
-        answer_column: str = "solution",
-        think_opened: bool | str = "auto",
-        limits: Limits | None = Limits(),  # noqa: B008 (frozen)
-        on_error: OnError = "unscorable",
-        name: str = "math_reward",
-    ):
-        if answer_format not in ANSWER_FORMATS:
-            remedy = did_you_mean(answer_format, ANSWER_FORMATS, "Set how completions state the answer.", form="{!r}")
-            raise InputError("answer_format", repr(answer_format), f"one of {', '.join(ANSWER_FORMATS)}", remedy)
-        check_column(answer_column, "answer_column")
-        if think_opened not in ("auto", True):
+    def __post_init__(self):
+        if self.answer_format not in ANSWER_FORMATS:
+            got, expected = repr(self.answer_format), f"one of {', '.join(ANSWER_FORMATS)}"
+            otherwise = "Set how completions state the answer."
+            remedy = did_you_mean(self.answer_format, ANSWER_FORMATS, otherwise, form="{!r}")
+            raise InputError("answer_format", got, expected, remedy)
+        check_column(self.answer_column, "answer_column")
+        if self.think_opened not in ("auto", True):
             remedy = "True fits a chat template that opens <think> itself; 'auto' fits all others."
-            raise InputError("think_opened", repr(think_opened), "'auto' or True", remedy)
-        require_package("math_verify", f"reward {name}", "a check by algebra", "math")
-        super().__init__(name, columns=(answer_column,), limits=limits, on_error=on_error)
-        self.answer_format, self.answer_column, self.think_opened = answer_format, answer_column, think_opened
+            raise InputError("think_opened", repr(self.think_opened), "'auto' or True", remedy)
+        require_package("math_verify", f"reward {self.name}", "a check by algebra", "math")
+        super().__post_init__(self.answer_column)
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion, with algebra where it is needed."""
