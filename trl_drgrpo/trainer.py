@@ -24,12 +24,13 @@ from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.diagnostics.progress import progress_by_default
+from trl_drgrpo.features.earlier_batches import EarlierBatches
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.features.forks import ForkedRollouts
 from trl_drgrpo.features.model_card.publishing import ModelCard
 from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
-from trl_drgrpo.objective.advantages import AdvantageBaseline, RunningRewardScale, combine_rewards, group_advantages
+from trl_drgrpo.objective.advantages import AdvantageBaseline, combine_rewards, group_advantages
 from trl_drgrpo.objective.fork_advantages import fork_step_advantages, fork_token_advantages
 from trl_drgrpo.objective.step_advantages import (
     StepBaseline,
@@ -38,7 +39,6 @@ from trl_drgrpo.objective.step_advantages import (
     step_advantages,
     with_closings,
 )
-from trl_drgrpo.objective.value_baseline import ValueBaseline
 from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
@@ -192,13 +192,11 @@ class DrGRPOTrainer(HostTrainer):
         self.later = LaterAssignments(args, given)
 
     def _build_features(self, run: Prepared) -> None:
-        self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
-        self._batch_rewards: list[torch.Tensor] = []  # of all ranks, by round of the batch at hand
         self.resume, self.diagnostics, self.fast_path = Resume(self), Diagnostics(self), FastPath(self)
         self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, run.segmenter)
-        self.model_card, self.movement_watch, self.turns = ModelCard(self), MovementWatch(self), run.turns
-        self.turns.trainer = self
-        training = [self.fast_path, self.sampling, self.forks]
+        self.earlier, self.model_card, self.turns = EarlierBatches(self), ModelCard(self), run.turns
+        self.turns.trainer, self.movement_watch = self, MovementWatch(self)
+        training = [self.fast_path, self.sampling, self.forks, self.earlier]
         self.features = [self.resume, self.diagnostics, *training, self.model_card, self.turns]
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
@@ -241,14 +239,6 @@ class DrGRPOTrainer(HostTrainer):
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
 
     # Rewards become advantages
-
-    def collecting(self, inputs: list[dict[str, Any]], generate: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        self._batch_rewards = []
-        rollouts = super().collecting(inputs, generate)
-        # The rounds of a batch are credited alike: what is learned from them is for the next batch.
-        for rewards in self._batch_rewards:
-            self.reward_scale.update(rewards)
-        return rollouts
 
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
@@ -306,7 +296,7 @@ class DrGRPOTrainer(HostTrainer):
             outcome = group_advantages(batch.rewards, batch.num_generations, baseline)  # (B,)
         else:  # siblings are compared: (b, T)
             outcome = fork_token_advantages(batch.rewards, batch.num_generations, forks, batch.trained_mask, rows)
-        outcome = outcome / self._reward_scale(batch)
+        outcome = outcome / self.earlier.divisor(batch)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
         is_baseline, unscorable = args.process_role == "baseline", batch.rewards.isnan()
@@ -318,7 +308,7 @@ class DrGRPOTrainer(HostTrainer):
             credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, rule, unscorable)
         elif is_baseline:
             scored = outcome.masked_fill(unscorable, torch.nan)
-            credits, metrics = self.value_baseline.subtract(
+            credits, metrics = self.earlier.value_baseline.subtract(
                 scored, rewards, ends, batch.num_generations, update=batch.training
             )
             self.log_batch({f"process/baseline_{name}": [value] for name, value in metrics.items()}, {})
@@ -337,15 +327,6 @@ class DrGRPOTrainer(HostTrainer):
         if outcome.dim() == 1:
             outcome = outcome[rows].to(process.device).unsqueeze(1)
         return outcome_weight * outcome + process_weight * process
-
-    def _reward_scale(self, batch: RolloutBatch) -> float:
-        """Divisor of the outcome advantages: of earlier batches, 1 in the first, since one that this batch had changed
-        would bias it."""
-        if not self.args.scale_by_running_std:
-            return 1.0
-        if batch.training:
-            self._batch_rewards.append(batch.rewards)
-        return self.reward_scale.std
 
     @property
     def own_advantages(self) -> str | None:
@@ -413,6 +394,4 @@ class DrGRPOTrainer(HostTrainer):
     def add_to_log(self, logs: dict[str, Any]) -> None:
         if self.args.beta_warmup_steps and self.model.training:
             logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
-        if self.args.scale_by_running_std and self.model.training:
-            logs["drgrpo/reward_scale"] = self.reward_scale.std
         super().add_to_log(logs)

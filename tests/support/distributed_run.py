@@ -244,7 +244,7 @@ def trained(output, processes, mode, server, address):
         "log": logged,
         "start": start,
         "weights": whole_weights(trainer.model),
-        "scale": trainer.reward_scale.state_dict(),
+        "scale": trainer.earlier.reward_scale.state_dict(),
         "failures": trainer.describing.failures,
         "asked": trainer.gathered([getattr(trainer, "asked", ())]),
         "kind": str(trainer.accelerator.distributed_type),

@@ -40,7 +40,7 @@ def train(folder, resume):
     arguments = {"step_reward_funcs": step_reward, "resume": resume or None}
     trainer = runs.train(DrGRPOTrainer, settings, PROMPTS, TOKENIZER, length_reward, **arguments)
     weights = {name: p.detach() for name, p in trainer.model.named_parameters()}
-    torch.save({"weights": weights, "scale": trainer.reward_scale.state_dict()}, folder / "end.part")
+    torch.save({"weights": weights, "scale": trainer.earlier.reward_scale.state_dict()}, folder / "end.part")
     (folder / "end.part").replace(folder / "end.pt")
 
 

@@ -138,22 +138,23 @@ def test_the_running_scale_is_of_whole_earlier_batches_of_training(trained, cred
     plain = torch.stack([credit(column(each)) for each in rounds])
     std = torch.tensor(rounds).std().item()  # of a batch's two rounds
 
-    def batch(_):
-        return {"advantages": torch.stack([credit(column(each)) for each in rounds])}
+    def batch():
+        with trained.making_batch():
+            return torch.stack([credit(column(each)) for each in rounds])
 
-    logs = {}
-    with swapped(trained, reward_scale=RunningRewardScale()), swapped(trained.args, scale_by_running_std=True):
-        torch.testing.assert_close(trained.collecting([], batch)["advantages"], plain)  # the first: by 1
+    logs, scale = {}, RunningRewardScale()
+    with swapped(trained.earlier, reward_scale=scale), swapped(trained.args, scale_by_running_std=True):
+        torch.testing.assert_close(batch(), plain)  # the first: by 1
         trained.add_to_log(logs)
         assert logs["drgrpo/reward_scale"] == pytest.approx(std)
         trained.model.eval()
         try:
-            torch.testing.assert_close(trained.collecting([], batch)["advantages"] * std, plain)
+            torch.testing.assert_close(batch() * std, plain)
         finally:
             trained.model.train()
-        assert trained.reward_scale.count == 16
-        torch.testing.assert_close(trained.collecting([], batch)["advantages"] * std, plain)  # both rounds alike
-        assert trained.reward_scale.count == 32
+        assert scale.count == 16
+        torch.testing.assert_close(batch() * std, plain)  # both rounds alike
+        assert scale.count == 32
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39])
@@ -235,14 +236,14 @@ VALUES = [[0.9, 0.5, 0.1], [0.2, None, 0.1], [0.4, 0.4, 0.8], [0.3, 0.6, 0.2]]
 
 def test_as_a_baseline_step_scores_are_subtracted_and_never_paid(trained, credit):
     two_groups = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
-    with swapped(trained, value_baseline=ValueBaseline()):
+    with swapped(trained.earlier, value_baseline=ValueBaseline()):
         outcome = credit(column(two_groups))
         advantages = credit(column(two_groups), steps=[*VALUES, *VALUES[:3], VALUES[3][:2]], process_role="baseline")
         differences = value_differences(VALUES * 2, 4).flatten(0, 1)
         torch.testing.assert_close(advantages[:, 0], outcome)  # before the first step nothing is known
         slopes = (outcome.unsqueeze(1) - advantages[:, [0, 4, 8]]) / differences[:, :3].float()
         assert slopes[:4, 1].tolist() == pytest.approx([slopes[0, 1].item()] * 4, rel=1e-4)  # one c per group
-        assert trained.value_baseline.squares > 0
+        assert trained.earlier.value_baseline.squares > 0
 
 
 def test_an_own_credit_takes_the_place_of_ours(trained, credit):

@@ -138,7 +138,7 @@ def test_a_checkpoint_on_the_hub_resumes_bit_for_bit(
     resumed.train(resume_from_checkpoint=str(back))
     for name, weight in resumed.model.named_parameters():
         assert torch.equal(weight, whole.model.get_parameter(name)), name
-    assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
+    assert resumed.earlier.reward_scale.state_dict() == whole.earlier.reward_scale.state_dict()
 
 
 def test_the_saved_limit_is_kept_and_written_down(hub, settings, prompts, tokenizer, reward):

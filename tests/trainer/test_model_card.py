@@ -132,7 +132,7 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
         "l_it = -min(min(rho_i, 4) * A_i, clip(rho_i, 0.9, 1.28) * A_i) + 0.04 * rho_i * k3_it",
         "A_i  = (r_i - mean of the other 3 rewards of its group) / sigma_run",
         "one ratio per completion",
-        f"at the moment of this card {trainer.reward_scale.std:.4g}",
+        f"at the moment of this card {trainer.earlier.reward_scale.std:.4g}",
         "the reference is the starting weights, frozen",
         "rises linearly over the first 5 optimizer steps",
         "multiplied by the importance ratio",

@@ -71,7 +71,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(extra, train, output):
         resumed = train(**extra, resume=output / f"checkpoint-{stop_at}")
         assert resumed.state.global_step == 7
         assert_same_weights(weights(resumed), weights(whole))
-        assert resumed.reward_scale.state_dict() == whole.reward_scale.state_dict()
+        assert resumed.earlier.reward_scale.state_dict() == whole.earlier.reward_scale.state_dict()
 
 
 def test_a_finished_run_is_finished(train, output):

@@ -328,7 +328,7 @@ class TrainerCredit:
                 step_reward_funcs=self._judge_all if self.judge else None,
             )
         if self.fitted is not None:
-            trainer.value_baseline.load_state_dict({"squares": 1024.0, "products": 1024.0 * self.fitted})
+            trainer.earlier.value_baseline.load_state_dict({"squares": 1024.0, "products": 1024.0 * self.fitted})
         return trainer
 
     def _read(self, rows: Sequence[Trajectory]) -> None:

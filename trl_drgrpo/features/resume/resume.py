@@ -217,8 +217,6 @@ class Resume(Feature):
         self.trainer.loss_normalizer = loss_normalizer
         self.run_id = state["run_id"]
         self._say_what_changed(state, checkpoint)
-        self.trainer.reward_scale.load_state_dict(state["reward_scale"])
-        self.trainer.value_baseline.load_state_dict(state["value_baseline"])
         self._resume_position(state, checkpoint)
         self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
 

@@ -63,8 +63,6 @@ def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, 
     return {
         "loss_normalizer": trainer.loss_normalizer,
         "micro_step": trainer.micro_step,
-        "reward_scale": trainer.reward_scale.state_dict(),
-        "value_baseline": trainer.value_baseline.state_dict(),
         "geometry": geometry(trainer),
         "has_rollouts": trainer.pending_rollouts is not None,
         "run_id": run_id,

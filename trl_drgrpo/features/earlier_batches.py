@@ -1,0 +1,53 @@
+"""What the credit of a batch takes from the batches before it; what a batch itself had changed would bias it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trl_drgrpo.objective.advantages import RunningRewardScale
+from trl_drgrpo.objective.value_baseline import ValueBaseline
+from trl_drgrpo.upstream.batches import RolloutBatch
+from trl_drgrpo.upstream.hooks import Feature
+
+
+class EarlierBatches(Feature):
+    """Statistics of earlier generation batches. All rounds of a batch see the same ones.
+
+    Attributes:
+        reward_scale ([`RunningRewardScale`]): Of the rewards of all ranks, with `scale_by_running_std`.
+        value_baseline ([`ValueBaseline`]): The coefficient of step scores that are subtracted.
+    """
+
+    def __init__(self, trainer: Any = None):
+        super().__init__(trainer)
+        self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
+        self._rewards: list[torch.Tensor] = []  # of all ranks, by round of the batch at hand
+
+    def divisor(self, batch: RolloutBatch) -> float:
+        """Divisor of the outcome advantages; 1 in the first batch."""
+        if not self.trainer.args.scale_by_running_std:
+            return 1.0
+        if batch.training:
+            self._rewards.append(batch.rewards)
+        return self.reward_scale.std
+
+    @contextmanager
+    def making_batch(self) -> Iterator[None]:
+        self._rewards = []
+        yield
+        for rewards in self._rewards:
+            self.reward_scale.update(rewards)
+
+    def add_to_log(self, logs: dict[str, Any]) -> None:
+        if self.trainer.args.scale_by_running_std and self.trainer.model.training:
+            logs["drgrpo/reward_scale"] = self.reward_scale.std
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reward_scale": self.reward_scale.state_dict(), "value_baseline": self.value_baseline.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            self.reward_scale.load_state_dict(state["reward_scale"])
+            self.value_baseline.load_state_dict(state["value_baseline"])
