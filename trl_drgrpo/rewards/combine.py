@@ -89,8 +89,9 @@ class Composed:
         """
         total, log_extra = len(kwargs["completions"]), kwargs.get("log_extra")
         if not rows:
-            for column in sorted(self.logged) if log_extra is not None else ():
-                log_extra(column, [None] * total)
+            if log_extra is not None:
+                for column in sorted(self.logged):
+                    log_extra(column, [None] * total)
             return []
         chosen = {
             key: [value[row] for row in rows] if key not in PER_CALL and _is_column(value, total) else value

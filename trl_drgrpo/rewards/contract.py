@@ -108,12 +108,13 @@ class _Guard:
                 log_metric(metric, value)
 
             kwargs["log_metric"] = log
+        rewards: Rewards = [None] * len(rows)
         failure = None
         try:
             output = self.reward_func(**kwargs)
             rewards = validate_rewards(await output if is_async(self.reward_func) else output, len(rows), self.name)
         except (Exception, SystemExit) as error:  # KeyboardInterrupt is nobody's reward; sys.exit() is one's own
-            rewards, failure = [None] * len(rows), error
+            failure = error
         if failure is not None:
             self._settle(failure)
         # A function that counts its own failures, per completion, is believed.

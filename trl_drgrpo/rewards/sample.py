@@ -194,8 +194,8 @@ class SampleReward:
     def __post_init__(self, *columns: str) -> None:
         options: Any = self
         columns = columns or ((options.column,) if getattr(self, "column", None) is not None else ())
-        limits, on_error = getattr(self, "limits", None), getattr(self, "on_error", "unscorable")
-        SampleReward.__init__(self, options.name, columns, limits, on_error)
+        settings = {name: getattr(options, name) for name in ("limits", "on_error") if hasattr(options, name)}
+        SampleReward.__init__(self, options.name, columns, **settings)
         for option, allowed in self.allowed.items():
             value = getattr(self, option)
             if allowed is bool:

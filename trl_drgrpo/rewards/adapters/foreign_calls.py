@@ -263,7 +263,9 @@ async def _read_later(result: Any, read: Callable[[Any], Any]) -> Any:
     return read(await result)
 
 
-async def _outcome(score: Callable[..., Any], call: Call, limits: Limits | None, name: str) -> float | Failure | None:
+async def _outcome(
+    score: Callable[..., Any], call: tuple[Any, ...], limits: Limits | None, name: str
+) -> float | Failure | None:
     try:
         result = score(*call)
         if inspect.isawaitable(result):

@@ -54,7 +54,7 @@ class AgainstColumn(SampleReward):
     """Holds a completion against the truth in a column. A row without a truth is left unscored, and one whose truth
     cannot be read is an `UnscorableError`."""
 
-    column: str
+    column: Any
     truths = ("text", "number")
     ignore_case: bool = False
 
