@@ -39,14 +39,9 @@ def test_trl_scores_the_same_answer_zero():
 
 def test_the_place_of_the_answer_is_an_option():
     text = r"<answer>2</answer> \boxed{1}" + "\n#### 3"
-    rewards = {place: MathReward(place, limits=None) for place in ("auto", "boxed", "tags", "final_line")}
-    assert {place: score(reward, text, "1") for place, reward in rewards.items()} == {
-        "auto": 1.0,
-        "boxed": 1.0,
-        "tags": 0.0,
-        "final_line": 0.0,
-    }
-    assert score(rewards["tags"], text, "2") == score(rewards["final_line"], text, "3") == 1.0
+    for place, answer in {"auto": "1", "boxed": "1", "tags": "2", "final_line": "3"}.items():
+        reward = MathReward(place, limits=None)
+        assert reward(completions=[text] * 3, solution=["1", "2", "3"]) == [float(answer == gold) for gold in "123"]
 
 
 def test_another_column():
@@ -61,12 +56,6 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"math-verify.*pip install \"trl-drgrpo\[math\]\""):
         MathReward()
-
-
-def test_a_short_column_is_an_error_and_no_silent_zero(here):
-    for wrong in (["1"], "12"):
-        with pytest.raises(InputError, match="expected a list of 2 values, one per completion"):
-            here(completions=["a", "b"], solution=wrong)
 
 
 @pytest.mark.parametrize("dump", [pickle.dumps, cloudpickle.dumps])
