@@ -229,13 +229,12 @@ async def _each(
         for row in convention.rows(kwargs, reward.__name__)
         for part, function in enumerate(functions)
     ]
-    score = functools.partial(_score, functions, convention.read)
     if isinstance(reward, AsyncComposed):
-        outcomes = [_outcome(score, call, limits, reward.__name__) for call in calls]
-        scores = settled(await reward.together(outcomes), reward.__name__, on_error, log_metric, reward.lowest_reward)
+        outcomes = await reward.together([_outcome(reward, convention.read, limits, *call) for call in calls])
+        scores = settled(outcomes, reward.__name__, on_error, log_metric, reward.lowest_reward)
     else:
         scores = scored_in_workers(
-            score,
+            functools.partial(_score, functions, convention.read),
             [(call, {}) for call in calls],
             name=reward.__name__,
             limits=limits,
@@ -255,22 +254,17 @@ def _score(
     functions: Sequence[Callable], read: Callable[[Any], Any], part: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Score that one of the functions gives one completion; runs in a worker where there is a time limit."""
-    result = functions[part](*args, **kwargs)
-    return _read_later(result, read) if inspect.isawaitable(result) else read(result)
-
-
-async def _read_later(result: Any, read: Callable[[Any], Any]) -> Any:
-    return read(await result)
+    return read(functions[part](*args, **kwargs))
 
 
 async def _outcome(
-    score: Callable[..., Any], call: tuple[Any, ...], limits: Limits | None, name: str
+    reward: Composed, read: Callable, limits: Limits | None, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> float | Failure | None:
     try:
-        result = score(*call)
+        result = reward.reward_funcs[part](*args, **kwargs)
         if inspect.isawaitable(result):
             result = await asyncio.wait_for(result, limits and limits.timeout)
-        return reward_number(result, f"reward function '{name}'")
+        return reward_number(read(result), f"reward function '{reward.__name__}'")
     except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
         return Failure(*failure_of(error))
 
