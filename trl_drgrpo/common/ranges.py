@@ -65,6 +65,22 @@ class Range:
         return (f"{kind}, {bounds}" if bounds else kind) + others
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What one of several values may be, with a remedy as in [`Range`]."""
+
+    values: tuple
+    remedy: str = "Pick one of them."
+
+    def allows(self, value: Any) -> bool:
+        """Whether it is one of the values."""
+        return value in self.values
+
+    def __str__(self) -> str:
+        *others, last = map(repr, self.values)
+        return f"{', '.join(others)} or {last}"
+
+
 def whole(lowest: int | None, highest: int | None = None, **more: Any) -> Range:
     """A whole number."""
     return Range(lowest, highest, whole=True, **more)
@@ -167,8 +183,8 @@ def refuse_out_of_range(values: Mapping[str, Any]) -> None:
             refuse_outside(name, values[name], allowed)
 
 
-def refuse_outside(field: str, value: Any, allowed: Range) -> None:
-    """Refuses a number that lies outside a range."""
+def refuse_outside(field: str, value: Any, allowed: Range | Choice) -> None:
+    """Refuses a number that lies outside a range, and a value that is none of a choice."""
     if not allowed.allows(value):
         raise InputError(field, shortened(value), str(allowed), allowed.remedy)
 

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.common.ranges import Choice, finite_number, refuse_outside
 from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, log_mean, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
@@ -121,11 +121,9 @@ class AsyncComposed(Composed):
                 return await function(*args, **kwargs)
             return await asyncio.to_thread(function, *args, **kwargs)
         except SystemExit as error:  # as it is, it would end the event loop and not just this reward
-            got = f"SystemExit: {error}"
+            field, got = f"reward function '{reward_name(function)}'", f"SystemExit: {error}"
             remedy = "Raise an exception, or return None for a completion it cannot score."
-            raise RewardError(
-                f"reward function '{reward_name(function)}'", got, "a list of rewards", remedy
-            ) from error
+            raise RewardError(field, got, "a list of rewards", remedy) from error
 
     async def together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
         """At the same time; the first error ends the other calls and is raised as it is."""
@@ -194,13 +192,8 @@ def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", n
 
     ```
     """
-    if none not in ("propagate", "skip"):
-        raise InputError(
-            "none",
-            repr(none),
-            "'propagate' or 'skip'",
-            "'propagate' skips rows with None, 'skip' sums the other parts.",
-        )
+    remedy = "'propagate' skips rows with None, 'skip' sums the other parts."
+    refuse_outside("none", none, Choice(("propagate", "skip"), remedy))
     names, found, weights = zip(*_named_parts(parts), strict=True)
     return composed(name, found, _weighted_sum, names=names, weights=weights, skips_none=none == "skip")
 

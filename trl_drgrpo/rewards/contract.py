@@ -215,9 +215,8 @@ def check_on_error(on_error: Any) -> None:
 def check_name(name: Any) -> None:
     """Refuses a name under which nothing could be logged: no text, or an empty one."""
     if not isinstance(name, str) or not name.strip():
-        raise InputError(
-            "name", shortened(name), "a non-empty string", "Set a name: metrics are called rewards/<name>/mean."
-        )
+        remedy = "Set a name: metrics are called rewards/<name>/mean."
+        raise InputError("name", shortened(name), "a non-empty string", remedy)
 
 
 def check_column(column: Any, field: str = "column") -> None:
@@ -256,9 +255,8 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     if hasattr(output, "tolist"):  # torch and numpy
         output = output.tolist()
     if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
-        raise RewardError(
-            field, f"{type(output).__name__} {shortened(output)}", due, "Return a list from the function."
-        )
+        got = f"{type(output).__name__} {shortened(output)}"
+        raise RewardError(field, got, due, "Return a list from the function.")
     rewards = list(output)
     if len(rewards) != num_completions:
         raise RewardError(field, f"{len(rewards)} rewards", due, "Score every completion of the call, in order.")

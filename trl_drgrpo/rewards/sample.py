@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.common.ranges import Range, refuse_outside
+from trl_drgrpo.common.ranges import refuse_outside
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
 from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
@@ -173,7 +173,7 @@ class SampleReward:
     lowest_reward: float | None = 0.0  # the least that `score` gives; `None`: not known
     threads = 1  # calls at once in this process, for a `score` that waits for others
     truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
-    allowed: ClassVar[Mapping[str, Any]] = {}  # what options of a dataclass may be: a `Range`, the values, or `bool`
+    allowed: ClassVar[Mapping[str, Any]] = {}  # what options of a dataclass may be: a range, a choice, or `bool`
 
     def __init__(
         self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: OnError = "unscorable"
@@ -197,14 +197,10 @@ class SampleReward:
         settings = {name: getattr(options, name) for name in ("limits", "on_error") if hasattr(options, name)}
         SampleReward.__init__(self, options.name, columns, **settings)
         for option, allowed in self.allowed.items():
-            value = getattr(self, option)
             if allowed is bool:
-                check_flag(option, value)
-            elif isinstance(allowed, Range):
-                refuse_outside(option, value, allowed)
-            elif value not in allowed:
-                expected = f"one of {', '.join(map(repr, allowed))}"
-                raise InputError(option, repr(value), expected, "Pick one of them.")
+                check_flag(option, getattr(self, option))
+            else:
+                refuse_outside(option, getattr(self, option), allowed)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
         """Raises [`InputError`] if the first column holds what no row could be scored by."""

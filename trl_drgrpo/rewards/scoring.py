@@ -148,10 +148,8 @@ def _read_csv(file: Path, field: str) -> list[Row]:
                 raise InputError(f"{file}, line {reader.line_num}", got, "one field per column", "Fix the quotes.")
             rows.append(dict(row))
     except csv.Error as error:
-        remedy = "Fix the line; double a quote inside a field."
-        raise InputError(
-            f"{file}, line {reader.reader.line_num}", f"invalid CSV ({error})", "a row", remedy
-        ) from error
+        where, remedy = f"{file}, line {reader.reader.line_num}", "Fix the line; double a quote inside a field."
+        raise InputError(where, f"invalid CSV ({error})", "a row", remedy) from error
     return rows
 
 

@@ -39,6 +39,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.ranges import Choice, refuse_outside
 from trl_drgrpo.rewards.adapters.foreign_calls import (
     NOT_COLUMNS,
     Call,
@@ -89,9 +90,8 @@ def from_trl(
 
     ```
     """
-    if completions_as not in ("messages", "text", None):
-        remedy = "Leave it out to pass them as they come."
-        raise InputError("completions_as", repr(completions_as), '"messages" or "text"', remedy)
+    choice = Choice(("messages", "text"), "Leave it out to pass them as they come.")
+    refuse_outside("completions_as", completions_as or "text", choice)
     found: Any = loaded(resolve_reward(function, "function") if isinstance(function, str) else function, "function")
     reward: Any = composed(name or reward_name(found), [found], _converted, form=completions_as)
     reward.__doc__ = inspect.getdoc(found)
@@ -168,12 +168,8 @@ def from_verl(
     names, constants, needed = _BATCH if is_batch else _SINGLE, reward_kwargs or {}, required(found)
     offered = (*names, *(() if is_batch else _TEXT_NAMES), *constants)
     if unknown := [parameter for parameter in needed if parameter not in offered]:
-        raise InputError(
-            "function",
-            f"{reward_name(found)}, which needs {', '.join(unknown)}",
-            f"a function of {', '.join(names)}",
-            "Give the other arguments as constants with reward_kwargs.",
-        )
+        got, expected = f"{reward_name(found)}, which needs {', '.join(unknown)}", f"a function of {', '.join(names)}"
+        raise InputError("function", got, expected, "Give the other arguments as constants with reward_kwargs.")
     if is_batch and timeout is not None:
         remedy = "Leave it out, and put `isolate` around the reward."
         raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
@@ -423,12 +419,9 @@ def _parts(rubric: Any, parser: Any) -> list[tuple[functools.partial, float]]:
 def _bound(function: Callable, objects: Mapping[str, Any]) -> functools.partial:
     """A function with the objects of its rubric; refuses one that scores a group."""
     if named := sorted(_GROUP & {parameter.name for parameter in parameters(function) or ()}):
-        raise InputError(
-            "rubric",
-            f"the function {reward_name(function)}, which takes {', '.join(named)}",
-            "functions that score one completion",
-            "A batch may split groups: write it as a reward function in TRL's form.",
-        )
+        got = f"the function {reward_name(function)}, which takes {', '.join(named)}"
+        remedy = "A batch may split groups: write it as a reward function in TRL's form."
+        raise InputError("rubric", got, "functions that score one completion", remedy)
     return functools.partial(function, **select(function, objects))
 
 

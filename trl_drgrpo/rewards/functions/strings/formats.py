@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, UnscorableError, require_package, shortened
-from trl_drgrpo.common.ranges import Range, finite_number, positive, refuse_outside, whole
+from trl_drgrpo.common.ranges import Choice, Range, finite_number, positive, refuse_outside, whole
 from trl_drgrpo.rewards.contract import Limits, OnError
 from trl_drgrpo.rewards.functions.strings.matching import AgainstColumn
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking, completion_text
@@ -66,14 +66,13 @@ class FormatReward(SampleReward):
     think_opened: bool | str = "auto"
     name: str = "format_reward"
 
+    allowed: ClassVar = {"think_opened": Choice(("auto", True, False), "'auto' fits most templates.")}
+
     def __post_init__(self):
         super().__post_init__("prompts")
         for field, tag in (("think_tag", self.think_tag), ("answer_tag", self.answer_tag)):
             if tag is not None and not re.fullmatch(r"[A-Za-z][\w-]*", str(tag)):
                 raise InputError(field, repr(tag), "the name of a tag", "Write it without angle brackets.")
-        if self.think_opened not in ("auto", True, False):
-            expected = "'auto', True or False"
-            raise InputError("think_opened", repr(self.think_opened), expected, "'auto' fits most templates.")
 
     def __call__(self, completions: Sequence[Any], log_metric: Any = None, **kwargs: Any) -> list[float | None]:
         """Rewards of `B` completions; without `prompts` they count as conversational."""
@@ -146,7 +145,7 @@ class RegexReward(AgainstColumn):
     on_error: OnError = "unscorable"
 
     truths = ()
-    allowed: ClassVar[Mapping[str, Any]] = {
+    allowed: ClassVar = {
         "ignore_case": bool,
         "timeout": positive(remedy="1 second is ample for a sound pattern."),
     }

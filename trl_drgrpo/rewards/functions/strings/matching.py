@@ -12,18 +12,17 @@ listing. A row without a truth (`None`) is left unscored.
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
-from trl_drgrpo.common.ranges import Range
+from trl_drgrpo.common.ranges import Choice, Range
 from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answer
 
-_WHERE = ("answer", "marked", "whole")
-_TOLERANCE = Range(0, remedy="0 compares exactly.")
+_WHERE = Choice(("answer", "marked", "whole"))
 
 
 def answer_text(completion: str, where: str) -> str | None:
@@ -114,7 +113,7 @@ class ExactMatchReward(AgainstColumn):
     name: str = "exact_match_reward"
 
     truths = ("text", "number", "boolean", "list")
-    allowed: ClassVar[Mapping[str, Any]] = {"where": _WHERE, "ignore_case": bool}
+    allowed: ClassVar = {"where": _WHERE, "ignore_case": bool}
 
     def read(self, truth: Any) -> set[str] | None:
         truths = [each for each in (truth if isinstance(truth, (list, tuple)) else [truth]) if each is not None]
@@ -168,12 +167,8 @@ class NumericReward(AgainstColumn):
     name: str = "numeric_reward"
     on_error: OnError = "unscorable"
 
-    allowed: ClassVar[Mapping[str, Any]] = {
-        "where": _WHERE,
-        "thousands": (",", ".", " ", "'", ""),
-        "abs_tol": _TOLERANCE,
-        "rel_tol": _TOLERANCE,
-    }
+    allowed: ClassVar = dict.fromkeys(("abs_tol", "rel_tol"), Range(0, remedy="0 compares exactly."))
+    allowed |= {"where": _WHERE, "thousands": Choice((",", ".", " ", "'", ""))}
 
     def is_right(self, completion: str, truth: tuple[Decimal, Decimal]) -> bool:
         answer = answer_text(completion, self.where)
