@@ -90,8 +90,8 @@ def from_trl(
 
     ```
     """
-    choice = Choice(("messages", "text"), "Leave it out to pass them as they come.")
-    refuse_outside("completions_as", completions_as or "text", choice)
+    forms = Choice(("messages", "text", None), "Leave it out to pass them as they come.")
+    refuse_outside("completions_as", completions_as, forms)
     found: Any = loaded(resolve_reward(function, "function") if isinstance(function, str) else function, "function")
     reward: Any = composed(name or reward_name(found), [found], _converted, form=completions_as)
     reward.__doc__ = inspect.getdoc(found)
