@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import Choice, finite_number, refuse_outside
-from trl_drgrpo.rewards.columns import PER_CALL
-from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, log_mean, reward_name, validate_rewards
+from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.signatures import is_async, required, select, signature_of
@@ -38,6 +37,7 @@ class Composed:
         rule (`Callable[[Composed, dict], Awaitable]`): The rewards of one call, given this reward and the keywords
             that TRL passes.
         columns (`Sequence[str]`, *optional*): Columns that a call needs. Defaults to those that the parts require.
+        **settings: Further arguments of the rule.
     """
 
     lowest_reward: float | None = None
@@ -48,9 +48,10 @@ class Composed:
         reward_funcs: Sequence[Callable],
         rule: Callable[..., Awaitable[Any]],
         columns: Sequence[str] | None = None,
+        **settings: Any,
     ):
         check_name(name)
-        self.__name__, self.reward_funcs, self.rule = name, tuple(reward_funcs), rule
+        self.__name__, self.reward_funcs, self.rule = name, tuple(reward_funcs), functools.partial(rule, **settings)
         self.logged: set[str] = set()  # columns that a part gave to `log_extra`
         needed = [column for function in reward_funcs for column in required(function)]
         self.__signature__ = signature_of(needed if columns is None else columns)
@@ -77,8 +78,10 @@ class Composed:
         return await self.together(map(of, reward_funcs))
 
     def log(self, kwargs: dict[str, Any], key: str, values: Iterable[float | None]) -> None:
-        """Logs the mean of values, as a metric of this reward."""
-        log_mean(kwargs.get("log_metric"), f"rewards/{self.__name__}/{key}", values)
+        """Logs the mean of the values that are not `None`, where there is one, as a metric of this reward."""
+        present, log_metric = [value for value in values if value is not None], kwargs.get("log_metric")
+        if present and log_metric is not None:
+            log_metric(f"rewards/{self.__name__}/{key}", sum(present) / len(present))
 
     async def some(self, part: Callable, kwargs: dict[str, Any], rows: Sequence[int]) -> Rewards:
         """The rewards that a part gives some of the rows: every list of one value per row is cut down to them.
@@ -94,7 +97,7 @@ class Composed:
                     log_extra(column, [None] * total)
             return []
         chosen = {
-            key: [value[row] for row in rows] if key not in PER_CALL and _is_column(value, total) else value
+            key: [value[row] for row in rows] if isinstance(value, list | tuple) and len(value) == total else value
             for key, value in kwargs.items()
         }
         if log_extra is not None:
@@ -135,16 +138,10 @@ class AsyncComposed(Composed):
                 task.cancel()
 
 
-def composed(
-    name: str,
-    reward_funcs: Sequence[Callable],
-    rule: Callable[..., Awaitable[Any]],
-    columns: Sequence[str] | None = None,
-    **settings: Any,
-) -> Composed:
-    """A reward function that follows a rule with its settings; asynchronous where one of the functions is."""
+def composed(name: str, reward_funcs: Sequence[Callable], *args: Any, **settings: Any) -> Composed:
+    """A [`Composed`] reward function; asynchronous where one of the functions is."""
     kind = AsyncComposed if any(map(is_async, reward_funcs)) else Composed
-    return kind(name, reward_funcs, functools.partial(rule, **settings), columns)
+    return kind(name, reward_funcs, *args, **settings)
 
 
 def _part(reward: Any, field: str) -> Callable:
@@ -156,10 +153,6 @@ def _part(reward: Any, field: str) -> Callable:
         remedy = "List a reward model in reward_funcs itself instead."
         raise InputError(field, got, "a reward function, an instance of one, or its name", remedy)
     return reward
-
-
-def _is_column(value: Any, total: int) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == total
 
 
 def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", name: str = "weighted_sum") -> Composed:

@@ -263,13 +263,6 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     return [reward_number(reward, field, f"for completion {index}") for index, reward in enumerate(rewards)]
 
 
-def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, values: Iterable[float | None]) -> None:
-    """Logs the mean of the values that are not `None`, where there is one and TRL gave a `log_metric`."""
-    present = [value for value in values if value is not None]
-    if present and log_metric is not None:
-        log_metric(metric, sum(present) / len(present))
-
-
 def reward_number(reward: Any, field: str, where: str = "") -> float | None:
     """
     One reward of a function's result as a float; `None` for `None` and NaN. [`RewardError`] for no number and for
