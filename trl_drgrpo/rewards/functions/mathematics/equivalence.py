@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any
 
 from trl_drgrpo.rewards.functions.mathematics import relations
-from trl_drgrpo.rewards.functions.mathematics.algebra import real_value
 from trl_drgrpo.rewards.functions.mathematics.answers import Answer, read, unlabeled
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, is_cheap, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import letters, tidy
@@ -146,6 +145,8 @@ def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> b
         return _same(gold, claim.exact, deep)
     value = exact.number.value if exact.number else None
     if value is None and deep and is_cheap(exact.text):
+        from trl_drgrpo.rewards.functions.mathematics.algebra import real_value
+
         value = real_value(relations.for_algebra(exact.text))
     if value is None:
         verdict = _same(gold, claim.exact, deep)
