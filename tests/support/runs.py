@@ -13,6 +13,10 @@ def length_reward(completion_ids, **kwargs):
     return [float(sum(ids) % 3) for ids in completion_ids]
 
 
+def parity_reward(completion_ids, **kwargs):
+    return [float(sum(ids) % 2) for ids in completion_ids]
+
+
 def failing(call):
     """`length_reward`, which raises once, at its n-th call."""
     calls = []

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import statistics
@@ -10,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import assert_same_weights, failing, short_run, step_reward, train, weights
+from runs import assert_same_weights, failing, parity_reward, short_run, step_reward, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.cli import flags, values
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
+from trl_drgrpo.features.diagnostics.diagnostics import BatchSnapshot
+from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.features.diagnostics.warn_once import DEFAULTS, RunWarnings
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.report.contents import report_contents
@@ -26,10 +25,6 @@ from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
-
-
-def parity_reward(completion_ids, **kwargs):
-    return [float(sum(ids) % 2) for ids in completion_ids]
 
 
 def run(settings, prompts, tokenizer, reward=parity_reward, trainer_arguments=None, **fields):
@@ -227,13 +222,6 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     resumed = run(fields, prompts, tokenizer, reward, {"resume": checkpoint})
     assert resumed.diagnostics.correctness_rule.is_binary is False
     assert "correct_threshold" not in caplog.text
-
-
-def test_warnings_reach_log_and_file(settings, prompts, tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        run(settings, prompts, tokenizer, lambda completions, **kwargs: [0.0] * len(completions), max_steps=6)
-    assert [w["cause"] for w in read(settings, "warnings.jsonl")] == ["dead_groups"]
-    assert caplog.text.count("of the groups had no signal") == 1
 
 
 @pytest.mark.parametrize(

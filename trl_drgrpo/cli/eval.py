@@ -36,12 +36,12 @@ from trl_drgrpo.cli.run_keys import (
     run_folder,
 )
 from trl_drgrpo.common import __version__
-from trl_drgrpo.common.disk import check_file, check_writable
+from trl_drgrpo.common.disk import check_file, check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.evaluation import models
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
     given = _checked(args)
-    from trl_drgrpo.evaluation import results
+    from trl_drgrpo.evaluation.results import as_json
 
     names = {"model": given.values["model_name_or_path"]}
     if baseline := _baseline(args, given):
@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
     content = task.results({role: (name, files[role][1]) for role, name in names.items()})
     file, samples = files["model"]
     path = task.path(names)
-    results.write_results(path, content)
-    print(results.as_json(content) if args.json else _plain_text(content), end="")
+    write_whole(path, as_json(content))
+    print(as_json(content) if args.json else _plain_text(content), end="")
     console.log(f"Written: {path}; samples: {file}")
     if args.pass_rates:
         write_rates(args.pass_rates, samples, task.judged(samples))
@@ -269,7 +269,7 @@ class _Task:
         }
 
     def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.running import ModelSampler, check_context, server_sampler
+        from trl_drgrpo.evaluation.running import check_context, model_sampler, server_sampler
 
         decoding, batch_size = self.given.decoding(), self.args.batch_size
         if self.args.vllm_server_base_url is not None:
@@ -278,26 +278,21 @@ class _Task:
         model = models.load_model(model_path(name), self.given.loading(self.args.base))
         lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template())) for row in self.rows]
         check_context(model, lengths, decoding)
-        return ModelSampler(model, tokenizer, decoding, batch_size)
+        return model_sampler(model, tokenizer, decoding, batch_size)
 
     def results(self, sampled: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
         """The result. `sampled`: name and samples by role."""
-        from trl_drgrpo.evaluation import results
+        from trl_drgrpo.evaluation.results import results
 
-        correct = {role: self.judged(rows) for role, (_, rows) in sampled.items()}
-        found = []
-        for role, (name, rows) in sampled.items():
-            numbers = results.model_numbers(rows, correct[role], self.args.k)
-            found.append({"role": role, "name": name, "weights": models.weights_mark(model_path(name)), **numbers})
-        difference = None
-        if "baseline" in sampled:
-            (_, ours), (_, theirs) = sampled["model"], sampled["baseline"]
-            difference = results.differences(ours, correct["model"], theirs, correct["baseline"], self.args.k)
         typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
         about = provenance(shlex.join(["trl-drgrpo", *typed]))
         reward, threshold = self.rule.values()
         how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
-        return results.results({**about, **self.facts, "correct": how}, found, difference)
+        models_of = {
+            role: ({"name": name, "weights": models.weights_mark(model_path(name))}, rows)
+            for role, (name, rows) in sampled.items()
+        }
+        return results({**about, **self.facts, "correct": how}, models_of, self.args.k)
 
     def path(self, names: dict[str, str]) -> Path:
         """The file of the result. `names`: of the models, by role."""

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load and answer."""
     given = _checked(args)
-    from trl_drgrpo.evaluation.running import ModelSampler
-    from trl_drgrpo.search.sampling import Request
+    from trl_drgrpo.evaluation.running import model_sampler
+    from trl_drgrpo.process_rewards.sampling import Request
     from trl_drgrpo.single_gpu.memory.meta_model import context_length
 
     prompts = _prompts(args.prompt)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             asked(text)
         console.log(f"Loading {given.values['model_name_or_path']}")
         model = models.load_model(given.model, loading)
-        sampler = ModelSampler(model, tokenizer, given.decoding(), args.num_samples)
+        sampler = model_sampler(model, tokenizer, given.decoding(), args.num_samples)
     began = False
     for number, text in enumerate(prompts):
         with console.stdout_to_stderr():

@@ -25,7 +25,7 @@ from trl_drgrpo.cli.values import reward_spec
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.columns import ask, check_columns
 from trl_drgrpo.rewards.contract import reward_name
@@ -259,11 +259,11 @@ def _tokenized(tokenizer_name: str | None, rows: list[dict[str, Any]]) -> list[d
 def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
     """Rows with the texts of their steps, each with the separator that ends it: those that they came with (published
     and labeled steps lack it), else those that a `step_separator` ends."""
-    from trl_drgrpo.process_rewards.steps import step_segmenter
-    from trl_drgrpo.process_rewards.steps.separators import Regex, Separators
+    from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
+    from trl_drgrpo.process_rewards.steps.separators import Interval, Turns
 
-    rule = step_segmenter(given[0] if not isinstance(given, str) and len(given) == 1 else given).rule
-    if not isinstance(rule, Separators | Regex) and any(row.get("steps") is None for row in rows):
+    rule = configured_segmenter([given] if isinstance(given, str) else given).rule
+    if isinstance(rule, Interval | Turns) and any(row.get("steps") is None for row in rows):
         remedy = "Score rows with a column steps, or set another one."
         raise InputError("step_separator", repr(given), "separators or a regex: only texts are saved", remedy)
 
@@ -276,7 +276,7 @@ def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
                 steps.append(text[begin:end])
         return steps if steps[-1].strip() else steps[:-1]
 
-    ends = tuple(getattr(rule, "separators", [""]))
+    ends = rule.separators or ("",)
 
     def steps_of(row: dict[str, Any]) -> list[str]:
         if (steps := row.get("steps")) is None:

@@ -209,14 +209,15 @@ def test_a_checkpoint_belongs_to_its_run(tmp_path):
 
 
 def test_evaluations_of_a_run_are_in_its_report(tmp_path):
-    from trl_drgrpo.evaluation.results import write_results
+    from trl_drgrpo.evaluation.results import as_json
     from trl_drgrpo.report import write_report
 
     evaluations = tmp_path / "_drgrpo" / "evaluations"
     evaluations.mkdir(parents=True)
     (tmp_path / "_drgrpo" / "run.json").write_text('{"format": 1}')
     hostile = "<script>alert(1)</script>.jsonl"
-    write_results(evaluations / "a.json", result(samples([1, 0], [1, 1]), samples([0, 0], [1, 0]), dataset=hostile))
+    content = result(samples([1, 0], [1, 1]), samples([0, 0], [1, 0]), dataset=hostile)
+    (evaluations / "a.json").write_text(as_json(content))
     page = write_report(tmp_path).read_text("utf-8")
     assert '<details id="evaluations"' in page
     assert "difference, paired" in page

@@ -21,8 +21,8 @@ from trl_drgrpo.rewards.columns import PER_CALL
 from trl_drgrpo.rewards.combine import AsyncComposed, Composed, composed
 from trl_drgrpo.rewards.contract import Limits, OnError, check_on_error, declared, reward_name, reward_number
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers, settled
-from trl_drgrpo.rewards.isolation.pool import Call, Failure
-from trl_drgrpo.rewards.isolation.worker import failure_of
+from trl_drgrpo.rewards.isolation.pool import Call
+from trl_drgrpo.rewards.isolation.worker import Failure, failure_of
 from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values, completion_text
 from trl_drgrpo.rewards.signatures import parameters
@@ -266,7 +266,7 @@ async def _outcome(
             result = await asyncio.wait_for(result, limits and limits.timeout)
         return reward_number(read(result), f"reward function '{reward.__name__}'")
     except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
-        return Failure(*failure_of(error))
+        return failure_of(error)
 
 
 def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | None:
