@@ -227,6 +227,7 @@ def packed(model):
     return [getattr(m.weight.quant_state, "packing_format_for_cpu", False) for m in layers]
 
 
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="packed weights are for AVX-512")
 @pytest.mark.parametrize("fixture", ["base", "base_with_bias"])
 def test_without_the_cure_this_would_fail_and_packed_weights_are_unpacked(fixture, request, settings):
     model = load(request.getfixturevalue(fixture), quantization_config=nf4())

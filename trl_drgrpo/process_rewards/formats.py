@@ -66,9 +66,7 @@ class PRMScorer:
     not say how they are written (`_encode`).
 
     Args:
-        model, tokenizer, name, batch_size, max_length, prompt_text: As in [`TokenClassificationScorer`].
-        lazy (`bool`, *optional*, defaults to `False`): Whether to load a model that is named at the first call. What
-            only loading shows is raised then.
+        model, tokenizer, name, batch_size, max_length, prompt_text, lazy: As in [`TokenClassificationScorer`].
         **options: `dtype`, `device`, `quantization_config` and `trust_remote_code`, as there; the format's own, see
             `settings`.
 
@@ -360,7 +358,7 @@ class MathShepherdScorer(PRMScorer):
         number_steps (`bool`, *optional*, defaults to `True`): Write `Step k: ` before steps that do not begin so, as
             every step of the training data does.
         name (`str`, *optional*, defaults to `"math_shepherd_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+        batch_size, max_length, prompt_text, lazy, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
     Attributes:
@@ -382,7 +380,7 @@ class VersaScorer(PRMScorer):
 
     Args:
         model (`str` or `PreTrainedModel`): Path, Hub id (`UW-Madison-Lee-Lab/VersaPRM`) or model.
-        tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, dtype, device,
+        tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, lazy, dtype, device,
             quantization_config, trust_remote_code: As in [`MathShepherdScorer`]; other defaults.
 
     Attributes:
@@ -406,7 +404,7 @@ class MathPSAScorer(VersaScorer):
 
     Args:
         model (`str` or `PreTrainedModel`): Path, Hub id or model; an adapter's too.
-        tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, dtype, device,
+        tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, lazy, dtype, device,
             quantization_config, trust_remote_code: As in [`MathShepherdScorer`]; other defaults.
 
     Attributes:
@@ -433,7 +431,7 @@ class ChatTurnScorer(PRMScorer):
         good (`str`, *optional*, defaults to `"+"`): The answer to a good step, one token.
         bad (`str` or `int`, *optional*, defaults to `"-"`): The other answer, one token or its id.
         name (`str`, *optional*, defaults to `"chat_turn_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+        batch_size, max_length, prompt_text, lazy, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
     Attributes:
@@ -469,7 +467,7 @@ class QwenMathScorer(PRMScorer):
         auto_class (`str`, *optional*, defaults to `"AutoModelForTokenClassification"`): Loads a checkpoint of another
             architecture; `"AutoModel"` with `trust_remote_code=True` runs the repository's own class.
         name (`str`, *optional*, defaults to `"qwen_math_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+        batch_size, max_length, prompt_text, lazy, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`]. Messages keep their roles, the system's too, unless `prompt_text` is given.
 
     Attributes:
@@ -498,6 +496,8 @@ class TokenClassificationScorer(PRMScorer):
         name (`str`, *optional*, defaults to `"token_classification_prm"`): Name in logs and metrics.
         batch_size (`int`, *optional*, defaults to `8`): Rows per forward pass.
         max_length (`int`, *optional*): Longest input in tokens. Defaults to what model and tokenizer state.
+        lazy (`bool`, *optional*, defaults to `False`): Whether to load a model that is named at the first call. What
+            only loading shows is raised then.
         dtype (`torch.dtype` or `str`, *optional*): Type of the weights; by default the checkpoint's.
         device (`torch.device` or `str`, *optional*): By default this process's GPU, else the CPU.
         quantization_config (*optional*): For `from_pretrained`.
@@ -541,7 +541,7 @@ class SkyworkScorer(PRMScorer):
         tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
         step_token (`str`, *optional*, defaults to a line break): One token of the vocabulary.
         name (`str`, *optional*, defaults to `"skywork_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
+        batch_size, max_length, prompt_text, lazy, dtype, device, quantization_config, trust_remote_code: As in
             [`TokenClassificationScorer`].
 
     Attributes:

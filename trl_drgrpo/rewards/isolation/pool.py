@@ -304,8 +304,13 @@ def pool_for(limits: Limits) -> WorkerPool:
 
 
 def close_pools(patience: float = -1) -> None:
-    """Ends the workers of all pools, as the end of the interpreter does; the next call starts new ones. A call of
-    another thread is waited for, at most `patience` seconds (-1: to its end)."""
+    """
+    Ends the workers of all pools, as the end of the interpreter does; the next call starts new ones.
+
+    Args:
+        patience (`float`, *optional*, defaults to `-1`):
+            Seconds for which a call of another thread is waited for; -1: to its end.
+    """
     for pool in list(_POOLS.values()):
         pool.close(patience)
 
