@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch = "continuations per forward pass, or requests at a time (default: 32)"
     add("--batch_size", type=int, default=32, help=batch)
     add("--problems_at_once", type=int, default=8, help="problems searched together (default: 8)")
-    add("--vllm_server_base_url", help="sample with a vLLM server that serves --model: http://localhost:8000")
+    add("--vllm_server_base_url", help="sample with a vLLM server of --model, or of its base: http://localhost:8000")
     add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
     add("--dataset_config", help="configuration of a Hub dataset")
     add("--rename_columns", nargs="+", default=[], metavar="OLD=NEW", help="for example question=prompt")

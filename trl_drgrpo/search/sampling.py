@@ -13,7 +13,7 @@ runs.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
 from trl_drgrpo.process_rewards.steps.separators import Separators
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, RequestFailed, Session
+from trl_drgrpo.search.served_adapters import served_name
 
 End = Literal["step", "stop", "length"]
 
@@ -198,7 +199,7 @@ class ServerSampler:
 
     Args:
         base_url (`str`): Of the server, as TRL's `vllm_server_base_url`: without `/v1`.
-        model (`str`): Name of the model there.
+        model (`str`): Name of the model there, or the folder of an adapter, which it is made to load.
         tokenizer (`PreTrainedTokenizerBase`): The model's.
         segmenter ([`StepSegmenter`]): Says where steps end.
         temperature, top_p (`float`): Of the sampling.
@@ -206,7 +207,8 @@ class ServerSampler:
         timeout (`float`, *optional*, defaults to `600.0`): Seconds per request.
 
     Raises:
-        `InputError`: No address of a server. Calls raise it where the server does not answer as it should.
+        `InputError`: No address of a server, or one that does not load the adapter. Calls raise it where the server
+            does not answer as it should.
     """
 
     def __init__(
@@ -222,9 +224,10 @@ class ServerSampler:
         timeout: float = 600.0,
     ):
         try:
-            self.endpoint = Endpoint(f"{base_url.rstrip('/')}/v1", model, concurrency=concurrency, timeout=timeout)
+            endpoint = Endpoint(f"{base_url.rstrip('/')}/v1", model, concurrency=concurrency, timeout=timeout)
         except InputError as error:
             raise error.under("vllm_server_base_url") from error
+        self.endpoint = replace(endpoint, model=served_name(self, base_url, model))
         self.tokenizer, self.step_end = tokenizer, StepEnd(segmenter, tokenizer)
         self.sampling = {"temperature": temperature, "top_p": top_p, "n": 1, "return_token_ids": True}
         self.stops = list(segmenter.rule.separators) if isinstance(segmenter.rule, Separators) else None

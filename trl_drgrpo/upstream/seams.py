@@ -16,22 +16,25 @@ from trl_drgrpo.upstream.versions import TRL_TESTED, require_supported_trl
 require_supported_trl()
 
 from trl import GRPOTrainer  # noqa: E402  # the version is judged before anything heavy loads
+from trl.generation import vllm_generation  # noqa: E402
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One private method of `GRPOTrainer` that this package overrides or calls.
+    """One private method of `GRPOTrainer`, or of TRL's vLLM backend, that this package overrides or calls.
 
     Args:
         name (`str`): The method.
         parameters (`tuple[str, ...]`): Its parameters after `self`, in order.
         mentions (`tuple[str, ...]`): Source text that must still stand in TRL's body for the override to mean what it
             means: a number read from an attribute, a key of the dict that comes back.
+        owner (`str`): The class.
     """
 
     name: str
     parameters: tuple[str, ...]
     mentions: tuple[str, ...] = ()
+    owner: str = "GRPOTrainer"
 
 
 CONSTRUCTOR = (
@@ -62,6 +65,7 @@ SEAMS = (
             "model = get_peft_model(model, peft_config",
             "self._env_tools[name] = tools + methods",
             "self._environment_pool[name] = [instance]",
+            "self.vllm_generation = VLLMGeneration(",
         ),
     ),
     Seam("_calculate_rewards", ("inputs", "prompts", "completions", "completion_ids_list"), ("gather(",)),
@@ -118,6 +122,21 @@ SEAMS = (
     Seam("_load_best_model", (), ("self._issue_warnings_after_load(load_result)",)),
     Seam("_issue_warnings_after_load", ("load_result",), ("load_result.missing_keys",)),
     Seam("_load_optimizer_and_scheduler", ("checkpoint",)),
+    Seam("_init_vllm", (), ("self.llm = LLM(", "= VLLMClient(", "client.init_communicator("), "VLLMGeneration"),
+    Seam("_iter_named_params", (), ("model.merge_adapter()", "model.named_parameters()"), "VLLMGeneration"),
+    Seam(
+        "sync_weights",
+        (),
+        (
+            'self.llm.wake_up(tags=["weights"])',
+            "self.vllm_client.update_named_params(self._weight_metadata, self._iter_named_params())",
+            "for name, param in self._iter_named_params():",
+            "self.llm.reset_prefix_cache()",
+        ),
+        "VLLMGeneration",
+    ),
+    Seam("update_named_params", ("metadata", "named_params"), (), "VLLMClient"),
+    Seam("init_communicator", ("device",), (), "VLLMClient"),
 )
 
 
@@ -164,9 +183,10 @@ def patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
 
 
 def _problem(seam: Seam, trainer_class: type) -> str:
-    method = getattr(trainer_class, seam.name, None)
+    owner = trainer_class if seam.owner == "GRPOTrainer" else getattr(vllm_generation, seam.owner, None)
+    method = getattr(owner, seam.name, None)
     if method is None:
-        return f"GRPOTrainer.{seam.name} is gone"
+        return f"{seam.owner}.{seam.name} is gone"
     change = _change(seam, method)
     patch = patched_by(seam.name, trainer_class)
     return f"replaced by the module {patch}; it {change}" if change and patch else change

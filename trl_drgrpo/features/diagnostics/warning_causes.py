@@ -451,6 +451,20 @@ def process_hacked(window: Window, deviations: float = 4.0) -> str | None:
     )
 
 
+@_cause("sampling/sampling_logp_difference/mean", steps=2, fewest=1, explains=("unequal_weights",))
+def lost_sync(window: Window, nats: float = 0.1) -> str | None:
+    """vLLM samples from other weights than those that are trained."""
+    (gaps,) = window.series
+    if min(gaps) < nats:
+        return None
+    return (
+        f"vLLM's log-probabilities differ from the trainer's by {statistics.fmean(gaps):.2g} nats per token over "
+        f"{window.span}: it does not generate with the trained weights. A server must serve the trained model in the "
+        "same precision (--dtype, --quantization), and no one else may load weights into it. If it does, set "
+        "vllm_lora='merged', which sends all weights, and report the difference."
+    )
+
+
 @_cause(QUARTERS[0], QUARTERS[-1], steps=40, fewest=10)
 def unequal_weights(window: Window, share: float = 0.1, deviations: float = 6.0) -> str | None:
     """The correction for vLLM's probabilities weighs long rows otherwise than short ones."""
