@@ -17,12 +17,13 @@ from tiny import tiny_tokenizer
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, TrainerCallback
 from trl import GRPOTrainer
 
-from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer, lora_preset
 from trl_drgrpo.single_gpu.memory import Planner
 from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 
 SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
     "tiny": (64, 256, 4, 4, 2, 2000, False),
+    "wide heads": (128, 256, 4, 4, 2, 2000, False),  # vLLM has no kernels for narrow ones on a CPU
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
     "7B": (3584, 18944, 28, 28, 4, 152064, False),
@@ -119,6 +120,20 @@ def trainer_of(arm, model, method, size, folder, steps, device):
     prompts = Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]})
     run = {**common, **(ARMS[arm] or {})}
     return without_prints(build(trainer_class, run, prompts, tiny_tokenizer(), reward, model, peft_config=lora))
+
+
+def vllm_trainer(folder, method, sent, size, device, **engine):
+    """A trainer of adapters on the base in a folder, which a colocated engine loads as well."""
+    tiny_tokenizer().save_pretrained(folder)
+    run = settings_of(f"{folder}/out", 4, device, logging_steps=1, learning_rate=1e-3, vllm_lora=sent, **engine)
+    keys = keys_of(method, size, device)
+    run |= {
+        key: value for key, value in keys.items() if key.startswith(("per_device", "gradient", "num_gen", "max_comp"))
+    }
+    run["model_init_kwargs"] = {"dtype": "bfloat16"}
+    adapter = lora_preset(method, r=16)
+    prompts = Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]})
+    return without_prints(build(DrGRPOTrainer, run, prompts, tiny_tokenizer(), reward, folder, peft_config=adapter))
 
 
 class Phases(TrainerCallback):
