@@ -29,6 +29,7 @@ from trl_drgrpo.upstream.versions import installed_versions, provenance
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("trl-drgrpo", "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
+SYNC = ("sampling/sync_seconds", "sampling/sync_bytes")
 # Of the largest difference that is still rounding: autocast to bfloat16 keeps 8 bits of a number.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
 
@@ -133,7 +134,6 @@ def vllm(device, line):
 
 # In the order of their weight, with seconds that each may take on a GPU.
 PARTS = {hardware: 30, parity: 60, training: 270, generation: 120, vllm: 110}
-SYNC = ("sampling/sync_seconds", "sampling/sync_bytes")
 
 
 def run_part(name, seconds, small):

@@ -34,6 +34,7 @@ ARMS = {
     "TRL, default": {},
 }
 GROUP = 8
+GEOMETRY = ("per_device", "gradient", "num_gen", "max_comp")  # keys of the trainer's arguments begin so
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,7 @@ def reward(prompts, completion_ids, **kwargs):
 def trainer_of(arm, model, method, size, folder, steps, device):
     """A trainer of one arm."""
     keys = keys_of(method, size, device)
-    known = ("per_device", "gradient", "num_gen", "max_comp")
-    geometry = {key: value for key, value in keys.items() if key.startswith(known)}
+    geometry = {key: value for key, value in keys.items() if key.startswith(GEOMETRY)}
     checkpointing = {"gradient_checkpointing": True}  # TRL's default, and the planner's
     common = settings_of(folder, steps, device, logging_steps=1, **checkpointing, **geometry)
     trainer_class = DrGRPOTrainer if ARMS[arm] is None else GRPOTrainer
@@ -127,9 +127,7 @@ def vllm_trainer(folder, method, sent, size, device, **engine):
     tiny_tokenizer().save_pretrained(folder)
     run = settings_of(f"{folder}/out", 4, device, logging_steps=1, learning_rate=1e-3, vllm_lora=sent, **engine)
     keys = keys_of(method, size, device)
-    run |= {
-        key: value for key, value in keys.items() if key.startswith(("per_device", "gradient", "num_gen", "max_comp"))
-    }
+    run |= {key: value for key, value in keys.items() if key.startswith(GEOMETRY)}
     run["model_init_kwargs"] = {"dtype": "bfloat16"}
     adapter = lora_preset(method, r=16)
     prompts = Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]})
