@@ -118,7 +118,7 @@ TOLD = [
     (
         "lost_sync",
         {"sampling__sampling_logp_difference__mean": [0.0, 0.2, 0.3]},
-        "by 0.25 nats per token over the last 2",
+        "0.25 nats per token over",
     ),
     ("nothing_moves", gradient([0.0] * 10), "The gradient was 0 in every log"),
     ("nothing_moves", gradient([0.1] * 10, [0.0] * 10), "learning_rate was 0"),
