@@ -42,7 +42,8 @@ def run(settings, long_prompts, tokenizer, reward, saved_model):
 
     def run(do=train, model=saved_model, adapter=None, **changes):
         options = {"r": 4, "task_type": "CAUSAL_LM", "target_modules": "all-linear", **(adapter or {})}
-        values = {**settings, "learning_rate": 0.1, "use_vllm": True, "vllm_max_model_length": 128, **changes}
+        values = {**settings, "max_steps": 2, "learning_rate": 0.1, "max_completion_length": 8, "use_vllm": True}
+        values |= {"vllm_max_model_length": 128, **changes}
         loaded = AutoModelForCausalLM.from_pretrained(model)
         return do(DrGRPOTrainer, values, long_prompts, tokenizer, reward, loaded, peft_config=LoraConfig(**options))
 
@@ -69,11 +70,11 @@ def test_a_colocated_engine_generates_with_each_version(run, rule):
     [engine] = LLM.instances
     assert max(logged(trainer, GAP)) < 1e-4
     assert engine.kwargs | {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1} == engine.kwargs
-    assert engine.calls == ["reset_prefix_cache", "add_lora", "generate"] * 3
+    assert engine.calls == ["reset_prefix_cache", "add_lora", "generate"] * 2
     [folder] = [path for path in folders() - before if path.is_dir()]
-    assert [path.name for path in folder.iterdir()] == ["3"]  # one version at a time
-    size = sum(path.stat().st_size for path in folder.glob("3/*"))
-    assert logged(trainer, "sampling/sync_bytes") == pytest.approx([size] * 3, rel=0.01)
+    assert [path.name for path in folder.iterdir()] == ["2"]  # one version at a time
+    size = sum(path.stat().st_size for path in folder.glob("2/*"))
+    assert logged(trainer, "sampling/sync_bytes") == pytest.approx([size] * 2, rel=0.01)
     assert all(seconds > 0 for seconds in logged(trainer, "sampling/sync_seconds"))
     del trainer
     assert folders() == before
@@ -84,18 +85,18 @@ def test_a_server_gets_each_version_under_a_name_of_its_own(run, tokenizer, save
         trainer = run(**served.settings)
         names = [body["model"] for body in served.completions]
         assert max(logged(trainer, GAP)) < 1e-4
-        assert len(set(names)) == 3
+        assert len(set(names)) == 2
         assert [*served.adapters] == names[-1:]
         del trainer
         gc.collect()
         assert not served.adapters
     steps = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache", "/v1/completions"]
     assert served.routes[:5] == ["/health", "/v1/models", "/server_info", "/v1/load_lora_adapter", "/server_info"]
-    assert served.routes[5:-1] == steps * 3
+    assert served.routes[5:-1] == steps * 2
 
 
 def test_an_engine_that_sleeps_keeps_the_base(run, long_prompts):
-    trainer = run(vllm_enable_sleep_mode=True, max_steps=2)
+    trainer = run(vllm_enable_sleep_mode=True)
     [engine] = LLM.instances
     awake = ["wake_up weights", "reset_prefix_cache", "add_lora", "wake_up kv_cache", "generate", "sleep at level 1"]
     assert engine.calls[0] == "sleep at level 1"
@@ -218,7 +219,7 @@ def test_what_a_server_lacks_is_one_line_with_the_command(options, said, run, to
 @pytest.mark.parametrize(("options", "said"), SERVERS.values(), ids=SERVERS)
 def test_a_server_that_takes_weights_gets_merged_ones(options, said, run, tokenizer, saved_model, caplog):
     with server(tokenizer, saved_model, transfers=True, **options) as served:
-        trainer = run(max_steps=2, **served.settings)
+        trainer = run(**served.settings)
         assert max(logged(trainer, GAP)) < 1e-4
         assert served.routes.count("/update_weights") == 2
         assert f"vLLM gets merged weights in the place of the adapter: {said}" in caplog.text
