@@ -233,8 +233,8 @@ def test_the_recipe_for_a_24_gb_card_trains_through_the_engine(model, tmp_path, 
     changes = {"model_name_or_path": model, "dataset_name": data, "output_dir": tmp_path / "out", "max_steps": 2}
     changes |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 4}
     changes |= {"max_completion_length": 8, "report_to": "none", "save_strategy": "no", "use_cpu": "true"}
-    changes |= {"bf16": "false", "vllm_gpu_memory_utilization": 0.1, "vllm_max_model_length": 512}
-    changes |= {"preset": "lora", "vllm_enable_sleep_mode": "false"}
+    changes |= {"bf16": "false", "vllm_max_model_length": 512}
+    changes |= {"preset": "lora", "vllm_enable_sleep_mode": "false", "logging_steps": 1}
     flags = [part for key, value in changes.items() for part in (f"--{key}", str(value))]
     assert main(["train", "--config", "recipes/vllm_qlora.yaml", *flags]) == 0
     log = [json.loads(line) for line in (tmp_path / "out/_drgrpo/metrics.jsonl").read_text().splitlines()]

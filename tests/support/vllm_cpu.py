@@ -14,7 +14,6 @@ from contextlib import contextmanager
 
 # Read when vLLM is imported. Threads that are bound to cores, or spin, stand still where others use the cores.
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",
@@ -22,8 +21,9 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 COLOCATE = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 512}
-COLOCATE["vllm_gpu_memory_utilization"] = 0.1  # of the host's memory; not of the cache
-ENGINE = {"dtype": "float32", "enforce_eager": True}  # beside TRL's options, in float32 and without a compiler
+CACHE = 2**26  # bytes
+# Beside TRL's options: in float32, and without a compiler.
+ENGINE = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": CACHE}
 
 
 def prepare():
@@ -67,7 +67,7 @@ def served(model, *options, **environment):
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
     command += ["--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", *options]
-    command += ["--gpu-memory-utilization", "0.1", "--max-num-seqs", "16", "--logprobs-mode", "processed_logprobs"]
+    command += ["--kv-cache-memory-bytes", str(CACHE), "--max-num-seqs", "16", "--logprobs-mode", "processed_logprobs"]
     process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, **environment})
     try:
         for _ in range(600):
