@@ -22,6 +22,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
+from trl_drgrpo.evaluation.models import is_adapter
 from trl_drgrpo.process_rewards.named import step_reward
 
 
@@ -101,7 +102,8 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
     SearchSettings(**settings)
     check_values(args.reward_funcs, args.prm)
-    check_local("model", model_path(args.model))
+    if args.vllm_server_base_url is None or not is_adapter(model_path(args.model)):  # a server knows its base
+        check_local("model", model_path(args.model))
     data.check_source(args.dataset_name)
     check_prompting(args.prompt_template, args.system_prompt)
     check_file("output", args.output)
