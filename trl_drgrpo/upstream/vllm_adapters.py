@@ -18,7 +18,6 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ class AdapterFolder:
         for old in self.path.iterdir():
             shutil.rmtree(old)
         version.mkdir()
-        name = model.active_adapter
+        name: Any = model.active_adapter
         state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         save_file({key: value.contiguous() for key, value in state.items()}, version / "adapter_model.safetensors")
         config = copy.copy(model.peft_config[name])
@@ -97,6 +96,8 @@ class VLLMSync(of_trl.VLLMGeneration):
     Raises:
         `InputError`: Adapters cannot travel, and nothing else may; how to start the server.
     """
+
+    model: Any
 
     def __init__(self, *args: Any, trainer: Any, **kwargs: Any):
         self.trainer, trainer.vllm_lora = trainer, trainer.args.vllm_lora  # whose later assignment is refused
@@ -185,7 +186,7 @@ class VLLMSync(of_trl.VLLMGeneration):
             self.bytes = self.folder.write(self.model, version)
         return version
 
-    def _iter_named_params(self) -> Iterator[tuple[str, Any]]:
+    def _iter_named_params(self) -> Any:
         if self.path is not None:
             return
         self.bytes = 0
@@ -207,7 +208,7 @@ class VLLMSync(of_trl.VLLMGeneration):
 
     def _load(self) -> None:
         """Into the engine of this process, which is awake."""
-        from vllm.lora.request import LoRARequest
+        from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
         version = self._write()
         self.accelerator.wait_for_everyone()
@@ -267,7 +268,9 @@ class VLLMSync(of_trl.VLLMGeneration):
 def _engine_class(rank: int) -> Any:
     """TRL's colocated engine with adapters. A function, as the name is there only where vLLM is installed."""
 
-    class AdapterEngine(getattr(of_trl, "LLM", object)):
+    engine: Any = getattr(of_trl, "LLM", object)
+
+    class AdapterEngine(engine):
         newest: Any = None  # request for the newest version
 
         def __init__(self, *args: Any, **options: Any):
