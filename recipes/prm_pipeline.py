@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.cli.demo import stay_offline_and_quiet
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.short_commands import stay_offline_and_quiet
 from trl_drgrpo.upstream.versions import provenance
 
 POLICY, OUTCOME, LINES = "trl_drgrpo:demo", "--reward_funcs list_sum_reward", r"--step_separator '\n'"

@@ -6,6 +6,7 @@ Importing this package is cheap: names resolve on first use, so `import trl_drgr
 from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.lazy import attach
+from trl_drgrpo.process_rewards.named import FORMATS
 from trl_drgrpo.rewards.recipe_rewards import Entry, register
 from trl_drgrpo.upstream.quiet import drop_notices
 
@@ -27,12 +28,8 @@ if TYPE_CHECKING:
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream
 
 # Names in recipes of what stands above the room of rewards. Nothing is imported until a recipe uses one.
-_PRMS = (
-    *("token_classification_prm", "math_shepherd_prm", "qwen_math_prm", "chat_turn_prm", "versa_prm"),
-    *("math_psa_prm", "skywork_prm", "implicit_prm", "prm"),
-)
 register(
-    {name: Entry(f"{__name__}.process_rewards.named", None, name) for name in _PRMS}
+    {name: Entry(f"{__name__}.process_rewards.named", None, name) for name in (*FORMATS, "prm")}
     | {
         "step_judge": Entry(f"{__name__}.process_rewards", None, "StepJudge"),
         "list_sum_reward": Entry(f"{__name__}.demo.task", "list_sum_reward"),

@@ -136,7 +136,7 @@ def start(folder: Path, steps: int) -> Path:
     return folder
 
 
-TASK = Task(start, 800, make_prompts, answer_reward, MAX_COMPLETION, learnable=True, batches=8)
+TASK = Task(start, make_prompts, answer_reward, MAX_COMPLETION, warm_start_steps=800, learnable=True, batches=8)
 STUDY = study("length_bias_arithmetic", TASK, seeds=3, steps=40, learning_rate=5e-5)
 
 if __name__ == "__main__":

@@ -16,16 +16,18 @@ differences, seed by seed, leaves out 0.
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice, product
 from operator import mul
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import long_sums
+import small_models
 import two_turns
 from frame import Results, Row, Run, Study, compared, interval, main, mean, paired, rows_of, table
-from small_models import Moments, gradient_of, groups_of, log_probs_of, small_trainer
+from small_models import Moments, group_gradients
 from transformers import TrainerCallback
 
 from trl_drgrpo.check.bias import sampled_batches
@@ -53,34 +55,23 @@ _PROMPTS = 2_048  # more than a run takes
 _MOST_STEPS = 2_000
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task(small_models.Task):
     """A task and the model that starts on it.
 
     Args:
-        title (`str`): In tables.
-        warm_start (`Callable`): `f(folder, steps)` makes the model.
-        make_prompts (`Callable`): `f(size, seed)` -> dataset.
-        outcome (`Callable`): Reward function, 1 for a correct answer, else 0.
         rule (`Callable`): Step reward function, 1 for a correct step, else 0.
         due (`Callable`): From a prompt to the number of steps of a correct answer.
         labeled_rows (`Callable`): `f(size, seed)` -> rows for `train_prm`.
         prm_prompt (`Callable` or `None`): From a prompt to the text that the process reward model reads.
-        fields (`dict`): Of the trainer's configuration.
         separator (`str` or list): End of a step.
-        rollout (`Callable`, *optional*): `f(seed)` -> `rollout_func`.
     """
 
-    title: str
-    warm_start: Callable[..., Path]
-    make_prompts: Callable[[int, int], Any]
-    outcome: Callable[..., list[float]]
-    rule: StepRewards
-    due: Callable[[Any], int]
-    labeled_rows: Callable[[int, int], list[Row]]
-    prm_prompt: Callable[[Any], str] | None
-    longest: int
-    separator: str | list[str]
-    rollout: Callable[[int], Any] | None = None
+    rule: StepRewards = two_turns.turn_reward
+    due: Callable[[Any], int] = lambda prompt: 2
+    labeled_rows: Callable[[int, int], list[Row]] = two_turns.labeled_rows
+    prm_prompt: Callable[[Any], str] | None = None
+    separator: str | list[str] = "turn"
 
 
 def _labeled_sums(size: int, seed: int) -> list[Row]:
@@ -100,29 +91,24 @@ def _line(prompt: Any) -> str:
 
 TASKS = {
     "long_sums": Task(
-        "Long list sums",
         warm_start,
         lambda size, seed: long_sums.make_dataset(size, "train", seed),
         list_sum_reward,
-        line_reward,
-        lambda prompt: len(numbers_of(prompt)),  # an addition less, and the boxed line
-        _labeled_sums,
-        _line,
         long_sums.MAX_COMPLETION,
-        ["\n"],
+        title="Long list sums",
+        rule=line_reward,
+        due=lambda prompt: len(numbers_of(prompt)),  # an addition less, and the boxed line
+        labeled_rows=_labeled_sums,
+        prm_prompt=_line,
+        separator=["\n"],
     ),
     "two_turns": Task(
-        "Two turns",
         two_turns.start,
         two_turns.make_prompts,
         two_turns.last_number_reward,
-        two_turns.turn_reward,
-        lambda prompt: 2,
-        two_turns.labeled_rows,
-        None,
         two_turns.MAX_COMPLETION,
-        "turn",
         two_turns.rollout,
+        title="Two turns",
     ),
 }
 _SIZES = {"num_generations": 8, "learning_rate": 1.5e-4}
@@ -130,15 +116,8 @@ SETTINGS: dict[str, Any] = {
     "long_sums": {"tokens": 60_000, "prompts": 4, **_SIZES, "prm_rows": 4_000},
     "two_turns": {"tokens": 20_000, "prompts": 8, **_SIZES, "prm_rows": 10_000},
 }
-_SMALL = {
-    "tokens": 250,
-    "prompts": 2,
-    "num_generations": 4,
-    "learning_rate": 3e-3,
-    "prm_rows": 32,
-    "batches": 2,
-    "warm_start": 4,
-}
+_SMALL = {"tokens": 250, "prompts": 2, "num_generations": 4, "learning_rate": 3e-3, "prm_rows": 32}
+_SMALL |= {"batches": 2, "warm_start": 4}
 QUICK = dict.fromkeys(SETTINGS, _SMALL)
 
 
@@ -225,10 +204,8 @@ def trainer_of(
     task = TASKS[name]
     steps = step_rewards(arm, task, prm, seed)
     own = {**USES[arm.split("/")[1]][1], "step_separator": task.separator} if steps else {}
-    own |= {"max_steps": _MOST_STEPS, "max_completion_length": task.longest, "learning_rate": sizes["learning_rate"]}
-    own |= {"step_reward_funcs": steps, "rollout_func": task.rollout(seed) if task.rollout else None}
-    data, groups = task.make_prompts(_PROMPTS, seed), (sizes["prompts"], sizes["num_generations"])
-    return small_trainer(*folders, reward or task.outcome, data, seed, *groups, **{**own, **fields})
+    own |= {"max_steps": _MOST_STEPS, "step_reward_funcs": steps, **fields}
+    return task.trainer(folders, sizes, _PROMPTS, seed, reward, **own)
 
 
 def load_prm(name: str, folder: Path) -> StepRewards:
@@ -241,14 +218,9 @@ def load_prm(name: str, folder: Path) -> StepRewards:
 def make_start(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
     """Makes the model and the process reward model of a task, and measures the variance: `prm` is its quality."""
     task, sizes, place = TASKS[name], settings[name], folder / name
-    model = task.warm_start(place / "model", steps=sizes.get("warm_start", 200))
-    arguments = {
-        "learning_rate": 1e-3,
-        "per_device_train_batch_size": 16,
-        "per_device_eval_batch_size": 64,
-        "disable_tqdm": True,
-        "logging_strategy": "no",
-    }
+    model = task.start(place / "model", steps=sizes.get("warm_start", 200))
+    arguments = {"learning_rate": 1e-3, "per_device_train_batch_size": 16, "per_device_eval_batch_size": 64}
+    arguments |= {"disable_tqdm": True, "logging_strategy": "no"}
     rows, held_out = task.labeled_rows(sizes["prm_rows"], 0), task.labeled_rows(min(300, sizes["prm_rows"]), 1)
     quality = train_prm(str(model), rows, place / "prm", eval_rows=held_out, arguments=arguments)
     return [{"task": name, "prm": quality, "variance": variance(sizes, folder, name)}]
@@ -286,11 +258,7 @@ def variance(sizes: dict[str, Any], folder: Path, name: str) -> dict[str, Any]:
         if number < WARM_UP_BATCHES:
             continue
         tokens += int(trained.sum())
-        for rows in groups_of(len(trained), sizes["num_generations"]):
-            log_probs = log_probs_of(sampler, rollouts, rows)  # (G, T)
-            gradients = {
-                arm: gradient_of(sampler, (given[rows] * log_probs).sum()) for arm, given in advantages.items()
-            }
+        for gradients in group_gradients(sampler, rollouts, sizes["num_generations"], advantages):
             for arm, gradient in gradients.items():
                 moments[arm].add(gradient)
                 halved[arm].add((gradients[OUTCOME] + gradient) / 2)
@@ -308,7 +276,7 @@ def train(settings: dict[str, Any], folder: Path, name: str, arm: str, seed: int
     run: Row = {"task": name, "arm": arm, "seed": seed, "pass_rate": [], "tokens_by_step": []}
 
     def outcome(completions: Sequence[Any], **columns: Any) -> list[float]:
-        rewards = TASKS[name].outcome(completions, **columns)
+        rewards = TASKS[name].reward(completions, **columns)
         run["pass_rate"].append(fmean(rewards))
         return rewards
 
@@ -376,11 +344,8 @@ def rates_table(name: str, results: Results) -> str:
             against = "" if arm == OUTCOME else paired(by_arm[arm], by_arm[OUTCOME]).text(signed=True)
             cells += [str(interval(by_arm[arm])), against]
         found = start["variance"].get(arm)
-        ratios = (
-            [f"{each['ratio']:.3f} ± {each['standard_error']:.3f}" for each in (found, found["half"])]
-            if found
-            else ["", ""]
-        )
+        both_ratios = (found, found["half"]) if found else ()
+        ratios = [f"{each['ratio']:.3f} ± {each['standard_error']:.3f}" for each in both_ratios] or ["", ""]
         rows.append([*cells, *(["1", ""] if arm == OUTCOME else ratios)])
     first = mean([100 * run["pass_rate"][0] for run in rows_of(results, task=name)], 1)
     lines = table([*head, "gradient variance", "with half of c"], rows).split("\n")

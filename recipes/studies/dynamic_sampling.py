@@ -84,7 +84,7 @@ def train(
     sizes = (settings["prompts"], settings["num_generations"])
     fields = {"max_completion_length": task["max_completion"], "learning_rate": rate, "max_steps": 10_000}
     output = folder / f"{start}-{arm}-{seed}"
-    trainer = small_trainer(MODEL_DIR, output, reward, data, seed, *sizes, **fields, **ARMS[arm])
+    trainer = small_trainer(MODEL_DIR, output, reward, data, *sizes, seed=seed, **fields, **ARMS[arm])
     trainer.add_callback(evaluations)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
@@ -140,21 +140,12 @@ def report(results: Results) -> list[str]:
     texts = []
     for start in results["settings"]["starts"]:
         found, arms = scores(results, start), by_arm(results, start)
-        head = [
-            "batches",
-            "learning rate",
-            "steps",
-            "live groups, %",
-            "CPU s",
-            *(f"pass rate, {name}" for name in found),
-        ]
+        head = ["batches", "learning rate", "steps", "live groups, %", "CPU s"]
+        head += [f"pass rate, {name}" for name in found]
         rows = []
         for arm, runs in arms.items():
-            cells = [
-                label(arm),
-                f"{fmean(run['learning_rate'] for run in runs):.1e}",
-                mean(run["steps"] for run in runs),
-            ]
+            rate = f"{fmean(run['learning_rate'] for run in runs):.1e}"
+            cells = [label(arm), rate, mean(run["steps"] for run in runs)]
             cells += [mean(100 * run["live_share"] for run in runs), mean(run["seconds"][-1] for run in runs)]
             rows.append([*cells, *(str(interval(each[arm])) for each in found.values())])
         differences = [

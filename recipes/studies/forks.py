@@ -22,7 +22,7 @@ import torch
 from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, rows_of, table
 from credit import OUTCOME, TASKS, trainer_of
 from long_sums import MAX_COMPLETION, make_problems
-from small_models import Evaluations, Moments, gradient_of, groups_of, height, log_probs_of, mean_height, pass_rate
+from small_models import Evaluations, Moments, group_gradients, height, mean_height, pass_rate
 
 from trl_drgrpo.check.bias import sampled_batches
 from trl_drgrpo.common.drawing import COLORS, new_figure
@@ -105,7 +105,6 @@ def gradients(stages: Stages, settings: dict[str, Any], folder: Path, stage: str
     trainer = forks_trainer(forks, STEPS, seed, folder, stages[stage], f"{stage}-{forks}-{seed}", settings["prompts"])
     trainer.model.train()  # groups fork in training alone
     moments, counts = {kind: Moments() for kind in REWARDS}, {"tokens": 0, "all_tokens": 0}
-    nothing = torch.zeros(sum(p.numel() for p in trainer.model.parameters() if p.requires_grad))
     for batch, rollouts in islice(sampled_batches(trainer), settings["batches"]):
         lengths = [len(ids) for ids in batch.scored.completion_ids]
         counts["all_tokens"] += sum(lengths)
@@ -114,11 +113,9 @@ def gradients(stages: Stages, settings: dict[str, Any], folder: Path, stage: str
         for kind, weight in ((STEPS, trainer.args.process_weight), (OUTCOME, 0.0)):
             with swapped(trainer.args, process_weight=weight):
                 advantages[kind] = replace(batch, advantages=trainer.compute_advantages(batch)).token_advantages
-        for rows in groups_of(len(lengths), batch.num_generations):
-            log_probs = log_probs_of(trainer, rollouts, rows)  # (G, T)
-            for kind, values in advantages.items():
-                is_live = bool(values[rows].any())
-                moments[kind].add(gradient_of(trainer, (values[rows] * log_probs).sum()) if is_live else nothing)
+        for gradients in group_gradients(trainer, rollouts, batch.num_generations, advantages):
+            for kind, gradient in gradients.items():
+                moments[kind].add(gradient)
     torch.save({kind: each.mean for kind, each in moments.items()}, folder / f"{stage}-{forks}-{seed}.pt")
     groups = settings["batches"] * settings["prompts"]
     arm = {"stage": stage, "forks": forks, "seed": seed, **{key: count / groups for key, count in counts.items()}}

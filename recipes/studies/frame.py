@@ -146,7 +146,7 @@ def in_processes(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]],
 
 def prepare() -> None:
     """Quiet, offline, on one thread: models so small gain little from more."""
-    from trl_drgrpo.cli.demo import stay_offline_and_quiet
+    from trl_drgrpo.cli.short_commands import stay_offline_and_quiet
 
     stay_offline_and_quiet()
 

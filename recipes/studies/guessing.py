@@ -94,11 +94,11 @@ def start(folder: Path, steps: int, **changes: Any) -> Path:
 
 TASK = Task(
     start,
-    400,
     make_prompts,
     verdict_reward,
     MAX_COMPLETION,
-    rollout=rollout,
+    rollout,
+    warm_start_steps=400,
     environment_tokens=FEEDBACK_TOKENS,
     fixed_tokens=1,  # the guess
 )

@@ -18,8 +18,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import small_models
 from frame import Interval, Results, Row, Run, Study, compared, interval, known, mean, paired, rows_of, table
-from small_models import small_trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -49,16 +49,11 @@ _CURVES = {  # heading and decimals
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(small_models.Task):
     """A task and the model that starts on it.
 
     Args:
-        warm_start (`Callable`): `f(folder, steps)` makes the model unless it is there, and returns the folder.
         warm_start_steps (`int`): Its steps.
-        make_prompts (`Callable`): `f(size, seed)` -> dataset.
-        reward (`Callable`): Reward function, 1 for a correct answer, else 0.
-        longest (`int`): Tokens of a completion at most.
-        rollout (`Callable`, *optional*): `f(seed)` -> `rollout_func`; by default the trainers generate by themselves.
         environment_tokens (`int`): Tokens of a completion that the environment writes.
         fixed_tokens (`int`): Tokens of a completion that the model writes and that the answer's length leaves out.
         verdict (`Callable`, *optional*): A second reward function, 1 for a true verdict on the own answer, else 0.
@@ -69,12 +64,7 @@ class Task:
         rows, batches (`int`): Of the measurement of one update.
     """
 
-    warm_start: Callable[[Path, int], Path]
-    warm_start_steps: int
-    make_prompts: Callable[[int, int], Any]
-    reward: Callable[..., list[float]]
-    longest: int
-    rollout: Callable[[int], Callable[..., dict[str, Any]]] | None = None
+    warm_start_steps: int = 0
     environment_tokens: int = 0
     fixed_tokens: int = 0
     verdict: Callable[..., list[float]] | None = None
@@ -85,18 +75,11 @@ class Task:
     rows: int = 256
     batches: int = 12
 
-    def trainer(
-        self, settings: dict[str, Any], model: Path, folder: Path, size: int, seed: int, reward: Any, **fields: Any
-    ) -> Any:
-        """A trainer on `size` prompts; `reward` decides what is correct, as the task's own does. `trainer_seed`: if it
-        is another one than that of the prompts."""
-        trainer_seed = fields.pop("trainer_seed", seed)
-        rewards = [reward] if self.verdict is None else [reward, self.verdict]
-        fields |= {"reward_weights": None if self.verdict is None else [1.0, self.verdict_weight]}
-        fields |= {"rollout_func": self.rollout(seed)} if self.rollout else {}
-        fields |= {"max_completion_length": self.longest, "learning_rate": settings["learning_rate"]}
-        sizes = (settings["prompts"], settings["num_generations"])
-        return small_trainer(model, folder, rewards, self.make_prompts(size, seed), trainer_seed, *sizes, **fields)
+    def trainer_on(self, reward: Any, *given: Any, **fields: Any) -> Any:
+        """A trainer; `reward` decides what is correct, as the task's own does."""
+        if self.verdict is None:
+            return self.trainer(*given, reward, **fields)
+        return self.trainer(*given, [reward, self.verdict], reward_weights=[1.0, self.verdict_weight], **fields)
 
 
 def study(name: str, task: Task, seeds: int, **settings: Any) -> Study:
@@ -106,7 +89,7 @@ def study(name: str, task: Task, seeds: int, **settings: Any) -> Study:
 
 
 def measure(task: Task, run: Run) -> None:
-    model = task.warm_start(run.folder / "model", run.settings.get("warm_start", task.warm_start_steps))
+    model = task.start(run.folder / "model", run.settings.get("warm_start", task.warm_start_steps))
     run.once("one_step", partial(one_step, task, run.settings, model, run.folder))
     run.each("runs", ("seed", "arm"), product(run.seeds, ARMS), partial(train, task))
 
@@ -115,8 +98,7 @@ def one_step(task: Task, settings: dict[str, Any], model: Path, folder: Path) ->
     """Before training, the effect of one update of each objective, and its push on the decision to stop."""
     rows, batches = (16, 3) if "warm_start" in settings else (task.rows, task.batches)
     sizes = {**settings, "prompts": rows // settings["num_generations"]}
-    output = folder / "one_step"
-    trainer = task.trainer(sizes, model, output, rows * batches, 0, task.reward, trainer_seed=42)
+    trainer = task.trainer_on(task.reward, (model, folder / "one_step"), sizes, rows * batches, 0, trainer_seed=42)
     seen: list[bias.Rollouts] = []
     changes = bias.measure_model(trainer, batches, lambda rollouts, *batch: seen.append(rollouts))
     return bias.plain({**vars(changes), "pushes": bias.pushes(seen, task.decisions)})
@@ -147,10 +129,9 @@ def train(task: Task, settings: dict[str, Any], folder: Path, seed: int, arm: st
         return rewards
 
     classes, objective = ARMS[arm]
-    model, output, steps = folder / "model", folder / f"{arm}-{seed}", settings["steps"]
-    size = settings["prompts"] * steps
+    folders, steps = (folder / "model", folder / f"{arm}-{seed}"), settings["steps"]
     fields = {"max_steps": steps, "classes": classes, **objective}
-    trainer = task.trainer(settings, model, output, size, seed, recorded, **fields)
+    trainer = task.trainer_on(recorded, folders, settings, settings["prompts"] * steps, seed, **fields)
     run["seconds"] = round(trainer.train().metrics["train_runtime"], 1)
     run["entropy"] = [round(entry["entropy"], 4) for entry in trainer.state.log_history if "entropy" in entry]
     return [{**run, "tokens": sum(run["tokens_by_step"])}]
@@ -206,20 +187,18 @@ def report(task: Task, results: Results) -> list[str]:
 
 def _one_step_table(results: Results, difference: bool) -> str:
     measured = results["one_step"]["differences_from_dr_grpo" if difference else "changes"]
-    scales = {"length_wrong": 1, "length_right": 1, "pass_rate": 100}  # points of a hundred
-    rows = [
-        [
-            objective.label,
-            *(
-                f"{s * known(each[q]['value']):+.1f} ± {s * known(each[q]['standard_error']):.1f}"
-                for q, s in scales.items()
-            ),
-        ]
-        for (name, objective), each in ((pair, measured[pair[0]]) for pair in OBJECTIVES.items())
-        if not (difference and name == REFERENCE)
-    ]
-    first = "minus Dr. GRPO" if difference else "objective"
-    return table([first, "incorrect answers, tokens", "correct answers, tokens", "pass rate, points"], rows)
+    columns = {"incorrect answers, tokens": "length_wrong", "correct answers, tokens": "length_right"}
+    columns |= {"pass rate, points": "pass_rate"}  # of a hundred
+    rows = []
+    for name, objective in OBJECTIVES.items():
+        cells = []
+        for quantity in columns.values():
+            scale, found = 100 if quantity == "pass_rate" else 1, measured[name][quantity]
+            value, error = (scale * known(found[key]) for key in ("value", "standard_error"))
+            cells.append(f"{value:+.1f} ± {error:.1f}")
+        if not (difference and name == REFERENCE):
+            rows.append([objective.label, *cells])
+    return table(["minus Dr. GRPO" if difference else "objective", *columns], rows)
 
 
 def _curves(task: Task) -> dict[str, tuple[str, int]]:
@@ -247,18 +226,13 @@ def _ends_table(task: Task, results: Results) -> str:
 
 
 def _differences_table(task: Task, results: Results) -> str:
-    curves = _curves(task)
-    rows = [
-        [
-            OBJECTIVES[arm].label,
-            *(
-                minus_reference(results, arm, partial(end, curve=c)).text(n, signed=True)
-                for c, (_, n) in curves.items()
-            ),
-        ]
-        for arm in by_arm(results)
-        if arm != REFERENCE
-    ]
+    curves, rows = _curves(task), []
+    for arm in [arm for arm in by_arm(results) if arm != REFERENCE]:
+        found = (minus_reference(results, arm, partial(end, curve=name)) for name in curves)
+        decimals = (each for _, each in curves.values())
+        rows.append(
+            [OBJECTIVES[arm].label, *(each.text(n, signed=True) for each, n in zip(found, decimals, strict=True))]
+        )
     return table(["minus Dr. GRPO, same seed", *(title for title, _ in curves.values())], rows)
 
 

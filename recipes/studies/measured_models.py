@@ -8,15 +8,16 @@ and chains of sums, warm-started a little shorter than in `arithmetic.py`.
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import arithmetic
 import guessing
 from frame import Row, Run, in_processes
 from long_sums import MAX_COMPLETION
-from small_models import small_trainer
+from small_models import Task
 
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.build import TERMS, warm_start
@@ -25,19 +26,15 @@ from trl_drgrpo.demo.task import list_sum_reward, make_dataset
 COMMENTS = (4, 8, 16, 32)  # mean tokens; at most four times as many
 
 
-class Measured(NamedTuple):
-    """A model on a task: title, key of `STARTS`, `f(size, seed)` -> dataset, reward, tokens of a completion at most,
-    `f(seed)` -> `rollout_func`. `constructed`: made for an effect."""
+@dataclass(frozen=True)
+class Measured(Task):
+    """A model on a task; `start` is a key of `STARTS`."""
 
-    title: str
-    start: str
-    make_prompts: Callable[[int, int], Any]
-    reward: Callable[..., list[float]]
-    longest: int
-    rollout: Callable[[int], Any] | None = None
+    start: Any
 
     @property
     def constructed(self) -> bool:
+        """Whether it was made for an effect."""
         return self.rollout is not None
 
 
@@ -59,20 +56,20 @@ STARTS: dict[str, Callable[[Path], Path]] = {
 
 def _guess(title: str, start: str = "guess", honesty: float = 1.0) -> Measured:
     play = partial(guessing.rollout, honesty=honesty)
-    return Measured(title, start, guessing.make_prompts, guessing.verdict_reward, guessing.MAX_COMPLETION, play)
+    return Measured(start, guessing.make_prompts, guessing.verdict_reward, guessing.MAX_COMPLETION, play, title)
 
 
 def _even(length: int) -> Measured:
     title, play = f"even digit, comments of {length}", partial(guessing.rollout, longest=4 * length)
     longest = 1 + guessing.FEEDBACK_TOKENS + 4 * length
-    return Measured(title, f"even_{length}", guessing.make_prompts, even_digit_reward, longest, play)
+    return Measured(f"even_{length}", guessing.make_prompts, even_digit_reward, longest, play, title)
 
 
 def _sums(title: str, terms: tuple[int, int], longest: int, start: str = "demo") -> Measured:
     def make_prompts(size: int, seed: int) -> Any:
         return make_dataset(size, "train", seed, terms)
 
-    return Measured(title, start, make_prompts, list_sum_reward, longest)
+    return Measured(start, make_prompts, list_sum_reward, longest, title=title)
 
 
 _LONG = (TERMS, MAX_COMPLETION)
@@ -87,7 +84,7 @@ MODELS = {
     "sums_6": _sums("list sums, 5 or 6 terms", (5, 6), 96),
     "long_sums": _sums("long list sums", *_LONG, "long_sums"),
     "long_sums_high": _sums("long list sums, fewer mistakes", *_LONG, "long_sums_high"),
-    "chains": Measured("chains of sums", "chains", _CHAINS.make_prompts, _CHAINS.reward, _CHAINS.longest),
+    "chains": Measured("chains", _CHAINS.make_prompts, _CHAINS.reward, _CHAINS.longest, title="chains of sums"),
     **{f"even_{length}": _even(length) for length in COMMENTS},
 }
 
@@ -100,13 +97,8 @@ def start_of(name: str, folder: Path) -> Path:
 
 def trainer_of(name: str, seed: int, folder: Path, settings: dict[str, Any]) -> Any:
     """A trainer of a model that is asked for batches of fresh prompts and takes no step."""
-    model, prompts = MODELS[name], settings["prompts"]
-    fields = {"max_completion_length": model.longest} | (
-        {"rollout_func": model.rollout(seed)} if model.rollout else {}
-    )
-    data = model.make_prompts(prompts * settings["batches"], seed)
-    output, sizes = folder / f"{name}-{seed}", (prompts, settings["num_generations"])
-    return small_trainer(start_of(model.start, folder), output, model.reward, data, seed, *sizes, **fields)
+    model, size = MODELS[name], settings["prompts"] * settings["batches"]
+    return model.trainer((start_of(model.start, folder), folder / f"{name}-{seed}"), settings, size, seed)
 
 
 def measure_all(measure: Callable[..., list[Row]], run: Run) -> None:

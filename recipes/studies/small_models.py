@@ -6,7 +6,8 @@ otherwise. It is warm-started on demonstrations until it plays the game of the s
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,6 @@ def small_trainer(
     output_dir: Path,
     rewards: Any,
     data: Any,
-    seed: int,
     prompts: int,
     num_generations: int,
     classes: tuple[type, type] = (DrGRPOTrainer, DrGRPOConfig),
@@ -60,7 +60,6 @@ def small_trainer(
     Args:
         model_dir, output_dir (`Path`): The model to start from; the trainer's folder, in which nothing is saved.
         rewards, data: Reward functions and training dataset.
-        seed (`int`): Of the trainer.
         prompts, num_generations (`int`): P and G of a step.
         classes (`tuple[type, type]`, *optional*): Trainer and configuration.
         **fields: Of the configuration; `rollout_func` and `step_reward_funcs` go to the trainer.
@@ -72,7 +71,6 @@ def small_trainer(
         output_dir=str(output_dir),
         per_device_train_batch_size=prompts * num_generations,
         num_generations=num_generations,
-        seed=seed,
         **{**SMALL_RUN, **silent, **fields},
     )
     trainer = trainer_class(
@@ -85,6 +83,54 @@ def small_trainer(
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task and the model that starts on it.
+
+    Args:
+        start (`Callable`): `f(folder, steps)` makes the model unless it is there, and returns the folder.
+        make_prompts (`Callable`): `f(size, seed)` -> dataset.
+        reward (`Callable`): Reward function, 1 for a correct answer, else 0.
+        longest (`int`): Tokens of a completion at most.
+        rollout (`Callable`, *optional*): `f(seed)` -> `rollout_func`; by default the trainers generate by themselves.
+        title (`str`): In tables.
+    """
+
+    start: Callable[..., Path]
+    make_prompts: Callable[[int, int], Any]
+    reward: Callable[..., list[float]]
+    longest: int
+    rollout: Callable[[int], Callable[..., dict[str, Any]]] | None = None
+    title: str = ""
+
+    def trainer(
+        self,
+        folders: tuple[Path, Path],
+        sizes: Mapping[str, Any],
+        size: int,
+        seed: int,
+        rewards: Any = None,
+        trainer_seed: int | None = None,
+        **fields: Any,
+    ) -> Any:
+        """A trainer on `size` prompts.
+
+        Args:
+            folders (`tuple[Path, Path]`): Of the model and of the trainer.
+            sizes (`Mapping`): `prompts` and `num_generations` of a step, and where it trains the `learning_rate`.
+            size, seed (`int`): Of the prompts; the seed is the trainer's, too.
+            rewards (`Any`, *optional*): In the place of the task's reward.
+            trainer_seed (`int`, *optional*): If the trainer's seed is another one.
+            **fields: Further ones of the configuration, or others than the task's.
+        """
+        own: dict[str, Any] = {"max_completion_length": self.longest}
+        own |= {"seed": seed if trainer_seed is None else trainer_seed}
+        own |= {key: sizes[key] for key in ("learning_rate",) if key in sizes}
+        own |= {"rollout_func": self.rollout(seed)} if self.rollout else {}
+        data, groups = self.make_prompts(size, seed), (sizes["prompts"], sizes["num_generations"])
+        return small_trainer(*folders, rewards or self.reward, data, *groups, **{**own, **fields})
 
 
 def warm_start(
@@ -275,9 +321,18 @@ def gradient_of(trainer: DrGRPOTrainer, objective: torch.Tensor) -> torch.Tensor
     return torch.cat([g.flatten() for g in torch.autograd.grad(objective, parameters, retain_graph=True)])
 
 
-def groups_of(rows: int, num_generations: int) -> Iterator[slice]:
-    """The rows of each group."""
-    return (slice(first, first + num_generations) for first in range(0, rows, num_generations))
+def group_gradients(
+    trainer: DrGRPOTrainer, rollouts: dict[str, Any], num_generations: int, advantages: Mapping[str, torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Gradients of each group of a batch of `sampled_batches`, one for each kind of advantages `(B, T)`."""
+    nothing = torch.zeros(sum(p.numel() for p in trainer.model.parameters() if p.requires_grad))
+    for first in range(0, len(rollouts["completion_ids"]), num_generations):
+        rows = slice(first, first + num_generations)
+        log_probs = log_probs_of(trainer, rollouts, rows)  # (G, T)
+        yield {
+            kind: gradient_of(trainer, (given[rows] * log_probs).sum()) if given[rows].any() else nothing
+            for kind, given in advantages.items()
+        }
 
 
 class Moments:

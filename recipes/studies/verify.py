@@ -135,11 +135,11 @@ def start(folder: Path, steps: int) -> Path:
 
 TASK = Task(
     start,
-    500,
     make_prompts,
     passes,
     MAX_COMPLETION,
-    rollout=rollout,
+    rollout,
+    warm_start_steps=500,
     fixed_tokens=FIRST_TOKENS,
     verdict=true_verdict,
     verdict_weight=4.0,

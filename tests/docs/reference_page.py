@@ -14,6 +14,7 @@ from typing import Any
 
 import trl_drgrpo
 from trl_drgrpo.cli.main import SUBCOMMANDS
+from trl_drgrpo.cli.main import command as find
 
 HEAD = """\
 # Public names
@@ -69,7 +70,7 @@ def own_fields() -> list[dataclasses.Field]:
 def flags(command: str) -> list[argparse.Action]:
     """The arguments of a subcommand, nested ones too, spellings that are hidden on purpose included."""
     parser = argparse.ArgumentParser(prog=command)
-    importlib.import_module(f"trl_drgrpo.cli.{command.replace('-', '_')}").add_arguments(parser)
+    find(command)[0](parser)
     actions, parsers = [], [parser]
     while parsers:
         for action in parsers.pop()._actions:

@@ -42,7 +42,7 @@ def path(request):
 
 def test_parses_strictly(path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    given = read_recipe(str(path), read_flags()).values
+    given = read_recipe(str(path)).values
     source = given.get("dataset_name", "")
     if data.is_hub_id(source) or source.startswith(("trl_drgrpo:", "reasoning_gym:")):
         job.check_given(given)
@@ -60,7 +60,7 @@ def test_has_its_header(path):
 
 
 def test_has_no_dead_keys(path):
-    for key, value in read_recipe(str(path), read_flags()).values.items():
+    for key, value in read_recipe(str(path)).values.items():
         assert value != read_flags()[key].default, f"{key} is set to its default"
 
 
@@ -146,7 +146,7 @@ def tiny(tokenizer, tmp_path_factory):
 )
 def test_two_steps_on_a_tiny_model(path, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    given = read_recipe(str(path), read_flags()).values
+    given = read_recipe(str(path)).values
     changes = {**SMALL, "model_name_or_path": tiny["policy"], "output_dir": str(tmp_path / "out")}
     if given["dataset_name"] in ROWS:
         data = tmp_path / "train.jsonl"
@@ -173,7 +173,7 @@ def test_two_steps_on_a_tiny_model(path, tiny, tmp_path, monkeypatch):
 
 
 def test_the_rows_cover_every_dataset_that_a_recipe_names():
-    named = {read_recipe(str(path), read_flags()).values["dataset_name"] for path in RECIPES}
+    named = {read_recipe(str(path)).values["dataset_name"] for path in RECIPES}
     assert {name for name in named if not name.startswith("trl_drgrpo:")} == set(ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Whether the sandbox works on this machine, for the tests that need it."""
+"""Whether the sandbox works on this machine, for the tests that need it; cases that take their time."""
 
 import pytest
 
@@ -17,3 +17,8 @@ def why_not() -> str:
 
 REASON = why_not()
 needs_bwrap = pytest.mark.needs_program("a working bubblewrap (Debian: apt-get install bubblewrap)", missing=REASON)
+
+
+def slow(case):
+    """A case that only the slow tests ask."""
+    return pytest.param(case, marks=pytest.mark.slow)

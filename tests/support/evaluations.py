@@ -1,6 +1,6 @@
 """Samples and results of an evaluation, as `trl-drgrpo eval` writes them."""
 
-from trl_drgrpo.evaluation.results import differences, judged, model_numbers, results
+from trl_drgrpo.evaluation.results import results
 
 
 def samples(*rewards_by_prompt, tokens=5, finish="stop"):
@@ -18,21 +18,14 @@ def samples(*rewards_by_prompt, tokens=5, finish="stop"):
 
 def result(model, baseline=None, ks=(1,), dataset="math.jsonl", **facts):
     """The result of samples of a model, and of a baseline."""
-    found, difference = [], None
     rows = {"baseline": baseline, "model": model} if baseline else {"model": model}
-    correct = {role: judged(each, ["accuracy"], None, None) for role, each in rows.items()}
-    for role, each in rows.items():
-        numbers = model_numbers(each, correct[role], ks)
-        found.append({"role": role, "name": f"/home/me/{role}", "weights": "w", **numbers})
-    if baseline:
-        difference = differences(model, correct["model"], baseline, correct["baseline"], ks)
     about = {
         "command": "trl-drgrpo eval",
         "date": "2026-11-22",
-        "dataset": {"name": dataset, "config": None, "split": "test", "prompts": found[0]["prompts"]},
+        "dataset": {"name": dataset, "config": None, "split": "test", "prompts": model[-1]["eval"]["problem"] + 1},
         "prompt": {"prompt_template": None, "system_prompt": None},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_completion_length": 64, "num_samples": 4, "seed": 0},
         "correct": {"reward": "accuracy", "threshold": None},
         **facts,
     }
-    return results(about, found, difference)
+    return results(about, {role: ({"name": f"/home/me/{role}", "weights": "w"}, rows[role]) for role in rows}, ks)

@@ -5,6 +5,10 @@ import math
 import random
 import re
 import statistics
+import threading
+from contextlib import contextmanager
+
+from trl_drgrpo.report.write import FollowedReport, FollowServer
 
 BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
 START = 1_790_000_000.0
@@ -21,6 +25,24 @@ def write_lines(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def append_lines(path, *lines):
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+@contextmanager
+def following(folder):
+    """The server of a page that follows a run."""
+    with FollowServer(FollowedReport([folder])) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def about(**changes):

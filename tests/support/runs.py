@@ -1,8 +1,10 @@
 """Short training runs that several test files compare."""
 
+import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from tiny import tiny_model
@@ -11,6 +13,10 @@ from tiny import tiny_model
 def length_reward(completion_ids, **kwargs):
     """A reward that varies within every group."""
     return [float(sum(ids) % 3) for ids in completion_ids]
+
+
+def parity_reward(completion_ids, **kwargs):
+    return [float(sum(ids) % 2) for ids in completion_ids]
 
 
 def failing(call):
@@ -103,3 +109,13 @@ def written_elsewhere(path, is_file=False):
             yield process
         finally:
             process.kill()
+
+
+def write_lines(path, rows):
+    """Writes JSON Lines."""
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_lines(path):
+    """What JSON Lines hold."""
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]

@@ -1,5 +1,7 @@
 """Process reward models of the published architectures, small enough to build in milliseconds."""
 
+from functools import partial
+
 import pytest
 import torch
 from tiny import CHAT_TEMPLATE, tiny_tokenizer
@@ -104,55 +106,25 @@ def close(got, expected, tolerance=1e-5):
         assert row == pytest.approx(other, abs=tolerance)
 
 
-def token_classification(**options):
-    tokenizer = tiny_tokenizer()
-    model = built(Qwen2ForTokenClassification, config(tokenizer, num_labels=2))
-    return TokenClassificationScorer(model, **{"tokenizer": tokenizer, **options})
-
-
-def math_shepherd(**options):
-    tokenizer = metaspace_tokenizer()
-    return MathShepherdScorer(built(LlamaForCausalLM, config(tokenizer, LlamaConfig)), tokenizer, **options)
-
-
-def qwen_math(**options):
-    tokenizer = marked_tokenizer()
-    return QwenMathScorer(built(Qwen2ForProcessRewardModel, config(tokenizer)), tokenizer, **options)
-
-
-def chat_turn(**options):
-    tokenizer = tiny_tokenizer()
-    return ChatTurnScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, **options)
-
-
-def versa(**options):
-    tokenizer = line_break_tokenizer()
-    return VersaScorer(built(LlamaForCausalLM, config(tokenizer, LlamaConfig)), tokenizer, **options)
-
-
-def math_psa(**options):
-    tokenizer = line_break_tokenizer()
-    return MathPSAScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, **options)
-
-
-def skywork(**options):
-    tokenizer = line_break_tokenizer()
-    return SkyworkScorer(built(Qwen2ForPrmModel, config(tokenizer)), tokenizer, **options)
-
-
-def implicit(**options):
-    tokenizer = tiny_tokenizer()
-    model, reference = (built(Qwen2ForCausalLM, config(tokenizer), seed) for seed in (0, 1))
-    return ImplicitRewardScorer(model, reference, tokenizer, **options)
-
-
-SCORERS = {
-    "token_classification": token_classification,
-    "math_shepherd": math_shepherd,
-    "qwen_math": qwen_math,
-    "chat_turn": chat_turn,
-    "versa": versa,
-    "math_psa": math_psa,
-    "skywork": skywork,
-    "implicit": implicit,
+KINDS = {  # the scorer, its tokenizer, its model and the configuration of that
+    "token_classification": (TokenClassificationScorer, tiny_tokenizer, Qwen2ForTokenClassification, Qwen2Config),
+    "math_shepherd": (MathShepherdScorer, metaspace_tokenizer, LlamaForCausalLM, LlamaConfig),
+    "qwen_math": (QwenMathScorer, marked_tokenizer, Qwen2ForProcessRewardModel, Qwen2Config),
+    "chat_turn": (ChatTurnScorer, tiny_tokenizer, Qwen2ForCausalLM, Qwen2Config),
+    "versa": (VersaScorer, line_break_tokenizer, LlamaForCausalLM, LlamaConfig),
+    "math_psa": (MathPSAScorer, line_break_tokenizer, Qwen2ForCausalLM, Qwen2Config),
+    "skywork": (SkyworkScorer, line_break_tokenizer, Qwen2ForPrmModel, Qwen2Config),
+    "implicit": (ImplicitRewardScorer, tiny_tokenizer, Qwen2ForCausalLM, Qwen2Config),
 }
+
+
+def made(kind, model=None, tokenizer=None, changes=None, **options):
+    """A scorer; with another class of model, another tokenizer, another configuration."""
+    scorer, own_tokenizer, own_model, configuration = KINDS[kind]
+    tokenizer = tokenizer or own_tokenizer()
+    seeds = range(2 if kind == "implicit" else 1)  # the model, and its reference
+    models = [built(model or own_model, config(tokenizer, configuration, **(changes or {})), seed) for seed in seeds]
+    return scorer(*models, **{"tokenizer": tokenizer, **options})
+
+
+SCORERS = {kind: partial(made, kind) for kind in KINDS}

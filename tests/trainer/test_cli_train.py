@@ -12,37 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import written_elsewhere
+from case_tables import DATA, cases
+from runs import read_lines, write_lines, written_elsewhere
 from safetensors.torch import load_file
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.run_keys import kept_recipe, was_trained_on_messages
 from trl_drgrpo.rewards import columns
-
-REWARD = """
-import os, pathlib, signal
-def varied(completion_ids, **kwargs):
-    here = pathlib.Path(__file__).parent
-    (here / "keywords.txt").write_text(" ".join(sorted(["completion_ids", *kwargs])))
-    return [float(sum(ids) % 3) for ids in completion_ids]
-def needs_solution(completions, solution, **kwargs): ...
-def odd(completions, **kwargs):
-    return [float(len(c[-1]["content"]) % 2) for c in completions]
-calls = []
-def short_later(completions, **kwargs):
-    calls.append(1)
-    return [float(len(c)) for c in completions][: 1 if len(calls) == 2 else None]
-def interrupting(completions, trainer_state, **kwargs):
-    if trainer_state.global_step == 1:
-        raise KeyboardInterrupt
-    return [float(i % 2) for i in range(len(completions))]
-def terminating(completions, trainer_state, **kwargs):
-    if trainer_state.global_step == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return [float(i % 2) for i in range(len(completions))]
-def worse_and_worse(completions, trainer_state, **kwargs):
-    return [i % 2 - float(trainer_state.global_step) for i in range(len(completions))]
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +33,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     for split in ("train", "test"):
         rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
-        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [{"question": f"{i}+{i}=", "answer": None if i == 5 else str(2 * i)} for i in range(8)]
-    (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "mine.py").write_text(REWARD)
+        write_lines(tmp_path / "data" / f"{split}.jsonl", rows)
+    write_lines(
+        tmp_path / "gaps.jsonl", [{**row, "answer": None if i == 5 else row["answer"]} for i, row in enumerate(rows)]
+    )
+    (tmp_path / "mine.py").write_text((DATA / "train_rewards.txt").read_text())
     return tmp_path
 
 
@@ -69,25 +46,11 @@ def recipe(folder, saved_model):
     """Writes a recipe that trains for two steps; keywords change it, `None` takes a key out."""
 
     def write(**changes):
-        values = {
-            "model_name_or_path": saved_model,
-            "dataset_name": "data",
-            "rename_columns": ["question=prompt"],
-            "reward_funcs": ["mine.py:varied"],
-            "output_dir": "out",
-            "max_steps": 2,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 2,
-            "num_generations": 4,
-            "max_completion_length": 8,
-            "learning_rate": 1e-2,
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            **changes,
-        }
+        values = {"model_name_or_path": saved_model, "dataset_name": "data", "rename_columns": ["question=prompt"]}
+        values |= {"reward_funcs": ["mine.py:varied"], "output_dir": "out", "max_steps": 2, "learning_rate": 1e-2}
+        values |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+        values |= {"max_completion_length": 8, "gradient_checkpointing": False, "report_to": "none"}
+        values |= {"logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, **changes}
         values = {key: value for key, value in values.items() if value is not None}
         (folder / "recipe.yaml").write_text(yaml.safe_dump(values))
         return ["train", "--config", str(folder / "recipe.yaml")]
@@ -164,15 +127,9 @@ def test_a_folder_to_which_another_process_writes(recipe, capsys):
 
 
 def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
-    argv = recipe(
-        use_peft=True,
-        lora_target_modules="all-linear",
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-        save_strategy="steps",
-        save_steps=1,
-    )
+    adapter = {"use_peft": True, "lora_target_modules": "all-linear"}
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    argv = recipe(**adapter, **evaluation, save_strategy="steps", save_steps=1)
     assert main([*argv, "--max_steps", "1"]) == 0
     assert Path("out/adapter_config.json").is_file()
     assert Path("out/checkpoint-1").is_dir()
@@ -186,17 +143,10 @@ def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
 
 
 def test_early_stopping(recipe, capfd):
-    argv = recipe(
-        reward_funcs=["mine.py:worse_and_worse"],
-        max_steps=4,
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-        save_strategy="best",
-        metric_for_best_model="eval_reward",
-        load_best_model_at_end=True,
-        early_stopping_patience=1,
-    )
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    best = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "load_best_model_at_end": True}
+    rewards = ["mine.py:worse_and_worse"]
+    argv = recipe(reward_funcs=rewards, max_steps=4, early_stopping_patience=1, **evaluation, **best)
     assert main(argv) == 0
     assert yaml.safe_load(capfd.readouterr().out)["steps"] == 2
     assert [path.name for path in Path("out").glob("checkpoint-*")] == ["checkpoint-1"]
@@ -264,12 +214,12 @@ def test_pass_rates_of_one_run_guide_the_next(recipe, folder, capfd):
     assert main(recipe(**fields, log_completions=True, output_dir="first")) == 0
     argv = ["--rewards", "mine.py:odd", "--data", "first/completions", "--pass_rates", "rates.jsonl"]
     assert main(["score", *argv]) == 0
-    rates = [json.loads(line) for line in Path("rates.jsonl").read_text().splitlines()]
+    rates = read_lines("rates.jsonl")
     assert [rate["completions"] for rate in rates] == [4, 4]
     assert all(rate["prompt"].startswith("Add. ") for rate in rates)
     assert "Pass rates of 2 prompts by odd: rates.jsonl" in capfd.readouterr().err
 
-    Path("rates.jsonl").write_text("".join(json.dumps({**rate, "pass_rate": 0.0}) + "\n" for rate in rates))
+    write_lines("rates.jsonl", [{**rate, "pass_rate": 0.0} for rate in rates])
     guided = recipe(**fields, curriculum=True, prior_pass_rates="rates.jsonl", max_sampling_rounds=2, save_steps=1)
     assert main([*guided, "--save_strategy", "steps"]) == 0
     state = json.loads(Path("out/checkpoint-1/drgrpo_features.json").read_text())["PromptSampling"]
@@ -307,7 +257,7 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
     from trl import TrlParser
 
     from trl_drgrpo.cli import flags, job
-    from trl_drgrpo.cli.main import _parse
+    from trl_drgrpo.cli.main import parse
     from trl_drgrpo.cli.recipe import read_given
 
     argv = [
@@ -318,55 +268,19 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
         *["--lora_target_modules", "q_proj", "v_proj", "--num_generations_eval", "none", "--reward_weights", "1"],
         *["--pad_to_multiple_of", "4", "--model_init_kwargs", '{"use_cache": false}', "--vllm_mode=server"],
     ]
-    given = read_given(_parse(argv))
+    given = read_given(parse(argv))
     theirs = TrlParser([flags.import_dataclass(name) for name in flags.DATACLASSES]).parse_args_and_config(argv[1:])
     for name, expected in zip(flags.DATACLASSES, theirs, strict=True):
-        built = job._build(name, given)
+        built = job.build(name, given)
         different = {k for k, v in vars(expected).items() if vars(built)[k] != v}
         assert not different - {"derived", "distributed_state", "deepspeed_plugin"}, name
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_name_or_path": None}, "model_name_or_path: got none"),
-        ({"model_name_or_path": "./nowhere"}, "model_name_or_path: got ./nowhere, which does not exist"),
-        ({"model_name_or_path": "data"}, "model_name_or_path: got data, a folder without config.json"),
-        (
-            {"model_name_or_path": "some/name"},
-            "model_name_or_path: got some/name, which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)",
-        ),
-        ({"model_name_or_path": "trl_drgrpo:big"}, "model_name_or_path: got trl_drgrpo:big; expected trl_drgrpo:demo"),
-        ({"dataset_name": None}, "dataset_name: got none"),
-        ({"dataset_train_split": "val"}, "dataset split: got 'val' of data; expected one of its splits"),
-        ({"rename_columns": None}, "'question' looks like it: rename it with `rename_columns: [question=prompt]`"),
-        ({"reward_funcs": None}, "reward_funcs: got none"),
-        ({"reward_funcs": ["mine.py:needs_solution"]}, "expected a column 'solution'"),
-        ({"forks": "two"}, "forks"),
-        ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: got 'linaer'; expected one of linear, "),
-        ({"lora_r": 0}, "lora_r: got 0; expected a whole number, at least 1"),
-        ({"model_init_kwargs": {"use_cach": False}}, "model_init_kwargs: got the key 'use_cach'"),
-        ({"use_peft": True, "lora_target_modules": ["q_prj"]}, "Did you mean q_proj?"),
-        ({"metric_for_best_model": "eval_rewards"}, "got eval_rewards; expected a metric of the evaluations. Did you"),
-        (
-            {"early_stopping_patience": 1, "metric_for_best_model": "reward"},
-            "early_stopping_patience: got 1; expected metric_for_best_model and eval_strategy as well",
-        ),
-        ({"report_to": "wandbb"}, "report_to: got wandbb; expected one of "),
-        (
-            {"reward_funcs": ["list_sum_reward"], "dataset_name": "gaps.jsonl"},
-            "reward list_sum_reward: got null in 1 of 8 rows of the column 'answer', first in row 5 (from 0)",
-        ),
-        ({"load_in_4bit": True, "load_in_8bit": True}, "load_in_8bit: got True; expected a value that fits"),
-        ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint: got nowhere, but it does not exist"),
-        ({"dataset_name": None, "datasets": [{"path": "some/name"}]}, "datasets: got a mixture of some/name"),
-        ({"preset": "qlorra"}, "expected one of lora, qlora. Did you mean qlora?"),
-        ({"load_in_4bit": True}, "peft_config: got quantization_config without an adapter"),
-    ],
-)
-def test_bad_input_is_one_line_before_a_model_loads(changes, message, recipe, monkeypatch, capsys):
+@pytest.mark.parametrize(("_", "changes", "message"), cases("cli.tsv", "train"))
+def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, recipe, monkeypatch, capsys):
     loads = "trl_drgrpo.upstream.trl_overrides.HostTrainer.__init__"
     monkeypatch.setattr(loads, lambda *a, **k: pytest.fail("a model was about to load"))
+    changes = yaml.safe_load(changes)
     assert main(recipe(**changes)) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -404,7 +318,7 @@ def test_the_qlora_preset_trains_an_adapter_on_a_4_bit_base(recipe, capfd):
     adapter = json.loads(Path("out/adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"], adapter["lora_dropout"]) == (2, 32, 0.0)  # what is given wins
     assert {"q_proj", "down_proj"} <= {name.rpartition(".")[2] for name in adapter["target_modules"]}
-    log = [json.loads(line) for line in Path("out/_drgrpo/metrics.jsonl").read_text().splitlines()]
+    log = read_lines("out/_drgrpo/metrics.jsonl")
     assert json.loads(Path("out/_drgrpo/run.json").read_text())["settings"]["learning_rate"] == 1e-5
     assert log[0]["logs"]["learning_rate"] == 1e-5
     weights = load_file("out/adapter_model.safetensors")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from runs import logged, short_run
+from runs import logged, parity_reward, short_run
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -27,8 +27,8 @@ BROKEN = {
     f"{ROOMS}.diagnostics.start_facts": "The facts of the start",
     f"{ROOMS}.diagnostics.run_facts": "The facts of the run",
     f"{ROOMS}.diagnostics.batch_statistics": "The statistics of a batch",
-    f"{ROOMS}.warn_once.RunWarnings.observe": "The watch for warnings",
-    f"{ROOMS}.warn_once.RunWarnings.state_dict": "The diagnostics of a checkpoint",
+    f"{ROOMS}.run_warnings.RunWarnings.observe": "The watch for warnings",
+    f"{ROOMS}.run_warnings.RunWarnings.state_dict": "The diagnostics of a checkpoint",
     f"{ROOMS}.diagnostics.PhaseClock.phase": "The clock of the phases",
     f"{ROOMS}.diagnostics.PhaseClock.step_ends": "Diagnostics.on_step_end",
     f"{ROOMS}.progress.status_line": "ProgressCallback.on_log",
@@ -40,10 +40,6 @@ BROKEN = {
     f"{ROOMS}.diagnostics.step_statistics": "The statistics of the steps",
     "pandas.DataFrame.to_parquet": "The table of completions",
 }
-
-
-def parity(completion_ids, **kwargs):
-    return [float(sum(ids) % 2) for ids in completion_ids]
 
 
 def step_reward(step_ends, **kwargs):
@@ -66,7 +62,7 @@ class Said(logging.Handler):
 def build(folder, prompts, tokenizer, **arguments):
     fields = {**short_run(folder), "save_strategy": "steps", "save_steps": 2, "step_separator": ["tokens:3"]}
     fields |= arguments.pop("fields", {})
-    return runs.build(DrGRPOTrainer, fields, prompts, tokenizer, parity, **arguments)
+    return runs.build(DrGRPOTrainer, fields, prompts, tokenizer, parity_reward, **arguments)
 
 
 @pytest.fixture(scope="module")

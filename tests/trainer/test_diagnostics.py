@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import statistics
@@ -10,15 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import assert_same_weights, failing, short_run, step_reward, train, weights
+from runs import assert_same_weights, failing, parity_reward, short_run, step_reward, train, weights
 from transformers import HfArgumentParser, TrainerCallback
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.cli import flags, values
+from trl_drgrpo.cli import flags
+from trl_drgrpo.cli import recipe as recipes
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
+from trl_drgrpo.features.diagnostics.diagnostics import BatchSnapshot
+from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.features.diagnostics.warn_once import DEFAULTS, RunWarnings
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.report.contents import report_contents
@@ -26,10 +26,6 @@ from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
-
-
-def parity_reward(completion_ids, **kwargs):
-    return [float(sum(ids) % 2) for ids in completion_ids]
 
 
 def run(settings, prompts, tokenizer, reward=parity_reward, trainer_arguments=None, **fields):
@@ -229,13 +225,6 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     assert "correct_threshold" not in caplog.text
 
 
-def test_warnings_reach_log_and_file(settings, prompts, tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        run(settings, prompts, tokenizer, lambda completions, **kwargs: [0.0] * len(completions), max_steps=6)
-    assert [w["cause"] for w in read(settings, "warnings.jsonl")] == ["dead_groups"]
-    assert caplog.text.count("of the groups had no signal") == 1
-
-
 @pytest.mark.parametrize(
     ("fields", "generating"), [({"num_iterations": 2}, [1, 3]), ({"steps_per_generation": 1}, [1, 2, 3])]
 )
@@ -268,13 +257,13 @@ def test_settings_from_the_command_line_and_from_recipes(monkeypatch):
         monkeypatch.setattr(field, "type", field.type)
     flag = flags.read_flags()["run_warnings"]
     for given, threshold in ((True, 0.8), ("true", 0.8), ('{"dead_groups": {"share": 0.5}}', 0.5)):
-        config = DrGRPOConfig(run_warnings=values.coerce(flag, given))
+        config = DrGRPOConfig(run_warnings=recipes.coerce(flag, given))
         assert (config.run_warnings is True) == (threshold == 0.8)
-    assert DrGRPOConfig(run_warnings=values.coerce(flag, "false")).run_warnings is False
+    assert DrGRPOConfig(run_warnings=recipes.coerce(flag, "false")).run_warnings is False
     recipe = {"kl": False, "truncation": {"share": 0.9}}
-    assert DrGRPOConfig(run_warnings=values.coerce(flag, recipe)).run_warnings == recipe
+    assert DrGRPOConfig(run_warnings=recipes.coerce(flag, recipe)).run_warnings == recipe
     with pytest.raises(InputError, match="^run_warnings: got 'kll'"):
-        DrGRPOConfig(run_warnings=values.coerce(flag, '{"kll": false}'))
+        DrGRPOConfig(run_warnings=recipes.coerce(flag, '{"kll": false}'))
     (config,) = HfArgumentParser((DrGRPOConfig,)).parse_args_into_dataclasses(  # TrlParser's base
         ["--output_dir", "x", "--run_warnings", "false", "--correct_threshold", "0.5"]
     )

@@ -20,11 +20,12 @@ from tiny import tiny_model
 from tiny_bases import nf4
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo.common.hub_errors import is_hub_id
+from trl_drgrpo.common.markdown import code, fenced, plain
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts, run_facts
-from trl_drgrpo.features.model_card import card_facts
-from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves
-from trl_drgrpo.features.model_card.card_facts import code, fenced, objective_of, plain, without_paths
+from trl_drgrpo.features.model_card import card as cards
+from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves, objective_of, without_paths
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.trl_overrides import swapped
@@ -68,7 +69,10 @@ def test_the_objective_of_a_plain_run(plain_card):
 
 def test_the_version_of_torch_is_that_of_its_build(plain_card, monkeypatch):
     trainer, _ = plain_card
-    monkeypatch.setattr(card_facts, "installed_versions", lambda packages: {"torch": "of the package's metadata"})
+    monkeypatch.setattr(
+        "trl_drgrpo.features.model_card.card.installed_versions",
+        lambda packages: {"torch": "of the package's metadata"},
+    )
     trainer.create_model_card()
     card = ModelCard.load(Path(trainer.args.output_dir) / "README.md")
     assert row(card, "torch")[0].replace("\\", "") == torch.__version__
@@ -252,7 +256,7 @@ def test_fields_of_trl_that_are_none_break_no_description(plain_card, tmp_path):
 def test_a_quantised_base_is_stated(model):
     model.config.quantization_config = nf4()
     expected = "quant_method bitsandbytes, load_in_4bit True, bnb_4bit_quant_type nf4, bnb_4bit_use_double_quant True"
-    assert card_facts.adapter_rows(model) == [("base model quantized", expected)]
+    assert cards.adapter_rows(model) == [("base model quantized", expected)]
 
 
 def executed(card, folder, monkeypatch, capsys):
@@ -335,7 +339,7 @@ def test_options_of_any_type_are_stated_and_end_no_run(tmp_path):
     options = {"dtype": torch.float32, "cache_dir": tmp_path, "config": Quantized(), "max_memory": {0: "2GiB"}}
     generation = {"sequence_bias": {(10,): -1.0}, "suppress_tokens": (3,)}
     args = DrGRPOConfig("out", report_to="none", model_init_kwargs=options, generation_kwargs=generation)
-    shown = yaml.safe_load(yaml.safe_dump(card_facts.changed_settings(args)))
+    shown = yaml.safe_load(yaml.safe_dump(cards.changed_settings(args)))
     config = {"config": {"load_in_4bit": True, "dtype": "torch.bfloat16"}, "max_memory": {0: "2GiB"}}
     assert shown["model_init_kwargs"] == {"dtype": "torch.float32", "cache_dir": "(local path)", **config}
     assert shown["generation_kwargs"] == {"sequence_bias": {"(10,)": -1.0}, "suppress_tokens": [3]}
@@ -347,7 +351,7 @@ def test_the_settings_are_those_that_somebody_has_set():
     )
     args.learning_rate = 3e-6
     changed = {"learning_rate": 3e-6, "num_generations": 4, "step_separator": ["\n"], "bf16": False}
-    shown = card_facts.changed_settings(args)
+    shown = cards.changed_settings(args)
     assert {name: value for name, value in shown.items() if name != "per_device_train_batch_size"} == changed
 
 
@@ -441,10 +445,10 @@ def test_curves_of_each_split():
         for step in (1, 2)
         for i, split in enumerate(("a", "a_b"))
     ]
-    labeled = card_facts.history_by_split(history, {"a": None, "a_b": None})
+    labeled = cards.history_by_split(history, {"a": None, "a_b": None})
     lines = {"eval_reward (a)": [(1, 1.0), (2, 2.0)], "eval_reward (a_b)": [(1, 2.0), (2, 3.0)]}
     assert curves(labeled) == {"mean reward": lines}
-    assert card_facts.history_by_split(history, None) == history
+    assert cards.history_by_split(history, None) == history
 
 
 def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
@@ -454,16 +458,16 @@ def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
 
 def test_what_a_hub_id_is_and_where_a_dataset_says_it_is_from(prompts):
     others = ("/tmp/model", "./x", "~/x", "tests", "a/b/c", "", None, "C:\\models\\x")
-    assert [name for name in ("org/name", "gpt2", *others) if card_facts.is_hub_id(name)] == ["org/name", "gpt2"]
-    assert card_facts.dataset_id(prompts) is None
+    assert [name for name in ("org/name", "gpt2", *others) if is_hub_id(name)] == ["org/name", "gpt2"]
+    assert cards.dataset_id(prompts) is None
     copied = Dataset.from_dict({"prompt": ["a"]})
     copied.info.download_checksums = {"hf://datasets/openai/gsm8k@0123abc/main/train.parquet": {}}
-    assert card_facts.dataset_id(copied) == "openai/gsm8k"
+    assert cards.dataset_id(copied) == "openai/gsm8k"
 
 
 def test_metrics_first_and_last():
     history = [{"step": 1, "reward": 1.0, "step_time": 3}, {"step": 2, "reward": 2.0}, {"step": 2, "eval_reward": 5.0}]
-    assert card_facts.metric_rows(history) == [("eval_reward", "5", "5", "2"), ("reward", "1", "2", "2")]
+    assert cards.metric_rows(history) == [("eval_reward", "5", "5", "2"), ("reward", "1", "2", "2")]
 
 
 @settings(max_examples=50)

@@ -3,17 +3,13 @@
 import pytest
 import torch
 from runs import logged, train
-from tiny_prms import token_classification
+from tiny import save_tiny
+from tiny_prms import SCORERS
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.model_card.card_facts import reward_rows
-from trl_drgrpo.process_rewards import (
-    MonteCarloScorer,
-    TrainerRollouts,
-    TransformersRollouts,
-    step_verifier,
-)
+from trl_drgrpo.features.model_card.card import reward_rows
+from trl_drgrpo.process_rewards import MonteCarloScorer, TrainerRollouts, TransformersRollouts, step_verifier
 
 
 def odd_length(completion_ids, **kwargs):
@@ -31,7 +27,7 @@ def run(settings, prompts, tokenizer):
 
 
 def test_a_process_reward_model_and_a_rule_drive_training(run):
-    scorer = token_classification(name="prm")
+    scorer = SCORERS["token_classification"](name="prm")
     rule = step_verifier(lambda prompt, previous_steps, step: float(len(previous_steps)), name="rule")
     trainer = run(scorer, rule)
     assert logged(trainer, "process_rewards/prm/truncated_frac") == [0.0, 0.0]
@@ -41,17 +37,15 @@ def test_a_process_reward_model_and_a_rule_drive_training(run):
 
 @pytest.mark.parametrize("form", ["path", "mapping"])
 def test_a_folder_stands_for_the_model_in_it(form, settings, prompts, tokenizer, tmp_path):
-    scorer = token_classification()
-    folder = str(tmp_path / "runs" / "my_prm")
-    scorer.model.save_pretrained(folder)
-    scorer.tokenizer.save_pretrained(folder)
+    scorer = SCORERS["token_classification"]()
+    folder = save_tiny(tmp_path / "runs" / "my_prm", scorer.tokenizer, scorer.model)
     given = folder if form == "path" else {"prm": {"model": folder, "batch_size": 2}}
     settings |= {"step_separator": ["tokens:4"], "max_steps": 1}
     trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs=given)
     assert logged(trainer, "process_rewards/prm/mean")[0] > 0
     assert ("prm", "step reward: my_prm, a local model", "1") in reward_rows(trainer)
-    scorer.model.config._name_or_path, scorer.model.config._commit_hash = "org/prm", "0123abc"
-    trainer.step_scorer.funcs[0]._scorer = scorer
+    config = trainer.step_scorer.funcs[0].model.config
+    config._name_or_path, config._commit_hash = "org/prm", "0123abc"
     assert ("prm", "step reward: org/prm at revision 0123abc", "1") in reward_rows(trainer)
     with pytest.raises(InputError, match=r"^step_reward_funcs: prm.model: got runs/other, which is not in the local"):
         train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs="runs/other")

@@ -15,7 +15,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.preflight import prepare
 from trl_drgrpo.process_rewards import StepJudge, step_verifier
-from trl_drgrpo.process_rewards.named import NamedScorer
+from trl_drgrpo.process_rewards.named import scorer_of
 
 
 def parity(steps, step_ends, completion_ids, **kwargs):
@@ -184,7 +184,7 @@ def test_scores_that_read_later_text(settings, prompts, caplog):
 
 def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, prompts):
     judge = StepJudge("m", "http://localhost:1/v1", reads="solution", name="judge")
-    functions = {"step_reward_funcs": [judge, NamedScorer("implicit_prm", "a/b", reference="a/c")]}
+    functions = {"step_reward_funcs": [judge, scorer_of("implicit_prm", "a/b", reference="a/c")]}
     remedies = "Give `judge` reads='prefix'.* Replace `implicit_prm`"
     with pytest.raises(InputError, match=f"'baseline' with 'judge', 'implicit_prm', .*{remedies}"):
         prepare(DrGRPOConfig(**settings, process_role="baseline"), None, [length_reward], prompts, **functions)

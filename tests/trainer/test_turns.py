@@ -40,10 +40,8 @@ def build(folder, data=({},), **changes):
     model, tokenizer = with_tools()
     rows = [{"prompt": [{"role": "user", "content": "Walk."}], **row} for row in data]
     settings = {**short_run(folder), "max_steps": 1, "max_completion_length": 512, "run_log": False}
-    data = Dataset.from_list(rows * (16 // len(rows)))
-    return runs.build(
-        Kept, settings | changes, data, tokenizer, arguments.pop("reward_funcs", None), model, **arguments
-    )
+    data, rewards = Dataset.from_list(rows * (16 // len(rows))), arguments.pop("reward_funcs", None)
+    return runs.build(Kept, settings | changes, data, tokenizer, rewards, model, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +109,7 @@ def test_log_and_recorded_completions_have_turns_as_steps(walked):
 
 
 def _notes(trainer):
-    from trl_drgrpo.features.model_card.card_facts import objective_of
+    from trl_drgrpo.features.model_card.card import objective_of
 
     return objective_of(trainer)[1]
 
@@ -259,27 +257,22 @@ def test_with_tools_alone_a_turn_is_a_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("factory", "fields", "message"),
     [
         (
-            {"environment_factory": Walk, "step_separator": ["\n"]},
-            r"step_separator: got StepSegmenter\('\\n'\) with Walk.get_turn_rewards\(\); expected 'turn'",
+            Walk,
+            {"step_separator": ["#"]},
+            r"step_separator: got .*\('#'\) with Walk.get_turn_rewards\(\); expected 'turn'",
         ),
-        ({"environment_factory": Walk()}, "environment_factory: got Walk; expected a class or a function"),
-        ({"environment_factory": {"a": None}}, "environment_factory: got NoneType for 'a'"),
-        (
-            {"environment_factory": type("Odd", (Walk,), {"state_key": 3})},
-            "Odd.state_key: got int; expected a method",
-        ),
-        (
-            {"environment_factory": Walk, "process_role": "baseline"},
-            "process_role: got 'baseline' without reward_func",
-        ),
+        (Walk(), {}, "environment_factory: got Walk; expected a class or a function"),
+        ({"a": None}, {}, "environment_factory: got NoneType for 'a'"),
+        (type("Odd", (Walk,), {"state_key": 3}), {}, "Odd.state_key: got int; expected a method"),
+        (Walk, {"process_role": "baseline"}, "process_role: got 'baseline' without reward_func"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(changes, message, tmp_path):
+def test_what_cannot_be_is_refused_at_once(factory, fields, message, tmp_path):
     with pytest.raises(InputError, match=f"^{message}"):
-        build(tmp_path, **changes)
+        build(tmp_path, environment_factory=factory, **fields)
 
 
 def test_states_that_nothing_is_compared_by_are_told_once(tmp_path, caplog):
@@ -314,7 +307,8 @@ def breaking(name, works):
     return method
 
 
-for each in ("reset", "on_turn_begin", "state_key", "get_turn_rewards", "get_reward"):
+METHODS = ("reset", "on_turn_begin", "state_key", "get_turn_rewards", "get_reward")
+for each in METHODS:
     setattr(Fragile, each, breaking(each, getattr(Fragile, each)))
 
 
@@ -326,15 +320,7 @@ class FragileLater(Fragile):
         return super().get_reward()
 
 
-FAILURES = [
-    (Fragile, "reset"),
-    (Fragile, "on_turn_begin"),
-    (Fragile, "state_key"),
-    (Fragile, "get_turn_rewards"),
-    (Fragile, "get_reward"),
-    (FragileLater, "get_turn_rewards"),
-    (FragileLater, "get_reward"),
-]
+FAILURES = [(Fragile, name) for name in METHODS] + [(FragileLater, name) for name in METHODS[-2:]]
 
 
 @pytest.mark.parametrize(("environment", "method"), FAILURES)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from trl import GRPOConfig
 
-from trl_drgrpo.cli import demo as demo_command
+from trl_drgrpo.cli import short_commands
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.demo import MODEL_DIR, STOCK_OBJECTIVES, run, task
@@ -40,7 +40,7 @@ def shipped():
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    demo_command.add_arguments(parser)
+    short_commands.add_arguments_demo(parser)
     return parser.parse_args(arguments)
 
 
@@ -315,7 +315,7 @@ def few_problems(monkeypatch):
 class TestRun:
     @pytest.mark.usefixtures("few_problems")
     def test_two_steps_from_end_to_end(self, tmp_path, capsys):
-        assert demo_command.run(parse("--output_dir", str(tmp_path / "out"), "--steps", "2")) == 1
+        assert short_commands.run_demo(parse("--output_dir", str(tmp_path / "out"), "--steps", "2")) == 1
         captured = capsys.readouterr()
         assert "NOT LEARNED" in captured.out
         assert "sampled accuracy" in captured.out
@@ -412,7 +412,7 @@ class TestRun:
 
     @pytest.mark.slow
     def test_it_learns(self, tmp_path: Path):
-        assert demo_command.run(parse("--output_dir", str(tmp_path), "--seed", "1")) == 0
+        assert short_commands.run_demo(parse("--output_dir", str(tmp_path), "--seed", "1")) == 0
         numbers = json.loads((tmp_path / "results.json").read_text())
         assert numbers["gain_points"] >= 40
         assert numbers["after"]["greedy"]["accuracy"] > 0.85
@@ -421,7 +421,7 @@ class TestRun:
 class TestProcessRun:
     @pytest.mark.slow
     def test_it_learns(self, tmp_path, capsys):
-        assert demo_command.run(parse("--process", "--output_dir", str(tmp_path), "--seed", "1")) == 0
+        assert short_commands.run_demo(parse("--process", "--output_dir", str(tmp_path), "--seed", "1")) == 0
         assert "steps per completion" in capsys.readouterr().out
         numbers = json.loads((tmp_path / "results.json").read_text())
         assert numbers["settings"]["process"] == PROCESS_SETTINGS

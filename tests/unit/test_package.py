@@ -25,7 +25,7 @@ PURE = ("objective.advantages", "objective.loss", "common.errors", "upstream.ver
 IMPORTS = [
     ("import trl_drgrpo; from trl_drgrpo.rewards import *", HEAVY),
     ("import " + ", ".join(f"trl_drgrpo.rewards.{room}" for room in ROOM_NAMES), HEAVY),
-    ("import trl_drgrpo.single_gpu.lora_presets, trl_drgrpo.cli.merge, trl_drgrpo.cli.job", HEAVY),
+    ("import trl_drgrpo.single_gpu.lora_presets, trl_drgrpo.cli.short_commands, trl_drgrpo.cli.job", HEAVY),
     ("import trl_drgrpo.process_rewards.steps", ("torch", "trl", "transformers", "accelerate")),
     ("import " + ", ".join(f"trl_drgrpo.{module}" for module in PURE), ("trl", "transformers", "accelerate")),
 ]

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from vllm_server import Refused, Server
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.process_rewards.sampling import Request
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.search import collect
 from trl_drgrpo.search.collecting import search_rows, sft_rows, summary
 from trl_drgrpo.search.problem import STRATEGIES, Node, SearchSettings
-from trl_drgrpo.search.sampling import Request, ServerSampler, StepEnd, TransformersSampler
-from trl_drgrpo.search.strategies import score, select
-from trl_drgrpo.search.values import Appraiser
+from trl_drgrpo.search.sampling import ServerSampler, StepEnd, StepSampler
+from trl_drgrpo.search.strategies import Appraiser, score, select
 
 
 class Stub:
@@ -30,10 +30,8 @@ class Stub:
 
     def __call__(self, requests):
         self.calls.append(requests)
-        return [
-            [self._one(request, random.Random(f"{request.seed}/{i}")) for i in range(request.count)]
-            for request in requests
-        ]
+        rngs = [[random.Random(f"{each.seed}/{i}") for i in range(each.count)] for each in requests]
+        return [[self._one(each, rng) for rng in own] for each, own in zip(requests, rngs, strict=True)]
 
     def _one(self, request, rng):
         tokens = []
@@ -70,9 +68,8 @@ def prm(prompt, previous_steps, step):
 
 def run(stub, rows=1, verifier=None, prm=None, **settings):
     chosen = SearchSettings(**{"step_separator": "\n", **settings})
-    appraiser = Appraiser(chosen, verifier, prm)
     problems = [{"prompt": stub.prompt} for _ in range(rows)]
-    return list(search_rows(problems, stub, stub.tokenizer, appraiser, chosen))
+    return list(search_rows(problems, stub, stub.tokenizer, Appraiser(chosen, verifier, prm)))
 
 
 def has_a(completions, **kwargs):
@@ -101,16 +98,8 @@ def has_a(completions, **kwargs):
 def test_counts_are_what_was_sampled_and_never_above_the_budget(tokenizer, chosen, longest, extra, with_prm):
     stub = Stub(tokenizer, letters, separator=chosen["step_separator"])
     prm = step_verifier(lambda prompt, previous_steps, step: (len(step) % 4) / 3 if "b" in step else None, name="prm")
-    problems = run(
-        stub,
-        rows=3,
-        verifier=has_a,
-        prm=prm if with_prm else None,
-        budget_tokens=longest + extra,
-        max_completion_length=longest,
-        problems_at_once=2,
-        **chosen,
-    )
+    sizes = {"budget_tokens": longest + extra, "max_completion_length": longest, "problems_at_once": 2}
+    problems = run(stub, rows=3, verifier=has_a, prm=prm if with_prm else None, **sizes, **chosen)
     assert len(problems) == 3
     counts = [rows[0]["search"] for rows in problems]
     assert sum(each["sampled_tokens"] for each in counts) == stub.sampled
@@ -139,11 +128,8 @@ def test_tokens_of_a_completion_are_kept_back_until_one_is_finished(tokenizer):
     [[row]] = run(stub, prm=prm, strategy="puct", budget_tokens=70, max_completion_length=30, children=4)
     # 70 - 30 pay for two expansions of 4 x 5 tokens; then the best path is written to its end from what was kept back
     assert [len(call) for call in stub.calls] == [1, 1, 1]
-    assert [(request.count, request.limit, request.to_end) for [request] in stub.calls] == [
-        (4, 10, False),
-        (4, 5, False),
-        (1, 20, True),
-    ]
+    asked = [(request.count, request.limit, request.to_end) for [request] in stub.calls]
+    assert asked == [(4, 10, False), (4, 5, False), (1, 20, True)]
     assert row["search"]["sampled_tokens"] == 20 + 20 + 11
     assert row["finish_reason"] == "stop"
 
@@ -284,7 +270,8 @@ def test_a_model_samples_steps_up_to_their_end(model, tokenizer):
     prefix = tuple(tokenizer.encode("1+1="))
     eos = set(model.generation_config.eos_token_id)
     for rule, looks_ahead in (("tokens:3", False), ("re:[a-zA-Z](?=[^a-z])", True)):
-        sampler = TransformersSampler(model, tokenizer, step_segmenter(rule), batch_size=5)
+        step_end = StepEnd(step_segmenter(rule), tokenizer)
+        sampler = StepSampler(model, step_end, {"do_sample": True, "top_k": 0}, batch_size=5)
         requests = [Request(prefix, 6, 9, False, 7), Request(prefix + prefix, 5, 12, True, 8)]
         steps, whole = sampler(requests)
         assert [steps, whole] == sampler(requests)  # seeded
@@ -371,8 +358,7 @@ class Completions(Server):
 
 def served(server, tokenizer, rule="\n"):
     url = server.settings["vllm_server_base_url"]
-    options = {"temperature": 1.0, "top_p": 1.0, "concurrency": 4}
-    return ServerSampler(url, "tiny", tokenizer, step_segmenter(rule), **options)
+    return ServerSampler(url, "tiny", StepEnd(step_segmenter(rule), tokenizer), {"temperature": 1.0, "top_p": 1.0}, 4)
 
 
 @pytest.mark.parametrize("rule", ["\n", "re:\\n(?=.)"])
@@ -381,7 +367,7 @@ def test_a_server_samples_steps_with_token_ids_in_and_out(rule, tokenizer):
     chosen = SearchSettings(**sizes)
     with Completions(tokenizer, tree_of(4)) as server:
         sampler = served(server, tokenizer, rule)
-        [rows] = search_rows([{"prompt": "?"}], sampler, tokenizer, Appraiser(chosen, None, prm), chosen)
+        [rows] = search_rows([{"prompt": "?"}], sampler, tokenizer, Appraiser(chosen, None, prm))
     assert rows[0]["search"]["sampled_tokens"] == server.sampled  # what was cut off behind a step's end, too
     assert {row["completion"].count("\n") for row in rows} == {4}
     assert all(isinstance(body["prompt"][0], int) for body in server.completions)
@@ -408,7 +394,7 @@ def test_a_server_that_is_not_there_or_answers_something_else(tokenizer):
         with pytest.raises(InputError, match="HTTP 400"):
             served(server, tokenizer)([request])
     with pytest.raises(InputError, match="vllm_server_base_url: got an address of another form"):
-        ServerSampler("localhost:1", "m", tokenizer, step_segmenter("\n"), temperature=1.0, top_p=1.0, concurrency=1)
+        ServerSampler("localhost:1", "m", StepEnd(step_segmenter("\n"), tokenizer), {}, 1)
 
 
 # Settings ------------------------------------------------------------------------------------------------------------
@@ -418,10 +404,7 @@ def test_a_server_that_is_not_there_or_answers_something_else(tokenizer):
     ("changes", "message"),
     [
         ({"strategy": "puckt"}, "strategy: got 'puckt'; expected one of best_of_n, beam, puct. Did you mean puct?"),
-        (
-            {"budget_tokens": 63},
-            "budget_tokens: got 63; .* at least 64. It must cover at least one",
-        ),
+        ({"budget_tokens": 63}, "budget_tokens: got 63; .* at least 64. It must cover at least one"),
         ({"width": 0}, "width: got 0; expected a whole number, at least 1"),
         ({"path_value": "max"}, "path_value: got 'max'; expected one of min, product, last"),
         ({"temperature": 0.0}, "temperature: got 0.0; .* Greedy decoding gives a single answer"),

@@ -30,9 +30,8 @@ from trl_drgrpo.check.policies import BAD, GOOD, GROUP_SIZES, SEPARATOR, Gradien
 from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.forks import boundaries, cut_behind, first_above
-from trl_drgrpo.objective.advantages import group_advantages
+from trl_drgrpo.objective.advantages import group_advantages, keep_probability, select_groups
 from trl_drgrpo.objective.fork_advantages import Forks
-from trl_drgrpo.objective.group_selection import keep_probability, select_groups
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
 

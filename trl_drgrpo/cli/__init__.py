@@ -1,8 +1,8 @@
-"""The command line `trl-drgrpo`. `main.py` dispatches; every other public module is one subcommand.
+"""The command line `trl-drgrpo`. `main.py` dispatches; `console.py` prints, one line per error.
 
-`train` is spread over `flags.py` (which keys exist, read from source without importing TRL; those of this package are
-in `script_arguments.py` and in `config/`), `recipe.py` (YAML, flags over it), `values.py` (text to typed value),
-`data.py` (datasets and prompts), `job.py` (dataclasses, rewards, data, trainer) and `resolved.py` (what a run prints).
-`eval` and `generate` take `train`'s keys by `run_keys.py`, from flags or from the recipe that a run keeps. `eval`,
-`search` and `label-steps` read their prompts, go on where they stopped and write by `batch.py`; `score` writes by it.
+A run's way: `flags.py` (which keys there are, read from source without importing TRL; those of this package are in
+`script_arguments.py` and in `config/`) -> `recipe.py` (recipe and flags to typed values, with file and line) ->
+`job.py` (dataclasses, rewards, data of `data.py`, trainer, and what is said of them), called by `train.py`. The other
+commands take a model, its run and keys of `train` by `run_keys.py`; those that take many rows through a model read
+them, go on where they stopped and write by `batch.py`.
 """

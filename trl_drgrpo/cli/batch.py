@@ -23,7 +23,7 @@ from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
 
 Row = dict[str, Any]
 # Options that no row depends on.
-_NOT_IN_THE_ROWS = ("output", "sft_output", "command", "run")
+_NOT_IN_THE_ROWS = ("output", "sft_output", "command", "run", "places")
 
 
 def prompt_rows(

@@ -18,9 +18,6 @@ from typing import Any, NoReturn
 from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
 from trl_drgrpo.upstream.versions import remedy_for_name
 
-EXIT_INPUT_ERROR = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
 
 class Parser(argparse.ArgumentParser):
     """An `argparse` parser that takes no abbreviations and raises [`InputError`] instead of printing its usage."""
@@ -100,8 +97,9 @@ def stdout_to_stderr() -> AbstractContextManager[Any]:
     return contextlib.redirect_stdout(sys.stderr)
 
 
-def report_error(error: BaseException) -> None:
-    """Prints an input error as one line on stderr, and the traceback above it when debugging."""
+def report_error(error: BaseException, args: argparse.Namespace | None = None) -> None:
+    """Prints an input error as one line on stderr, and the traceback above it when debugging. `args`: of the command;
+    the line ends with the place in a recipe of the key that the error is about, unless a flag has won over it."""
     # Every process finds the same invalid input, but a reward function may fail on one process only.
     if not _first_of_machine() and not isinstance(error, RewardError):
         return
@@ -109,7 +107,9 @@ def report_error(error: BaseException) -> None:
         traceback.print_exception(error)
     elif isinstance(error, RewardError) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)  # it is the user's own function: where it failed is what helps
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    given, (key, *_) = vars(args) if args else {}, getattr(error, "field", "").split(":")
+    place = given.get("places", {}).get(key) if given.get(key) is None else None
+    print(f"error: {' '.join(str(error).split())}{f' ({place})' if place else ''}", file=sys.stderr, flush=True)
 
 
 def log(message: str) -> None:

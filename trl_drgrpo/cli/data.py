@@ -11,10 +11,9 @@ text of them, and `system_prompt` puts one message in front (a template of one's
 """
 
 import glob
-import importlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,13 +68,18 @@ def load_data(
         [`InputError`]: If there is nothing there, if it cannot be read, or if the split is missing
             or empty.
     """
+    import datasets
+
     splits: Any
     if source.startswith(_GENERATED):
-        splits = _generate(source, streaming, with_test=split != "train")
+        splits = datasets.DatasetDict(**_generated(source, with_test=split != "train"))
     elif _is_local(source):
         splits = _load_local(source, name, streaming)
     else:
         splits = _load(source, name, streaming, source)
+    if streaming and isinstance(splits, datasets.DatasetDict):
+        streams = {str(key): part.to_iterable_dataset() for key, part in splits.items()}
+        splits = datasets.IterableDatasetDict(**streams)
     return splits if split is None else take_split(splits, split, source)
 
 
@@ -108,13 +112,9 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
         likely = [column for column in _LIKELY_PROMPTS if column in columns]
         near = likely or get_close_matches("prompt", columns, n=1, cutoff=0.6)
         remedy = f"{near[0]!r} looks like it: rename" if near else "Rename the one that holds the prompts"
-        raise InputError(
-            "dataset_name",
-            f"{source} with the columns {', '.join(columns)}",
-            "a column 'prompt'",
-            f"{remedy} it with `rename_columns: [{near[0] if near else '<column>'}=prompt]` in a recipe, or with "
-            "dataset.rename_column in Python.",
-        )
+        remedy += f" it with `rename_columns: [{near[0] if near else '<column>'}=prompt]` in a recipe, or with "
+        got = f"{source} with the columns {', '.join(columns)}"
+        raise InputError("dataset_name", got, "a column 'prompt'", remedy + "dataset.rename_column in Python.")
     check_prompt_values(dataset, "prompt", f" of {source}")
     return columns
 
@@ -139,11 +139,8 @@ def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Itera
             expected = f"one of the columns: {', '.join(names)}"
             raise InputError("rename_columns", repr(renaming), expected, "Put an existing column on the left.")
         if new in names and new != old:
-            got, remedy = (
-                f"{renaming!r}, but there is a column {new} already",
-                f"Rename that one first: `{new}=<other>`.",
-            )
-            raise InputError("rename_columns", got, "a new name", remedy)
+            got = f"{renaming!r}, but there is a column {new} already"
+            raise InputError("rename_columns", got, "a new name", f"Rename that one first: `{new}=<other>`.")
         names[names.index(old)] = new
         yield old, new
 
@@ -156,19 +153,28 @@ def first_row(dataset: "Dataset | IterableDataset") -> dict[str, Any] | None:
 # Generated -----------------------------------------------------------------------------------------------------------
 
 
-def _generate(source: str, streaming: bool, with_test: bool) -> "DatasetDict | IterableDatasetDict":
-    import datasets
-
+def _generated(source: str, with_test: bool) -> dict[str, "Dataset"]:
     task, options = _parse_query(source)
     if source.startswith("reasoning_gym:"):
-        make_splits = importlib.import_module("trl_drgrpo.rewards.functions.reasoning_gym").make_splits
-        splits = make_splits(task, options, with_test)
-    elif task == "list_sum":
-        splits = _list_sum(source, options)
-    else:
+        from trl_drgrpo.rewards.functions.reasoning_gym import make_splits
+
+        return make_splits(task, options, with_test)
+    if task != "list_sum":
         remedy = "Did you mean trl_drgrpo:list_sum?"
         raise InputError("dataset_name", source, "trl_drgrpo:list_sum or another source", remedy)
-    return _stream(splits) if streaming else datasets.DatasetDict(**splits)
+    from trl_drgrpo.demo.task import make_dataset
+
+    numbers = dict(LIST_SUM_OPTIONS)
+    for key, text in options.items():
+        if key not in numbers:
+            raise InputError(f"{source}: {key}", "an unknown option", f"one of {', '.join(numbers)}", "Remove it.")
+        if not text.isdigit():
+            raise InputError(f"{source}: {key}", repr(text), "a whole number", f"Its default is {numbers[key]}.")
+        numbers[key] = int(text)
+    splits = {"train": make_dataset(numbers["size"], "train", numbers["seed"])}
+    if numbers["test_size"]:
+        splits["test"] = make_dataset(numbers["test_size"], "held_out", numbers["seed"])
+    return splits
 
 
 def _parse_query(source: str) -> tuple[str, dict[str, str]]:
@@ -178,28 +184,10 @@ def _parse_query(source: str) -> tuple[str, dict[str, str]]:
     for pair in filter(None, query.split("&")):
         key, equals, value = pair.partition("=")
         if not (key and equals) or key in options:
-            got = f"{pair!r} in {source}"
-            raise InputError(
-                "dataset_name", got, "options `key=value` joined by &, each once", "For example ?size=500."
-            )
+            expected = "options `key=value` joined by &, each once"
+            raise InputError("dataset_name", f"{pair!r} in {source}", expected, "For example ?size=500.")
         options[key] = unquote(value)
     return task, options
-
-
-def _list_sum(source: str, options: dict[str, str]) -> dict[str, "Dataset"]:
-    numbers = dict(LIST_SUM_OPTIONS)
-    for key, text in options.items():
-        if key not in numbers:
-            expected = f"one of {', '.join(numbers)}"
-            raise InputError(f"{source}: {key}", "an unknown option", expected, "Remove it.")
-        if not text.isdigit():
-            raise InputError(f"{source}: {key}", repr(text), "a whole number", f"Its default is {numbers[key]}.")
-        numbers[key] = int(text)
-    make_dataset: Callable[[int, str, int], Any] = importlib.import_module("trl_drgrpo.demo.task").make_dataset
-    splits = {"train": make_dataset(numbers["size"], "train", numbers["seed"])}
-    if numbers["test_size"]:
-        splits["test"] = make_dataset(numbers["test_size"], "held_out", numbers["seed"])
-    return splits
 
 
 # Local and Hub -------------------------------------------------------------------------------------------------------
@@ -226,12 +214,8 @@ def is_hub_id(source: str) -> bool:
 def _is_local(source: str) -> bool:
     """Whether the name is that of a file or folder: one that exists, or one that cannot be a Hub id."""
     path = Path(source).expanduser()
-    return (
-        os.path.exists(path)
-        or path.suffix in FILE_TYPES
-        or source.startswith((".", "/", "~"))
-        or source.count("/") > 1
-    )
+    is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
+    return is_path or path.suffix in FILE_TYPES or os.path.exists(path)
 
 
 def _load_local(source: str, name: str | None, streaming: bool) -> Any:
@@ -243,15 +227,8 @@ def _load_local(source: str, name: str | None, streaming: bool) -> Any:
         return _load(FILE_TYPES[path.suffix], None, streaming, source, data_files=glob.escape(str(path)))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         loaded = datasets.load_from_disk(str(path))
-        splits: Any = loaded if isinstance(loaded, datasets.DatasetDict) else datasets.DatasetDict({"train": loaded})
-        return _stream(splits) if streaming else splits
+        return loaded if isinstance(loaded, datasets.DatasetDict) else datasets.DatasetDict({"train": loaded})
     return _load(str(path), name, streaming, source)
-
-
-def _stream(splits: Mapping[Any, "Dataset"]) -> "IterableDatasetDict":
-    import datasets
-
-    return datasets.IterableDatasetDict(**{str(key): split.to_iterable_dataset() for key, split in splits.items()})
 
 
 def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: Any) -> Any:
@@ -267,6 +244,19 @@ def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: A
         raise _not_loaded(source, error) from error
 
 
+def load_mixture(mixture: Any) -> Any:
+    """The splits of TRL's mixture of datasets."""
+    from datasets.exceptions import DatasetsError
+    from trl import get_dataset  # pyright: ignore[reportPrivateImportUsage]
+
+    try:
+        return get_dataset(mixture)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        got = f"a mixture of {', '.join(entry.path for entry in mixture.datasets)} that does not load"
+        remedy = f"{type(error).__name__}: {str(error).rstrip('.')}."
+        raise InputError("datasets", got, "datasets that load", remedy) from error
+
+
 def _empty(source: str) -> InputError:
     return InputError("dataset_name", f"{source}, which is empty", "at least one row", "Add prompts.")
 
@@ -276,20 +266,18 @@ def _not_loaded(source: str, error: Exception) -> InputError:
     if _is_local(source):
         expected = f"data that can be read: {', '.join(FILE_TYPES)} files, or a folder from save_to_disk"
         return InputError("dataset_name", f"{source}, which could not be read", expected, f"{reason:.300}.")
-    if importlib.import_module("datasets").config.HF_HUB_OFFLINE:
-        return InputError(
-            "dataset_name",
-            f"{source}, which is neither a local path nor in the local cache, in offline mode (HF_HUB_OFFLINE=1)",
-            "a local path, or a Hub dataset loaded once before",
-            "Unset HF_HUB_OFFLINE to download it, or correct the path.",
-        )
+    from datasets import config
+
+    if config.HF_HUB_OFFLINE:
+        got = f"{source}, which is neither a local path nor in the local cache, in offline mode (HF_HUB_OFFLINE=1)"
+        remedy = "Unset HF_HUB_OFFLINE to download it, or correct the path."
+        return InputError("dataset_name", got, "a local path, or a Hub dataset loaded once before", remedy)
     expected = "an existing dataset that you can read, or a local path"
     if (found := hub_reason(error)) is not None:
         return InputError("dataset_name", f"{source}, {found[0]}", expected, found[1])
+    got = f"{source}, which could not be loaded from the Hub ({reason:.300})"
     remedy = "Check the id, the network and `hf auth login`; dataset_config names its configuration."
-    return InputError(
-        "dataset_name", f"{source}, which could not be loaded from the Hub ({reason:.300})", expected, remedy
-    )
+    return InputError("dataset_name", got, expected, remedy)
 
 
 SLOT = "{prompt}"

@@ -16,45 +16,32 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.batch import completed_rows, digest, prompt_rows
-from trl_drgrpo.cli.data import write_rates
-from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.run_keys import (
-    DECODING_KEYS,
-    EVALUATIONS,
-    MODEL_KEYS,
-    PROMPT_KEYS,
-    TEMPLATE_KEY,
-    Given,
-    add_keys,
-    read_given,
-    run_folder,
-)
-from trl_drgrpo.common.disk import check_file, check_writable
+from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows
+from trl_drgrpo.cli.run_keys import ANSWER_KEYS, EVALUATIONS, Given, add_keys, model_path, read_given, run_folder
+from trl_drgrpo.common.disk import check_file, check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.evaluation import models
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.upstream.versions import provenance
 
-RULE_KEYS = ("correct_reward", "correct_threshold")
 FOLDER = "eval_output"  # for models outside of a run
 _DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs")
+_RULE_KEYS = ("correct_reward", "correct_threshold")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    add_keys(parser, (*MODEL_KEYS, *_DATA_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS, *RULE_KEYS))
+    add_keys(parser, (*_DATA_KEYS, *ANSWER_KEYS, *_RULE_KEYS))
     add = parser.add_argument
     server = "sample with a vLLM server that serves these models, adapters by their base; a recipe's is ignored"
     add("--vllm_server_base_url", metavar="URL", help=server)
@@ -75,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
     given = _checked(args)
-    from trl_drgrpo.evaluation import results
+    from trl_drgrpo.evaluation.results import as_json
 
     names = {"model": given.values["model_name_or_path"]}
     if baseline := _baseline(args, given):
@@ -83,18 +70,17 @@ def run(args: argparse.Namespace) -> int:
     with console.stdout_to_stderr():
         task = _prepared(args, given)
         try:
-            files = {role: task.sampled(name) for role, name in names.items()}
+            sampled = {role: task.sampled(name) for role, name in names.items()}
         except KeyboardInterrupt:
             console.log("The samples so far are kept: run the same command to continue.")
             raise
-    content = task.results({role: (name, files[role][1]) for role, name in names.items()})
-    file, samples = files["model"]
-    path = task.path(names)
-    results.write_results(path, content)
-    print(results.as_json(content) if args.json else _plain_text(content), end="")
+    content, path = task.results({role: (name, sampled[role][1]) for role, name in names.items()}), task.path(names)
+    file, samples = sampled["model"]
+    write_whole(path, as_json(content))
+    print(as_json(content) if args.json else _plain_text(content), end="")
     console.log(f"Written: {path}; samples: {file}")
     if args.pass_rates:
-        write_rates(args.pass_rates, samples, task.judged(samples))
+        data.write_rates(args.pass_rates, samples, task.judged(samples))
     if not args.no_card:
         _put_into_card(given, task.output, content)
     failed = sum(model["failed"] for model in content["models"])
@@ -106,11 +92,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _checked(args: argparse.Namespace) -> Given:
     """The values of a call, checked without reading data. Completes `args.k`."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
         remedy = (
             "Start it without accelerate or torchrun; a vLLM server (--vllm_server_base_url) uses several devices."
         )
-        raise InputError("eval", f"{os.environ['WORLD_SIZE']} processes", "one", remedy)
+        raise InputError("eval", f"{processes} processes", "one", remedy)
     for field in ("num_samples", "batch_size", "limit"):
         refuse_outside(field, getattr(args, field), whole(1, optional=True, remedy="Give a larger number."))
     refuse_outside("seed", args.seed, RANGES["seed"])
@@ -119,7 +105,6 @@ def _checked(args: argparse.Namespace) -> Given:
         remedy = "pass@k needs at least k completions of each prompt: raise num_samples."
         refuse_outside("k", k, whole(1, args.num_samples, remedy=remedy))
     given = read_given(args)
-    given.check(args)
     if not given.values.get("dataset_name"):
         if args.model_name_or_path and not Path(given.model).is_dir():
             got = f"{given.model}, which is no folder here"
@@ -129,7 +114,6 @@ def _checked(args: argparse.Namespace) -> Given:
         got = "a mixture (`datasets`)" if given.values.get("datasets") else "none"
         remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
         raise InputError("dataset_name", got, "a dataset with prompts", remedy)
-    data.check_source(given.values["dataset_name"])
     if not given.values.get("reward_funcs"):
         remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct."
         raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
@@ -149,7 +133,7 @@ def _baseline(args: argparse.Namespace, given: Given) -> str | None:
     """The model to compare with, as it was named; `None` without one."""
     if args.baseline is not None:
         return None if args.baseline.lower() == "none" else args.baseline
-    return given.trained_from or models.base_name(given.model, given.loading(args.base).base)
+    return given.trained_from or models.base_name(given.model, given.loading.base)
 
 
 def _output(args: argparse.Namespace, given: Given) -> Path:
@@ -163,39 +147,26 @@ def _output(args: argparse.Namespace, given: Given) -> Path:
 def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
     from trl_drgrpo.evaluation.running import KIND
 
-    values = given.values
+    values, source = given.values, given.values["dataset_name"]
     rewards = {reward_name(reward): reward for reward in map(resolve_reward, values["reward_funcs"])}
     refuse_outside("correct_threshold", values.get("correct_threshold"), RANGES["correct_threshold"])
     CorrectnessRule(list(rewards), values.get("correct_reward"))
-    split, dataset = _split(args, given)
-    prompting = {key: values.get(key) for key in PROMPT_KEYS}
-    rows = prompt_rows(
-        dataset,
-        values["dataset_name"],
-        [(name, reward, ()) for name, reward in rewards.items()],
-        renamings=values.get("rename_columns") or (),
-        limit=args.limit,
-        **prompting,
-    )
+    splits: Any = data.load_data(source, name=values.get("dataset_config"))
+    split = args.split or values.get("dataset_test_split") or "test"
+    if args.split is None and split not in splits and len(splits) == 1:  # never the training data without a word
+        split = str(next(iter(splits)))
+        console.log(f"{source} has no test split: evaluating on its only one, {split}.")
+    dataset = data.take_split(splits, split, source)
+    options = {"renamings": values.get("rename_columns") or (), "limit": args.limit, **given.prompting}
+    rows = prompt_rows(dataset, source, [(name, reward, ()) for name, reward in rewards.items()], **options)
     check_prompt_rows(rows, "dataset_name", [KIND])
-    source = {"name": values["dataset_name"], "config": values.get("dataset_config"), "split": split}
+    about = {"name": source, "config": values.get("dataset_config"), "split": split}
     facts = {
-        "dataset": {**source, "prompts": len(rows), "of": len(dataset), "digest": digest(rows)},
-        "prompt": prompting | {TEMPLATE_KEY: given.template()},
-        "sampling": {**asdict(given.decoding()), "num_samples": args.num_samples, "seed": args.seed},
+        "dataset": {**about, "prompts": len(rows), "of": len(dataset), "digest": digest(rows)},
+        "prompt": {**given.prompting, "chat_template_kwargs": given.template},
+        "sampling": {**asdict(given.decoding), "num_samples": args.num_samples, "seed": args.seed},
     }
     return _Task(args, given, rows, rewards, facts, _output(args, given))
-
-
-def _split(args: argparse.Namespace, given: Given) -> tuple[str, Any]:
-    """The split's name and the split; never the training data without a word."""
-    source = given.values["dataset_name"]
-    splits: Any = data.load_data(source, name=given.values.get("dataset_config"))
-    wanted = args.split or given.values.get("dataset_test_split") or "test"
-    if args.split is None and wanted not in splits and len(splits) == 1:
-        wanted = str(next(iter(splits)))
-        console.log(f"{source} has no test split: evaluating on its only one, {wanted}.")
-    return wanted, data.take_split(splits, wanted, source)
 
 
 @dataclass(frozen=True)
@@ -204,7 +175,7 @@ class _Task:
 
     args: argparse.Namespace
     given: Given
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     rewards: dict[str, Any]
     facts: dict[str, Any]
     output: Path
@@ -212,92 +183,82 @@ class _Task:
     @property
     def rule(self) -> dict[str, Any]:
         """Reward and threshold for correct completions."""
-        return {key: self.given.values.get(key) for key in RULE_KEYS}
+        return {key: self.given.values.get(key) for key in _RULE_KEYS}
 
-    def judged(self, rows: list[dict[str, Any]]) -> list[bool | None]:
+    def judged(self, rows: list[Row]) -> list[bool | None]:
         """Rule for correct samples."""
         from trl_drgrpo.evaluation.results import judged
 
         return judged(rows, list(self.rewards), *self.rule.values())
 
-    def sampled(self, name: str) -> tuple[Path, list[dict[str, Any]]]:
+    def sampled(self, name: str) -> tuple[Path, list[Row]]:
         """A model's samples, all of them, and their file."""
-        from trl_drgrpo.evaluation.running import KIND
+        from trl_drgrpo.evaluation.running import KIND, sample_and_score
 
-        group = max(1, self.args.batch_size // self.args.num_samples)
+        args, given = self.args, self.given
+        group = max(1, args.batch_size // args.num_samples)
         depends = self._depends(name, group)
         path = self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl"
         passed: list[bool] = []
 
-        def status(of_prompt: list[dict[str, Any]]) -> str:
+        def status(of_prompt: list[Row]) -> str:
             passed.extend(each for each in self.judged(of_prompt) if each is not None)
             return f"correct {sum(passed) / len(passed):.0%}" if passed else ""
 
-        more, noun = partial(self._more, name, group), f"prompts of {name}"
+        def more(first: int) -> Iterator[tuple[int, list[Row]]]:
+            tokenizer = models.load_tokenizer(model_path(name), given.loading)
+            sampler = self._sampler(name, tokenizer)
+            sizes = {"samples": args.num_samples, "length": given.decoding.max_completion_length}
+            options = {**sizes, "seed": args.seed, "template": given.template}
+            rows = sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
+            return enumerate(rows, first + 1)
+
+        noun = f"prompts of {name}"
         rows = completed_rows(path, KIND, depends, len(self.rows), group, noun, more, status, "output_dir")
         gc.collect()  # the next model needs the room
         return path, rows
 
-    def _more(self, name: str, group: int, first: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """The samples of the prompts from one on."""
-        from trl_drgrpo.evaluation.running import sample_and_score
-
-        tokenizer = models.load_tokenizer(model_path(name), self.given.loading(self.args.base))
-        sampler = self._sampler(name, tokenizer)
-        sizes = {"samples": self.args.num_samples, "length": self.given.decoding().max_completion_length}
-        options = {**sizes, "seed": self.args.seed, "template": self.given.template()}
-        rows = sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
-        yield from enumerate(rows, first + 1)
-
     def _depends(self, name: str, group: int) -> dict[str, Any]:
         """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""
-
         specs = str(self.given.values["reward_funcs"])
-        sources = {each: Path(each).expanduser() for each in re.findall(r"[\w./~-]+\.py\b", specs)}
+        files = {each: Path(each).expanduser() for each in re.findall(r"[\w./~-]+\.py\b", specs)}
         return {
             **self.facts,
             "rewards": specs,
-            "reward_files": {
-                each: digest(path.read_text("utf-8")) for each, path in sources.items() if path.is_file()
-            },
+            "reward_files": {each: digest(path.read_text("utf-8")) for each, path in files.items() if path.is_file()},
             "version": __version__,
             "model": name,
             "weights": models.weights_mark(model_path(name)),
-            "loading": asdict(self.given.loading(self.args.base)),
+            "loading": asdict(self.given.loading),
             "server": self.args.vllm_server_base_url is not None,
             "batch": group,
         }
 
     def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.running import ModelSampler, check_context, server_sampler
+        from trl_drgrpo.evaluation.running import check_context, model_sampler, server_sampler
 
-        decoding, batch_size = self.given.decoding(), self.args.batch_size
-        if self.args.vllm_server_base_url is not None:
-            return server_sampler(self.args.vllm_server_base_url, name, tokenizer, decoding, batch_size)
+        decoding, batch_size, url = self.given.decoding, self.args.batch_size, self.args.vllm_server_base_url
+        if url is not None:
+            return server_sampler(url, name, tokenizer, decoding, batch_size)
         console.log(f"Loading {name}")
-        model = models.load_model(model_path(name), self.given.loading(self.args.base))
-        lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template())) for row in self.rows]
+        model = models.load_model(model_path(name), self.given.loading)
+        lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template)) for row in self.rows]
         check_context(model, lengths, decoding)
-        return ModelSampler(model, tokenizer, decoding, batch_size)
+        return model_sampler(model, tokenizer, decoding, batch_size)
 
-    def results(self, sampled: dict[str, tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+    def results(self, sampled: dict[str, tuple[str, list[Row]]]) -> dict[str, Any]:
         """The result. `sampled`: name and samples by role."""
-        from trl_drgrpo.evaluation import results
+        from trl_drgrpo.evaluation.results import results
 
-        correct = {role: self.judged(rows) for role, (_, rows) in sampled.items()}
-        found = []
-        for role, (name, rows) in sampled.items():
-            numbers = results.model_numbers(rows, correct[role], self.args.k)
-            found.append({"role": role, "name": name, "weights": models.weights_mark(model_path(name)), **numbers})
-        difference = None
-        if "baseline" in sampled:
-            (_, ours), (_, theirs) = sampled["model"], sampled["baseline"]
-            difference = results.differences(ours, correct["model"], theirs, correct["baseline"], self.args.k)
         typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
         about = provenance(shlex.join(["trl-drgrpo", *typed]))
         reward, threshold = self.rule.values()
         how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
-        return results.results({**about, **self.facts, "correct": how}, found, difference)
+        models_of = {
+            role: ({"name": name, "weights": models.weights_mark(model_path(name))}, rows)
+            for role, (name, rows) in sampled.items()
+        }
+        return results({**about, **self.facts, "correct": how}, models_of, self.args.k)
 
     def path(self, names: dict[str, str]) -> Path:
         """The file of the result. `names`: of the models, by role."""
@@ -326,19 +287,16 @@ def _put_into_card(given: Given, output: Path, content: dict[str, Any]) -> None:
     from trl_drgrpo.evaluation.results import read_results
     from trl_drgrpo.evaluation.table import is_whole, put_into_card
 
-    readme = Path(given.model) / "README.md"
+    readme, prompts = Path(given.model) / "README.md", content["dataset"]["prompts"]
     if run_folder(given.model) is None or not readme.is_file():
         return
     if not is_whole(content):
-        console.log(
-            f"Not stated in the model card, as it is of the first {content['dataset']['prompts']} prompts only."
-        )
+        console.log(f"Not stated in the model card, as it is of the first {prompts} prompts only.")
         return
     mark = content["models"][-1]["weights"]
     same = [each for each in read_results(output) if each["models"][-1].get("weights") == mark and is_whole(each)]
     try:
         put_into_card(readme, same)
+        console.log(f"Stated in the model card: {readme}")
     except (OSError, ValueError) as error:  # a card is somebody's text: the numbers are written all the same
         console.log(f"{readme} stays as it is: {type(error).__name__}: {error}")
-        return
-    console.log(f"Stated in the model card: {readme}")

@@ -1,4 +1,4 @@
-"""Every key of `trl-drgrpo train`, read from the source files of its dataclasses without importing them.
+"""Every key of `trl-drgrpo train`, read from the source files of its dataclasses without importing them, and as flags.
 
 Importing TRL's configuration classes takes 7 to 9 seconds, parsing the eight files that define them 0.1. So `--help`
 is quick, and a misspelled key fails before anything heavy is imported. The keys are those of `trl grpo`: script
@@ -9,6 +9,7 @@ fields is what the docstring of their class says of them. A class that the insta
 its package. A test compares the keys with the fields of the imported classes, so drift is seen.
 """
 
+import argparse
 import ast
 import dataclasses
 import functools
@@ -22,13 +23,8 @@ from typing import Any
 from trl_drgrpo.common.errors import UpstreamError
 from trl_drgrpo.config.field_kinds import described
 
-# The four dataclasses of the command, in the order in which they are built, and what --help calls each.
-DATACLASSES = {
-    "DrGRPOScriptArguments": "script",
-    "DrGRPOConfig": "training",
-    "ModelConfig": "model",
-    "DatasetMixtureConfig": "dataset mixture",
-}
+# The four dataclasses of the command, in the order in which they are built.
+DATACLASSES = ("DrGRPOScriptArguments", "DrGRPOConfig", "ModelConfig", "DatasetMixtureConfig")
 
 # Where each class, bases included, is written: top-level package and file below it.
 _HOMES = {
@@ -57,8 +53,7 @@ class Flag:
             there is none.
         help (`str`): One or more sentences.
         choices (`tuple`, *optional*): The only values allowed, where the field lists them.
-        dataclass (`str`): The dataclass that is built from it.
-        owner (`str`): The class that declares it, a base of `dataclass` or itself.
+        owner (`str`): The class that declares it, one of the four or a base of it.
     """
 
     name: str
@@ -66,7 +61,6 @@ class Flag:
     default: Any
     help: str
     choices: tuple | None
-    dataclass: str
     owner: str
 
 
@@ -86,10 +80,9 @@ def read_flags() -> dict[str, Flag]:
     dataclasses may declare the same key."""
     flags: dict[str, Flag] = {}
     for name in DATACLASSES:
-        for flag in dataclass_flags(name).values():
-            if flag.name in flags:
-                raise UpstreamError(f"{flag.name}: declared by {flags[flag.name].dataclass} and by {name}.")
-            flags[flag.name] = flag
+        if twice := [key for key in dataclass_flags(name) if key in flags]:
+            raise UpstreamError(f"{twice[0]}: declared by {flags[twice[0]].owner} and by {name}.")
+        flags |= dataclass_flags(name)
     return flags
 
 
@@ -97,39 +90,25 @@ def read_flags() -> dict[str, Flag]:
 def dataclass_flags(name: str) -> dict[str, Flag]:
     """The keys of one dataclass, by name, from the source files of it and its bases. Bases come first, an overridden
     field keeps its place."""
-    return {key: dataclasses.replace(flag, dataclass=name) for key, flag in _class_flags(name).items()}
-
-
-def _class_flags(name: str) -> dict[str, Flag]:
-    node = _class_node(name)
+    node = next(node for node in _parsed(_home(name)).body if isinstance(node, ast.ClassDef) and node.name == name)
     flags: dict[str, Flag] = {}
     # Dataclasses collect fields in reverse method resolution order; with single bases that is base first.
     for base in reversed(node.bases):
-        flags.update(_class_flags(ast.unparse(base).rpartition(".")[2]))
+        flags |= dataclass_flags(ast.unparse(base).rpartition(".")[2])
     texts = described(ast.get_docstring(node) or "") if _HOMES[name][0] == "trl_drgrpo" else {}
     for statement in node.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            key = statement.target.id
-            arguments = _field_arguments(statement.value)
-            if "ClassVar" in ast.unparse(statement.annotation) or _literal(arguments.get("init")) is False:
-                flags.pop(key, None)
-                continue
-            annotation = ast.unparse(statement.annotation)
-            metadata = _metadata(arguments.get("metadata"))
-            flags[key] = Flag(
-                name=key,
-                annotation=annotation,
-                default=_default(arguments),
-                help=texts.get(key) or metadata["help"],
-                choices=metadata["choices"] or literal_choices(annotation),
-                dataclass=name,
-                owner=name,
-            )
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        key, annotation, arguments = statement.target.id, ast.unparse(statement.annotation), _arguments(statement)
+        if "ClassVar" in annotation or arguments.get("init") is False:
+            flags.pop(key, None)
+            continue
+        metadata = arguments.get("metadata", {})
+        told = texts.get(key) or str(metadata.get("help", "")).replace("%%", "%")
+        choices = metadata.get("choices")
+        choices = tuple(choices) if isinstance(choices, list | tuple) else literal_choices(annotation)
+        flags[key] = Flag(key, annotation, arguments.get("default", dataclasses.MISSING), told, choices, owner=name)
     return flags
-
-
-def _class_node(name: str) -> ast.ClassDef:
-    return next(node for node in _parsed(_home(name)).body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
 @functools.cache
@@ -149,51 +128,34 @@ def _home(name: str) -> Path:
     raise UpstreamError(f"{name}: no installed package has this class.")
 
 
-def _field_arguments(value: ast.expr | None) -> dict[str, ast.expr]:
-    """The keyword arguments of `field(...)`; a plain default counts as `default=`."""
+def _arguments(field: ast.AnnAssign) -> dict[str, Any]:
+    """What a field passes to `field(...)`, as values, the default made by its factory; a plain default counts."""
+    value = field.value
     if value is None:
         return {}
-    if isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] == "field":
-        return {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
-    return {"default": value}
-
-
-def _default(arguments: dict[str, ast.expr]) -> Any:
-    if "default" in arguments:
-        return _literal(arguments["default"])
-    if "default_factory" in arguments:
-        factory = arguments["default_factory"]
-        if isinstance(factory, ast.Lambda):
-            return _literal(factory.body)
+    if not (isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] == "field"):
+        return {"default": _literal(value)}
+    arguments = {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
+    factory = arguments.pop("default_factory", None)
+    found = {name: _literal(node) for name, node in arguments.items()}
+    if isinstance(factory, ast.Lambda):
+        found["default"] = _literal(factory.body)
+    elif factory is not None:
         source = ast.unparse(factory)
-        return {"list": [], "dict": {}}.get(source, Unread(f"{source}()"))
-    return dataclasses.MISSING
+        found["default"] = {"list": [], "dict": {}}.get(source, Unread(f"{source}()"))
+    return found
 
 
-def _literal(node: ast.expr | None) -> Any:
-    if node is None:
-        return None
+def _literal(node: ast.expr) -> Any:
+    """The value of an expression, of an f-string its fixed part; [`Unread`] where only running it would tell."""
+    if isinstance(node, ast.Dict):
+        return {_literal(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(piece.value) for piece in node.values if isinstance(piece, ast.Constant))
     try:
         return ast.literal_eval(node)
     except ValueError:
         return Unread(ast.unparse(node))
-
-
-def _metadata(node: ast.expr | None) -> dict[str, Any]:
-    entries: dict[Any, ast.expr] = {}
-    if isinstance(node, ast.Dict):
-        entries = {_literal(key): value for key, value in zip(node.keys, node.values, strict=True)}
-    choices = _literal(entries.get("choices"))
-    return {
-        "help": _text(entries.get("help")).replace("%%", "%"),
-        "choices": tuple(choices) if isinstance(choices, list | tuple) else None,
-    }
-
-
-def _text(node: ast.expr | None) -> str:
-    """The string pieces of an expression; of f-strings the fixed part."""
-    pieces = [] if node is None else ast.walk(node)
-    return "".join(each.value for each in pieces if isinstance(each, ast.Constant) and isinstance(each.value, str))
 
 
 def literal_choices(annotation: str) -> tuple | None:
@@ -202,9 +164,42 @@ def literal_choices(annotation: str) -> tuple | None:
     return ast.literal_eval(f"({values.removesuffix(']')},)") if head == "Literal" and bracket else None
 
 
+def kinds(annotation: str) -> dict[str, str]:
+    """The alternatives of `A | B[C] | None`, and what stands in their brackets."""
+    parts = [each.partition("[") for each in re.split(r" \| (?![^\[]*\])", annotation)]
+    return {name.rpartition(".")[2]: inner.removesuffix("]") for name, _, inner in parts}
+
+
 def import_dataclass(name: str) -> type:
     """Imports one of the dataclasses named in this module's table (slow: this imports TRL)."""
     package = _HOMES[name][0]
     parts = _home(name).with_suffix("").parts
     module = ".".join(parts[len(parts) - parts[::-1].index(package) - 1 :])
     return getattr(importlib.import_module(module), name)
+
+
+def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
+    """Adds one key as a flag, spelled with underscores or dashes."""
+    members = kinds(flag.annotation)
+    takes_list = "list" in members and "str" not in members  # as in TRL's parser
+    # `--use_peft` may stand alone, also where a mapping may follow it.
+    stands_alone = flag.annotation in ("bool", "bool | None") or {"bool", "dict"} <= members.keys()
+    options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS}
+    options |= {"nargs": "+"} if takes_list else {"nargs": "?", "const": "true"} if stands_alone else {}
+    metavar = "STR" if flag.choices else re.split(r" \| |\[", flag.annotation.replace("None | ", ""))[0].upper()
+    group.add_argument(f"--{flag.name}", metavar=metavar, help=help_text(flag), **options)
+    dashed = flag.name.replace("_", "-")
+    if dashed != flag.name:
+        group.add_argument(f"--{dashed}", help=argparse.SUPPRESS, **options)
+    if flag.default is True and stands_alone:  # as TRL's parser: the way to switch a default off
+        off: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "const": "false"}
+        group.add_argument(f"--no_{flag.name}", f"--no-{dashed}", action="store_const", help=argparse.SUPPRESS, **off)
+
+
+def help_text(flag: Flag, brief: bool = False) -> str:
+    """What a flag is for, with its choices and its default; `brief`: the first sentence alone."""
+    told = re.split(r"(?<=\.)\s+(?=[A-Z`'])", flag.help)[0] if brief else flag.help
+    default = "" if flag.default in (None, dataclasses.MISSING) else f" (default: {flag.default})"
+    unnamed = [choice for choice in flag.choices or () if str(choice) not in told]
+    choices = f" One of {', '.join(map(str, flag.choices or ()))}." if unnamed else ""
+    return f"{told}{choices}{default}".replace("%", "%%")

@@ -18,16 +18,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import as_prompted, check_slots
-from trl_drgrpo.cli.run_keys import (
-    DECODING_KEYS,
-    MODEL_KEYS,
-    PROMPT_KEYS,
-    TEMPLATE_KEY,
-    Given,
-    add_keys,
-    read_given,
-    was_trained_on_messages,
-)
+from trl_drgrpo.cli.run_keys import ANSWER_KEYS, add_keys, read_given, was_trained_on_messages
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.evaluation import models
@@ -38,7 +29,7 @@ from trl_drgrpo.rewards.sample import completion_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt per argument")
-    add_keys(parser, (*MODEL_KEYS, *PROMPT_KEYS, TEMPLATE_KEY, *DECODING_KEYS))
+    add_keys(parser, ANSWER_KEYS)
     add = parser.add_argument
     add("--num_samples", type=int, default=1, help="answers per prompt (default: 1)")
     add("--seed", type=int, help="sampling seed (default: random)")
@@ -49,38 +40,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load and answer."""
-    given = _checked(args)
-    from trl_drgrpo.evaluation.running import ModelSampler, server_sampler
-    from trl_drgrpo.search.sampling import Request
+    refuse_outside("num_samples", args.num_samples, whole(1, remedy="Give a positive number."))
+    if args.seed is not None:
+        refuse_outside("seed", args.seed, RANGES["seed"])
+    given = read_given(args)
+    from trl_drgrpo.evaluation.running import model_sampler, server_sampler
+    from trl_drgrpo.process_rewards.sampling import Request
     from trl_drgrpo.single_gpu.memory.meta_model import context_length
 
     prompts = _prompts(args.prompt)
     with console.stdout_to_stderr():
-        loading = given.loading(args.base)
-        tokenizer = models.load_tokenizer(given.model, loading)
-        chat = _is_chat(args, given, tokenizer)
-        context = context_length(models.load_config(given.model, loading))
+        tokenizer = models.load_tokenizer(given.model, given.loading)
+        chat = args.chat
+        if chat is None and given.values.get("prompt_template") is None:  # as in the run
+            chat = was_trained_on_messages(given.model)
+            chat = getattr(tokenizer, "chat_template", None) is not None if chat is None else chat
+        context = context_length(models.load_config(given.model, given.loading))
 
         def asked(text: str) -> tuple[dict[str, Any], tuple[int, ...]]:
-            row = _row(given, text, chat)
-            return row, _prefix(row, tokenizer, given, context)
+            """A prompt as a row of the dataset that the run would have made of it, and its tokens."""
+            row: dict[str, Any] = {"prompt": text}
+            check_slots(row, given.prompting["prompt_template"])
+            row |= as_prompted(row, **given.prompting)
+            if chat and isinstance(row["prompt"], str):
+                row["prompt"] = [{"role": "user", "content": row["prompt"]}]
+            prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template))
+            if context is not None and len(prefix) >= context:
+                expected = f"fewer than the model's context of {context}"
+                raise InputError("prompt", f"{len(prefix)} tokens", expected, "Shorten it.")
+            return row, prefix
 
         for text in args.prompt or ["a prompt"]:  # whatever does not fit, before the weights load
             asked(text)
         sampler: Any
         if args.vllm_server_base_url is not None:
-            url, decoding = args.vllm_server_base_url, given.decoding()
-            sampler = server_sampler(url, given.model, tokenizer, decoding, args.num_samples)
+            url = args.vllm_server_base_url
+            sampler = server_sampler(url, given.model, tokenizer, given.decoding, args.num_samples)
         else:
             console.log(f"Loading {given.values['model_name_or_path']}")
-            model = models.load_model(given.model, loading)
-            sampler = ModelSampler(model, tokenizer, given.decoding(), args.num_samples)
+            model = models.load_model(given.model, given.loading)
+            sampler = model_sampler(model, tokenizer, given.decoding, args.num_samples)
     began = False
     for number, text in enumerate(prompts):
         with console.stdout_to_stderr():
             row, prefix = asked(text)
             seed = secrets.randbits(31) if args.seed is None else args.seed + number
-            request = Request(prefix, args.num_samples, given.decoding().max_completion_length, True, seed)
+            request = Request(prefix, args.num_samples, given.decoding.max_completion_length, True, seed)
             answers = _answers(row, request, sampler, tokenizer)
         for answer, said in answers:
             print("\n" * began + answer)  # an empty line in between
@@ -89,15 +94,6 @@ def run(args: argparse.Namespace) -> int:
                 print(said)
         sys.stdout.flush()
     return 0
-
-
-def _checked(args: argparse.Namespace) -> Given:
-    refuse_outside("num_samples", args.num_samples, whole(1, remedy="Give a positive number."))
-    if args.seed is not None:
-        refuse_outside("seed", args.seed, RANGES["seed"])
-    given = read_given(args)
-    given.check(args)
-    return given
 
 
 def _prompts(given: list[str]) -> Iterator[str]:
@@ -115,36 +111,6 @@ def _prompts(given: list[str]) -> Iterator[str]:
         if not line:
             return
         yield line
-
-
-def _is_chat(args: argparse.Namespace, given: Given, tokenizer: Any) -> bool:
-    """Whether the model gets the prompt as a message: as said, as in its run, else if it has a chat template."""
-    if args.chat is not None:
-        return args.chat
-    if given.values.get("prompt_template") is not None:
-        return False
-    known = was_trained_on_messages(given.model)
-    return getattr(tokenizer, "chat_template", None) is not None if known is None else known
-
-
-def _row(given: Given, text: str, chat: bool) -> dict[str, Any]:
-    """A prompt as a row of the dataset that the run would have made of it."""
-    row: dict[str, Any] = {"prompt": text}
-    options = {key: given.values.get(key) for key in PROMPT_KEYS}
-    check_slots(row, options["prompt_template"])
-    row |= as_prompted(row, **options)
-    if chat and isinstance(row["prompt"], str):
-        row["prompt"] = [{"role": "user", "content": row["prompt"]}]
-    return row
-
-
-def _prefix(row: dict[str, Any], tokenizer: Any, given: Given, context: int | None) -> tuple[int, ...]:
-    """The tokens of a prompt; refuses those that leave no room in the model's context."""
-    prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template()))
-    if context is not None and len(prefix) >= context:
-        expected = f"fewer than the model's context of {context}"
-        raise InputError("prompt", f"{len(prefix)} tokens", expected, "Shorten it.")
-    return prefix
 
 
 def _answers(row: dict[str, Any], request: Any, sampler: Any, tokenizer: Any) -> list[tuple[str, str]]:

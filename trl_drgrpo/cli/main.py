@@ -2,7 +2,8 @@
 
 Every subcommand is a module `trl_drgrpo/cli/<name>.py` (`_` for `-`). Its docstring, less the first paragraph,
 describes it in its `--help`; its `add_arguments(parser)` fills the subcommand's parser; its `run(args) -> int` gives
-the exit code and raises [`InputError`] on bad input. Top-level `--help` and `--version` import none of them.
+the exit code and raises [`InputError`] on bad input. Where a module has further ones, the names of both functions end
+in the subcommand's, and the docstring is that of the second. Top-level `--help` and `--version` import none of them.
 
 Exit codes: what the subcommand returns (0: done, 1: ran and found a problem), 2: bad input or no subcommand (its
 help goes to stderr), 130: Ctrl-C, 143: SIGTERM.
@@ -10,9 +11,11 @@ help goes to stderr), 130: Ctrl-C, 143: SIGTERM.
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import DiskFullError, InputError, PushError, UpstreamError, did_you_mean
@@ -35,28 +38,34 @@ SUBCOMMANDS = {
 }
 
 
+# Subcommands that share a module with others.
+_HOMES: dict[str, str] = dict.fromkeys(("check", "demo", "merge", "report"), "short_commands")
+_HOMES |= {"bias": "train", "label-steps": "search"}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code (see the module docstring). `--help` exits by
     `SystemExit(0)`."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = argparse.Namespace(places={})
     try:
-        args = _parse(arguments)
+        args = parse(list(sys.argv[1:] if argv is None else argv))
         return args.run(args)
     except (InputError, UpstreamError) as error:
-        console.report_error(error)
-        return console.EXIT_INPUT_ERROR
+        console.report_error(error, args)
+        return 2
     except (PushError, DiskFullError) as error:  # the input is valid
         console.report_error(error)
         return 1
     except KeyboardInterrupt:
         console.log("interrupted")
-        return console.EXIT_INTERRUPTED
+        return 130  # 128 + SIGINT, as shells report it
     except BrokenPipeError:  # `trl-drgrpo train --help | head`: nobody reads on; keep the interpreter's exit quiet too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line as values by name; `run` among them is what to call with them."""
     parser = console.Parser(
         prog="trl-drgrpo",
         description="Dr. GRPO for Hugging Face TRL. `trl-drgrpo <command> --help` describes a command.",
@@ -66,29 +75,35 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="{" + ",".join(SUBCOMMANDS) + "}")
     chosen = next((token for token in arguments if not token.startswith("-")), None)
     if chosen is not None and chosen not in SUBCOMMANDS:
-        remedy = did_you_mean(
-            chosen, SUBCOMMANDS, "`trl-drgrpo --help` describes them.", cutoff=0.6, form="`trl-drgrpo {}`"
-        )
+        otherwise = "`trl-drgrpo --help` describes them."
+        remedy = did_you_mean(chosen, SUBCOMMANDS, otherwise, cutoff=0.6, form="`trl-drgrpo {}`")
         raise InputError("command", repr(chosen), f"one of {', '.join(SUBCOMMANDS)}", remedy)
-    subparsers = {
-        name: commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-        for name, text in SUBCOMMANDS.items()
-    }
-    if chosen in SUBCOMMANDS:
-        module = importlib.import_module(f"trl_drgrpo.cli.{chosen.replace('-', '_')}")
-        what, more = SUBCOMMANDS[chosen], (module.__doc__ or "").partition("\n\n")[2]
-        subparsers[chosen].description = f"{what[0].upper()}{what[1:]}.\n\n{more}"
-        module.add_arguments(subparsers[chosen])
-        subparsers[chosen].set_defaults(run=module.run)
+    formatter, asked = argparse.RawDescriptionHelpFormatter, parser
+    for name, text in SUBCOMMANDS.items():
+        subparser = commands.add_parser(name, help=text, formatter_class=formatter)
+        if name == chosen:
+            asked, (add_arguments, run, more) = subparser, command(name)
+            subparser.description = f"{text[0].upper()}{text[1:]}.\n\n{more}"
+            add_arguments(subparser)
+            subparser.set_defaults(run=run)
     args, unknown = parser.parse_known_args(arguments)
-    console.refuse_unknown(unknown, subparsers.get(args.command, parser))
+    console.refuse_unknown(unknown, asked)
     return args
+
+
+def command(name: str) -> tuple[Callable[[Any], None], Callable[[Any], int], str]:
+    """A subcommand's `add_arguments` and `run`, and the text that describes it."""
+    own = name.replace("-", "_")
+    module, end = importlib.import_module(f"trl_drgrpo.cli.{_HOMES.get(name, own)}"), f"_{own}" * (name in _HOMES)
+    run = getattr(module, f"run{end}")
+    described = inspect.getdoc(run if end else module) or ""
+    return getattr(module, f"add_arguments{end}"), run, described.partition("\n\n")[2]
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
     """A call without a command does nothing, which is no success: help on stderr, as stdout is for results."""
     parser.print_help(sys.stderr)
-    return console.EXIT_INPUT_ERROR
+    return 2
 
 
 if __name__ == "__main__":

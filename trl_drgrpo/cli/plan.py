@@ -16,121 +16,29 @@ are; batch sizes and completion length are proposed otherwise.
 import argparse
 import gc
 import json
+import os
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import yaml
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.flags import read_flags
-from trl_drgrpo.cli.recipe import read_given
-from trl_drgrpo.cli.values import add_flag
+from trl_drgrpo.cli.flags import add_flag, read_flags
+from trl_drgrpo.cli.recipe import dump, read_given
+from trl_drgrpo.cli.run_keys import model_path
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
 from trl_drgrpo.single_gpu.memory.devices import find_card, parse_margin, parse_memory, readable
 
-if TYPE_CHECKING:
-    from trl_drgrpo.cli.plan_probe import Probe
-    from trl_drgrpo.single_gpu.memory.proposal import Proposal
-
 Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
-
-
-@dataclass(frozen=True)
-class PlanReport:
-    """A plan with what it was made for.
-
-    Args:
-        name (`str`): The model.
-        card (`str`, *optional*): The device, where it was named.
-        memory, margin (`int`): Bytes of the device, and how many of them stay free.
-        proposal ([`Proposal`]): The settings.
-        host (`dict[str, dict[str, int]]`): Bytes of the host's memory, by phase and part.
-        recipe (`dict[str, Any]`): The settings with the given ones, as recipe keys.
-        probe ([`Probe`], *optional*): What real steps took.
-    """
-
-    name: str
-    card: str | None
-    memory: int
-    margin: int
-    proposal: "Proposal"
-    host: Phases
-    recipe: dict[str, Any]
-    probe: "Probe | None" = None
-
-    @property
-    def room(self) -> str:
-        """The device in words."""
-        card = f"{self.card}, " if self.card else ""
-        return f"{card}{readable(self.memory)} less a margin of {readable(self.margin)}"
-
-    def table(self) -> str:
-        """Components down, phases across, of the device and of the host; the phase that decides is marked."""
-        estimate = self.proposal.estimate
-        counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
-        device = {f"{phase.name}{'*' if phase is estimate.peak else ''}": phase.parts for phase in estimate.phases}
-        lines = [*_lines("on the device", device), *(_lines("on the host", self.host) if self.host else ())]
-        return "\n".join([f"{self.name}: {counts}", *lines, self.verdict()])
-
-    def verdict(self) -> str:
-        """Whether it fits, by how much, and what decides."""
-        peak = self.proposal.estimate.peak
-        decides = f"Most of it in {peak.name}: {peak.largest}, {readable(peak.parts[peak.largest])}."
-        if self.proposal.fits:
-            return f"Fits {self.room}: the peak is {readable(peak.total)}. {decides}"
-        least, more = readable(peak.total), readable(peak.total - (self.memory - self.margin))
-        return f"Does not fit {self.room}: the smallest settings tried need {least}, {more} more. {decides}"
-
-    def as_yaml(self) -> str:
-        """A recipe fragment; comments say what it was planned for. Where nothing fits, it is commented out."""
-        estimate = self.proposal.estimate
-        text = (
-            f"# {self.name} on {self.room}: planned peak {readable(estimate.total)}, prompts up to "
-            f"{estimate.setup.prompt} tokens. An estimate, not a measurement.\n"
-        )
-        body = yaml.safe_dump(self.recipe, sort_keys=False)
-        if self.proposal.fits:
-            return text + body
-        commented = "".join(f"# {line}\n" for line in body.splitlines())
-        return f"{text}# Nothing fits. The smallest settings tried:\n{commented}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything, bytes as whole numbers."""
-        estimate = self.proposal.estimate
-        return {
-            "model": self.name,
-            "device": self.card,
-            "memory": self.memory,
-            "margin": self.margin,
-            "fits": self.proposal.fits,
-            "peak": estimate.total,
-            "peak_phase": estimate.peak.name,
-            "parameters": estimate.parameters,
-            "trained_parameters": estimate.trained,
-            "prompt_tokens": estimate.setup.prompt,
-            "phases": _with_totals({phase.name: phase.parts for phase in estimate.phases}),
-            "host": _with_totals(self.host),
-            "recipe": self.recipe,
-            **({"probe": asdict(self.probe)} if self.probe else {}),
-        }
-
-
-def _with_totals(phases: Phases) -> dict[str, dict[str, int]]:
-    return {name: {**parts, "total": sum(parts.values())} for name, parts in phases.items()}
-
-
-def _lines(title: str, phases: Phases) -> list[str]:
-    parts = dict.fromkeys(part for phase in phases.values() for part in phase)
-    lines = [f"{title:32}" + "".join(f"{name:>11}" for name in phases)]
-    for part in parts:
-        cells = (readable(phase[part]) if part in phase else "-" for phase in phases.values())
-        lines.append(f"{part:32}" + "".join(f"{cell:>11}" for cell in cells))
-    return [*lines, f"{'total':32}" + "".join(f"{readable(sum(p.values())):>11}" for p in phases.values())]
-
 
 # Keys of a recipe that decide its memory; a recipe may hold any other key as well.
 KEYS = (
@@ -193,8 +101,6 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 
     setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
-    from trl_drgrpo.cli.job import model_path
-
     # Thousands of modules are imported, none of them garbage, and steps are run on them: without collection it takes a
     # sixth of the first time less, and a third of the second.
     gc.disable()
@@ -211,22 +117,51 @@ def run(args: argparse.Namespace) -> int:
     recipe = {**added, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
-    probe = None
-    if args.probe:
-        from trl_drgrpo.cli.plan_probe import run_probe
-
-        probe = run_probe(model_path(name), recipe, device, setup.prompt)
-    report = PlanReport(name, card, memory, margin, proposal, host_phases(planner), recipe, probe)
+    probe = run_probe(model_path(name), recipe, device, setup.prompt) if args.probe else None
+    estimate, peak, host = proposal.estimate, proposal.estimate.peak, host_phases(planner)
     if args.json:
-        print(json.dumps(report.as_json(), indent=2))
+        content = {"model": name, "device": card, "memory": memory, "margin": margin, "fits": proposal.fits}
+        content |= {"peak": estimate.total, "peak_phase": peak.name, "parameters": estimate.parameters}
+        content |= {"trained_parameters": estimate.trained, "prompt_tokens": estimate.setup.prompt}
+        phases = {phase.name: phase.parts for phase in estimate.phases}
+        content |= {"phases": _with_totals(phases), "host": _with_totals(host), "recipe": recipe}
+        content |= {"probe": probe._asdict()} if probe else {}
+        print(json.dumps(content, indent=2))
     else:
-        print(report.table(), file=sys.stderr)
-        print(report.as_yaml(), end="", flush=True)
+        room = f"{card + ', ' if card else ''}{readable(memory)} less a margin of {readable(margin)}"
+        counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
+        phases = {f"{phase.name}{'*' if phase is peak else ''}": phase.parts for phase in estimate.phases}
+        verdict = f"Fits {room}: the peak is {readable(peak.total)}."
+        if not proposal.fits:
+            more = readable(peak.total - (memory - margin))
+            verdict = f"Does not fit {room}: the smallest settings tried need {readable(peak.total)}, {more} more."
+        decides = f"Most of it in {peak.name}: {peak.largest}, {readable(peak.parts[peak.largest])}."
+        lines = [f"{name}: {counts}", *_table("on the device", phases), *(_table("on the host", host) if host else ())]
+        print(*lines, f"{verdict} {decides}", sep="\n", file=sys.stderr)
+        prompts = f"prompts up to {estimate.setup.prompt} tokens. An estimate, not a measurement."
+        text = f"# {name} on {room}: planned peak {readable(estimate.total)}, {prompts}\n"
+        fragment = dump(recipe)
+        if not proposal.fits:
+            commented = "".join(f"# {line}\n" for line in fragment.splitlines())
+            fragment = f"# Nothing fits. The smallest settings tried:\n{commented}"
+        print(text + fragment, end="", flush=True)
     if is_part:
         console.log(f"{name} has several parts: its text model alone is planned, images and sound come on top.")
     if probe:
-        console.log(probe.sentence(recipe, proposal.estimate))
+        console.log(probe.sentence(recipe, estimate))
     return 0 if proposal.fits and not (probe and probe.ended_in) else 1
+
+
+def _with_totals(phases: Phases) -> dict[str, dict[str, int]]:
+    return {name: {**parts, "total": sum(parts.values())} for name, parts in phases.items()}
+
+
+def _table(title: str, phases: Phases) -> list[str]:
+    """Components down, phases across."""
+    summed = _with_totals(phases).values()
+    parts = [*dict.fromkeys(part for phase in phases.values() for part in phase), "total"]
+    cells = [[part, *(readable(of[part]) if part in of else "-" for of in summed)] for part in parts]
+    return console.aligned([[title, *phases], *cells])
 
 
 def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -> int:
@@ -248,3 +183,166 @@ def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -
         left = f"leaves at most {context - prompt} for a completion behind prompts of {prompt}"
         console.log(f"max_completion_length: the model's context of {context} tokens {left}.")
     return prompt
+
+
+# Probe ---------------------------------------------------------------------------------------------------------------
+#
+# Two real optimizer steps at full size, as the optimizer's state is there from the second one on. Every prompt and
+# every completion is as long as the plan says: stop tokens are never drawn. They run in a process of their own, so
+# that a device or a host without memory ends that process and not the plan, and nothing else counts. A folder with
+# `config.json` alone gets random weights, written to a temporary folder.
+
+# What a run was doing -> what to lower when memory runs out there, in this order.
+LOWER = {
+    "loading the model": ("dtype: bfloat16", "preset: qlora"),
+    "generation": ("steps_per_generation", "per_device_train_batch_size", "max_completion_length"),
+    "training": ("per_device_train_batch_size", "max_completion_length"),
+}
+
+
+class Probe(NamedTuple):
+    """What a run took. Bytes.
+
+    Args:
+        device (`str`): Its name.
+        weights (`str`): `"real"` or `"random"`.
+        ended_in (`str`, *optional*): A key of `LOWER` where memory ran out; `None`: it went through.
+        seconds (`float`): From loading to the end.
+        took (`dict[str, int]`): Most bytes, by who counts: on a GPU PyTorch, what was allocated and reserved; on a CPU
+            the system, what the whole process had resident, and had before the model was loaded.
+    """
+
+    device: str
+    weights: str
+    ended_in: str | None = None
+    seconds: float = 0.0
+    took: Mapping[str, int] = {}
+
+    def sentence(self, recipe: Mapping[str, Any], estimate: Any) -> str:
+        """The measurement beside the closed form's number; where memory ran out, what to lower."""
+        run = f"Probe on {self.device}, {self.weights} weights"
+        if self.ended_in:
+            lower = [f"{key} ({recipe[key]})" if key in recipe else key for key in LOWER[self.ended_in]]
+            return f"{run}: out of memory in {self.ended_in}. Lower {', then '.join(lower)}."
+        took = ", ".join(f"{readable(size)} {what}" for what, size in self.took.items())
+        planned = f"{readable(estimate.tensors)} in tensors, {readable(estimate.total)} in all"
+        return f"{run}, two steps in {self.seconds:.0f} s: {took}; planned: {planned}."
+
+
+def run_probe(path: str, recipe: Mapping[str, Any], device: str, prompt: int) -> Probe:
+    """Runs two steps of a recipe.
+
+    Args:
+        path (`str`): Folder or Hub id of the model.
+        recipe (`dict[str, Any]`): Keys of `trl-drgrpo train` that decide the memory.
+        device (`str`): `"cuda"` or `"cpu"`: what this machine must have.
+        prompt (`int`): Tokens of every prompt.
+
+    Raises:
+        [`InputError`]: vLLM generates, or the machine has no such device.
+    """
+    if recipe.get("use_vllm"):
+        remedy = "vLLM takes the share that vllm_gpu_memory_utilization says; leave --probe out."
+        raise InputError("--probe", "use_vllm", "generation by transformers", remedy)
+    bare = Path(path).is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in Path(path).iterdir())
+    weights, name = "random" if bare else "real", "this CPU" if device == "cpu" else "this GPU"
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        remedy = "Add --device cpu, or run it where the card is."
+        raise InputError("--probe", "a plan for a GPU on a machine without one", "its own device", remedy)
+    with TemporaryDirectory() as folder:
+        try:
+            if bare:
+                path = _alone(_with_random_weights, path, f"{folder}/model", recipe.get("dtype"))
+            return Probe(name, weights, *_alone(_measure, path, dict(recipe), device, prompt, folder))
+        except BrokenProcessPool:  # the system killed it, which says no word
+            stage = Path(folder, "stage")
+            return Probe(name, weights, stage.read_text() if stage.exists() else "loading the model")
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result, from a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def _with_random_weights(path: str, folder: str, dtype: Any) -> str:
+    """A model like that of `path`, saved to a folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from trl_drgrpo.check.tiny import tiny_tokenizer
+
+    config = AutoConfig.from_pretrained(path).get_text_config(decoder=True)
+    AutoModelForCausalLM.from_config(config, dtype=dtype or "float32").save_pretrained(folder)
+    has_tokenizer = any(Path(path).glob("tokenizer*"))
+    (AutoTokenizer.from_pretrained(path) if has_tokenizer else tiny_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder: str) -> tuple[Any, ...]:
+    """The fields of a `Probe` from `ended_in` on; what it does is in a file as well, to be read after a kill."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ |= {"HF_DATASETS_CACHE": folder, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    import torch
+    import transformers
+
+    import trl_drgrpo.trainer  # noqa: F401  # counts as there before
+    from trl_drgrpo.cli import job
+
+    stage = Path(folder, "stage")
+    stage.write_text("loading the model")
+
+    def rewards(completions: list[Any], **_: Any) -> list[float]:
+        stage.write_text("training")
+        return [float(row % 2) for row in range(len(completions))]
+
+    class Steps(transformers.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            stage.write_text("generation")
+
+    transformers.logging.set_verbosity_error()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    prompts = [json.dumps({"prompt": _prompt(tokenizer, number, prompt)}) for number in range(64)]
+    Path(folder, "prompts.jsonl").write_text("\n".join(prompts))
+    settings = {"bf16": False} if device == "cpu" else {}
+    settings |= {**recipe, "model_name_or_path": path, "dataset_name": f"{folder}/prompts.jsonl"}
+    settings |= {"output_dir": f"{folder}/run", "max_steps": 2, "use_cpu": device == "cpu", "report_to": "none"}
+    before, start = _resident(), time.perf_counter()
+    try:
+        with console.stdout_to_stderr():
+            prepared = job.prepare({**settings, "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True})
+            prepared.inputs["reward_funcs"] = [rewards]
+            trainer = job.build_trainer(prepared)
+            trainer.remove_callback(transformers.PrinterCallback)
+            trainer.generation_config.suppress_tokens = sorted(trainer.stop_token_ids)
+            trainer.add_callback(Steps())
+            trainer.train()
+    except (MemoryError, RuntimeError) as error:
+        said = any(words in str(error) for words in ("allocate memory", "ALLOC_FAILED"))
+        if not said and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        return (stage.read_text(),)
+    seconds = time.perf_counter() - start
+    if device == "cpu":
+        return None, seconds, {"resident, the whole process": _resident(), "of them before the model": before}
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return None, seconds, {"allocated by PyTorch": allocated, "reserved by PyTorch": reserved}
+
+
+def _prompt(tokenizer: Any, number: int, tokens: int) -> str:
+    """Text of so many tokens, or a word less, different for every number."""
+    words = [f"{number + 10} "] * tokens
+    fitting = bisect_right(range(1, tokens + 1), tokens, key=lambda n: len(tokenizer("".join(words[:n])).input_ids))
+    return "".join(words[: max(fitting, 1)])
+
+
+def _resident() -> int:
+    """Most bytes that this process had resident."""
+    try:
+        peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+        return int(peak.split()[1]) * 1024
+    except OSError:  # not Linux
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,26 +1,48 @@
-"""Recipes: read strictly (every key known, none twice, every value of its field's type), flags over them, and written.
+"""From a recipe and flags to typed values: every key known, none twice, every value of its field's type.
 
 Why not `yaml.safe_load`: it lets the last of two equal keys win in silence, reads `1e-6` as text, and drops the line
 numbers. TRL's script mode also ignores unknown keys, so `scale_reward: false` trains with the standard deviation.
+
+Deltas from TRL's parser: an invalid type fails whether it comes from YAML or from a flag (TRL checks YAML strings
+only, so `use_peft: 3` passes; `parse_dict` checks nothing), a single value for a list becomes a list of one (TRL takes
+`reward_funcs: accuracy_reward` letter by letter), a text field gets the text as written (`eval_strategy: no` is not
+`False`), a mapping may be inline YAML, and whatever is wrong with a key, now or later, is said with its file and line:
+`places` has them, and `console.report_error` says them.
 """
 
 import argparse
+import ast
+import contextlib
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from trl_drgrpo.cli import values
-from trl_drgrpo.cli.flags import Flag, read_flags
-from trl_drgrpo.cli.values import Loader, line_of, refuse_duplicates
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.cli.flags import Flag, dataclass_flags, kinds, read_flags
+from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.rewards.recipe_rewards import check_spec
 from trl_drgrpo.upstream.versions import remedy_for_name
 
+Places = dict[str, str]  # by key: the file and the line that a recipe has it in
 
-@dataclass(frozen=True)
-class Recipe:
+
+class _Loader(yaml.SafeLoader):
+    """`SafeLoader` that refuses a key given twice and knows the floats of YAML 1.2 (`1e-6`)."""
+
+    def construct_mapping(self, node, deep=False):
+        _refuse_duplicates(node)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+class Recipe(NamedTuple):
     """
     A recipe that was read.
 
@@ -35,14 +57,14 @@ class Recipe:
 
 def read_given(args: argparse.Namespace) -> dict[str, Any]:
     """The values given by recipe and flags, typed; flags win. Sets the recipe's `env:` variables."""
-    return {**recipe_values(args.config), **flag_values(args)}
+    return {**recipe_values(args.config, args), **flag_values(args)}
 
 
-def recipe_values(path: str | None) -> dict[str, Any]:
-    """The values of a recipe, typed. Sets its `env:` variables."""
+def recipe_values(path: str | None, args: argparse.Namespace) -> dict[str, Any]:
+    """The values of a recipe, typed. Sets its `env:` variables, and notes the places of its keys in `args.places`."""
     if path is None:
         return {}
-    read = read_recipe(path, read_flags())
+    read = read_recipe(path, vars(args).setdefault("places", {}))
     os.environ.update(read.env)
     return read.values
 
@@ -51,50 +73,46 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
     """The values of those keys of `train` that were given as flags, typed."""
     known = read_flags()
     given = {name: value for name, value in vars(args).items() if name in known and value is not None}
-    return {name: values.coerce(known[name], value) for name, value in given.items()}
+    return {name: coerce(known[name], value) for name, value in given.items()}
 
 
-def read_recipe(path: str, known: dict[str, Flag]) -> Recipe:
-    """Reads a recipe. `known`: the keys there are. Checks the keys before the values."""
-    text = _read(path)
+# Read ----------------------------------------------------------------------------------------------------------------
+
+
+def read_recipe(path: str, places: Places | None = None) -> Recipe:
+    """Reads a recipe; checks the keys before the values. `places`: to note there where each key is."""
+    known, text = read_flags(), _text_of(path)
     try:
-        loader = Loader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            raise _no_mapping(path, node)
-        refuse_duplicates(node)
+            found = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value", type(None): "nothing"}
+            got = f"{found.get(type(node), 'something else')} in {path}"
+            raise InputError("--config", got, "a YAML mapping of keys to values", "Write one `key: value` per line.")
+        _refuse_duplicates(node)
         loader.flatten_mapping(node)
-        entries = [(str(loader.construct_object(key)), line_of(key), value) for key, value in node.value]
-        unknown = [(key, line) for key, line, _ in entries if key not in known and key != "env"]
-        if unknown:
-            raise _unknown_keys(unknown, known, path)
-        constructed = {key: loader.construct_object(value_node, deep=True) for key, _, value_node in entries}
+        entries = {str(loader.construct_object(key)): (_line_of(key), value) for key, value in node.value}
+        if unknown := [(key, line) for key, (line, _) in entries.items() if key not in known and key != "env"]:
+            raise _unknown_keys(unknown, path)
+        if places is not None:
+            places |= {key: f"{path}, line {line}" for key, (line, _) in entries.items()}
+        values = {key: loader.construct_object(value, deep=True) for key, (_, value) in entries.items()}
     except yaml.YAMLError as error:
-        raise _no_yaml(path, error) from error
-    env = constructed.pop("env", None) or {}
+        mark = isinstance(error, yaml.MarkedYAMLError) and (error.problem_mark or error.context_mark)
+        got = f"{path}, which is not valid YAML{f', line {mark.line + 1}' if mark else ''}"
+        remedy = f"YAML error: {getattr(error, 'problem', None) or error}. Check colons, quotes and indentation."
+        raise InputError("--config", got, "a YAML mapping", remedy) from error
+    env = values.pop("env", None) or {}
     if not isinstance(env, dict) or any(isinstance(value, dict | list) for value in env.values()):
-        raise InputError(
-            "env", repr(env), "a mapping of variable names to values", "Write `env:` and `  NAME: value`."
-        )
-    typed = {
-        key: values.coerce(known[key], constructed[key], _text(value_node), f" in {path}, line {line}")
-        for key, line, value_node in entries
-        if key in constructed
-    }
-    return Recipe(values=typed, env={str(name): str(value) for name, value in env.items()})
+        remedy = "Write `env:` and `  NAME: value`."
+        raise InputError("env", repr(env), "a mapping of variable names to values", remedy)
+    nodes = {key: node for key, (_, node) in entries.items()}
+    as_written = {key: node.value for key, node in nodes.items() if isinstance(node, yaml.ScalarNode)}
+    typed = {key: coerce(known[key], value, as_written.get(key)) for key, value in values.items()}
+    return Recipe(typed, {str(name): str(value) for name, value in env.items()})
 
 
-def _unknown_keys(unknown: list[tuple[str, int]], known: dict[str, Flag], path: str) -> InputError:
-    """The error for keys that do not exist, with the nearest one that does for each. `unknown`: keys and lines."""
-    expected = f"one of the {len(known)} keys that `trl-drgrpo train --help_all` lists"
-    (key, line), *others = unknown
-    also = [f"Line {number}, {other}, too: {remedy_for_name(other, known)}" for other, number in others]
-    return InputError(
-        key, f"an unknown key in {path}, line {line}", expected, " ".join([remedy_for_name(key, known), *also])
-    )
-
-
-def _read(path: str) -> str:
+def _text_of(path: str) -> str:
     file = Path(path).expanduser()
     if not os.path.isfile(file):
         got = f"{path}, a directory" if os.path.isdir(file) else f"{path}, which does not exist"
@@ -103,32 +121,169 @@ def _read(path: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
-            "--config", f"{path}, which is not text ({error.reason})", "UTF-8 text", "Save it as UTF-8."
-        ) from error
+        got = f"{path}, which is not text ({error.reason})"
+        raise InputError("--config", got, "UTF-8 text", "Save it as UTF-8.") from error
 
 
-def _text(node: yaml.Node) -> str | None:
-    return node.value if isinstance(node, yaml.ScalarNode) else None
+def _refuse_duplicates(node: yaml.MappingNode) -> None:
+    """Refuses a mapping with a key twice; names the key and both lines."""
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if key.value in seen:
+                got = f"the same key twice, in lines {seen[key.value]} and {_line_of(key)} of the recipe"
+                remedy = "Remove one of them: YAML would silently take the last."
+                raise InputError(key.value, got, "every key once", remedy)
+            seen[key.value] = _line_of(key)
 
 
-def _no_mapping(path: str, node: yaml.Node | None) -> InputError:
-    kinds = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value", type(None): "nothing"}
-    got = f"{kinds.get(type(node), 'something else')} in {path}"
-    return InputError("--config", got, "a YAML mapping of keys to values", "Write one `key: value` per line.")
+def _line_of(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
 
 
-def _no_yaml(path: str, error: yaml.YAMLError) -> InputError:
-    line = ""
-    problem = str(error)
-    if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = error.problem or problem
-    remedy = f"YAML error: {problem}. Check colons, quotes and indentation."
-    return InputError("--config", f"{path}, which is not valid YAML{line}", "a YAML mapping", remedy)
+def _unknown_keys(unknown: list[tuple[str, int]], path: str) -> InputError:
+    """The error for keys (with their lines) that do not exist, with the nearest one that does for each."""
+    known = read_flags()
+    expected = f"one of the {len(known)} keys that `trl-drgrpo train --help_all` lists"
+    (key, line), *others = unknown
+    also = [f"Line {number}, {other}, too: {remedy_for_name(other, known)}" for other, number in others]
+    remedy = " ".join([remedy_for_name(key, known), *also])
+    return InputError(key, f"an unknown key in {path}, line {line}", expected, remedy)
 
 
-def dump(values: dict[str, Any]) -> str:
+def dump(values: Mapping[str, Any]) -> str:
     """YAML in the order given, ending in a line break; nothing for an empty mapping."""
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000) if values else ""
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=1000) if values else ""
+
+
+# Types ---------------------------------------------------------------------------------------------------------------
+
+# Text fields of TRL and transformers that are documented to take a boolean too.
+_TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
+_BOOLEANS: dict[str, bool] = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
+_BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_WORDS |= {"dict": "a mapping", "None": "null"}
+# Tried in this order, so that text is what is left when nothing else fits.
+_KINDS = ("bool", "int", "float", "Literal", "list", "dict", "RewardSpec", "DatasetConfig", "str", "Any")
+
+
+class _NoFit(Exception):
+    """This member of the annotation does not take the value; the next one may."""
+
+
+def coerce(flag: Flag, value: Any, text: str | None = None) -> Any:
+    """
+    Turns a value from YAML or from the command line into the type that a field declares.
+
+    Args:
+        flag (`Flag`): The field.
+        value (`Any`): A YAML value, or the text (list of texts, for a list field) that followed the flag.
+        text (`str`, *optional*): The text of a YAML scalar as written, for fields that want text.
+    """
+    try:
+        result = _fit(flag.annotation, value, text, flag)
+    except _NoFit as reason:
+        named = {name: f"{name}[{inner}]" if inner else name for name, inner in kinds(flag.annotation).items()}
+        expected = " or ".join(_WORDS.get(name, whole) for name, whole in named.items())
+        remedy = str(reason) or f"Its default is {flag.default!r}."
+        raise InputError(flag.name, repr(value), expected, remedy) from None
+    if flag.choices is not None and result is not None and result not in flag.choices:
+        names = [str(choice) for choice in flag.choices]
+        remedy = did_you_mean(result, names, "Pick one of them.")
+        raise InputError(flag.name, repr(value), f"one of {', '.join(names)}", remedy)
+    return result
+
+
+def _fit(annotation: str, value: Any, text: str | None, flag: Flag) -> Any:
+    members = kinds(annotation)
+    if isinstance(value, str) and value.lower() in ("none", "null") and "None" in members and "str" not in members:
+        return None
+    if value is None:
+        if "None" in members or flag.default is None:
+            return None
+        raise _NoFit("Leave the key out for the default.")
+    reason = ""
+    for name in _KINDS:
+        try:
+            if name in members:
+                return _convert(name, members[name], value, text, flag, takes_text="str" in members)
+        except _NoFit as error:
+            reason = str(error) or reason
+    if others := members.keys() - {*_KINDS, "None"}:
+        reason = f"A {min(others)} cannot be written in a recipe or after a flag; `accelerate` configures it."
+    raise _NoFit(reason)
+
+
+def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, takes_text: bool) -> Any:
+    """The value as one type of the annotation; where the field takes text as well, text is not forced into it."""
+    reason = ""
+    match name:
+        case "bool":
+            said = str(value).lower()
+            if said in (("true", "false") if takes_text else _BOOLEANS):
+                return _BOOLEANS[said]
+        case "int" | "float":
+            kind = int if name == "int" else float
+            if isinstance(value, int | kind) and not isinstance(value, bool):
+                return value
+            if isinstance(value, str):
+                with contextlib.suppress(ValueError):
+                    return kind(value)
+        case "Literal" if flag.choices is not None and isinstance(value, str):
+            return value  # judged with all choices
+        case "Literal":
+            if any(type(choice) is type(value) and choice == value for choice in ast.literal_eval(f"({inner},)")):
+                return value
+        case "list" if not (takes_text and isinstance(value, str)):
+            return [_fit(inner or "Any", each, None, flag) for each in (value if isinstance(value, list) else [value])]
+        case "dict":
+            if isinstance(value := inline(value, flag.name, "a mapping"), dict):
+                return value
+            reason = "Write a mapping in the recipe, or JSON after the flag."
+        case "RewardSpec":
+            return reward_spec(value, flag.name)
+        case "DatasetConfig":
+            return _dataset(value, flag)
+        case "str":
+            if flag.name in _TEXT_OR_BOOLEAN and (said := str(value).lower()) in ("true", "false"):
+                return _BOOLEANS[said]
+            if not isinstance(value, dict | list):
+                return value if isinstance(value, str) else text if text is not None else str(value)
+            reason = "Write a single value."
+        case "Any":
+            return value
+    raise _NoFit(reason)
+
+
+def inline(value: Any, name: str, expected: str) -> Any:
+    """A mapping that was written as text, after a flag: YAML or JSON; any other value as it is."""
+    if not (isinstance(value, str) and value.lstrip().startswith("{")):
+        return value
+    try:
+        return yaml.load(value, _Loader)
+    except yaml.YAMLError as error:
+        remedy = f"YAML error: {' '.join(str(error).split())}. Put the mapping in quotes for the shell."
+        raise InputError(name, repr(value), expected, remedy) from None
+
+
+def _dataset(value: Any, flag: Flag) -> dict[str, Any]:
+    """A dataset of the mixture: `datasets: [{path: ..}]`, or its path alone."""
+    value = {"path": value} if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        raise _NoFit("Write `datasets:` as a list of mappings, each with a `path`.")
+    known = dataclass_flags("DatasetConfig")
+    if unknown := [key for key in value if key not in known]:
+        remedy = did_you_mean(unknown[0], known, "Remove it.")
+        raise InputError(f"{flag.name}: {unknown[0]}", "an unknown key", f"one of {', '.join(known)}", remedy)
+    if "path" not in value:
+        raise InputError(flag.name, f"{value!r}", "a mapping with a `path`", "Add the Hub id or the builder's name.")
+    return value
+
+
+def reward_spec(value: Any, name: str) -> Any:
+    """A reward as it was written, checked: a name or a path, or a mapping; after a flag that is inline YAML or JSON.
+    `name` is what error messages call the setting."""
+    value = inline(value, name, "a name, a path, or a mapping `{name: {option: value}}`")
+    check_spec(value, name)
+    return value

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.cli.data import check_prompting
-from trl_drgrpo.cli.flags import read_flags
-from trl_drgrpo.cli.job import model_path
+from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
-from trl_drgrpo.cli.values import add_flag
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.evaluation.models import Loading, check_model, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.run_log import RUN
@@ -24,10 +24,28 @@ from trl_drgrpo.features.diagnostics.run_log import RUN
 if TYPE_CHECKING:
     from trl_drgrpo.evaluation.running import Decoding
 
-MODEL_KEYS = ("dtype", "trust_remote_code", "load_in_4bit", "load_in_8bit")
+DEMO_MODEL = "trl_drgrpo:demo"
 PROMPT_KEYS = ("prompt_template", "system_prompt")
-TEMPLATE_KEY = "chat_template_kwargs"
 DECODING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
+_MODEL_KEYS = ("dtype", "trust_remote_code", "load_in_4bit", "load_in_8bit")
+ANSWER_KEYS = (*PROMPT_KEYS, "chat_template_kwargs", *DECODING_KEYS)
+
+
+def model_path(name: str) -> str:
+    """The path or Hub id behind a model's name: `trl_drgrpo:demo` is the model that comes with the package."""
+    if name == DEMO_MODEL:
+        return str(MODEL_DIR)
+    return str(Path(name).expanduser()) if name.startswith("~") else name
+
+
+def check_model_name(name: str | None, field: str = "model_name_or_path") -> None:
+    """Refuses a name that is missing or, where it is one of this machine or package, of nothing."""
+    if not name:
+        remedy = f"Add model_name_or_path to the recipe; {DEMO_MODEL} is the tiny model that comes with the package."
+        raise InputError(field, "none", "a Hub id or a local folder", remedy)
+    if name.startswith("trl_drgrpo:") and name != DEMO_MODEL:
+        raise InputError(field, name, DEMO_MODEL, f"Did you mean {DEMO_MODEL}?")
+    check_local(field, model_path(name))
 
 
 @dataclass(frozen=True)
@@ -39,40 +57,40 @@ class Given:
         values (`dict[str, Any]`): Typed values by key of `train`: of the recipe, and of flags, which win.
         model (`str`): Path or Hub id of the model that is meant.
         trained_from (`str`, *optional*): The recipe's model, where `model` is another one.
-        recipe (`str`, *optional*): The recipe that was read.
+        base (`str`, *optional*): Base model of an adapter, as it was named.
     """
 
     values: dict[str, Any]
     model: str
     trained_from: str | None
-    recipe: str | None
+    base: str | None
 
-    def check(self, args: argparse.Namespace) -> None:
-        """Checks what the calls of several commands have in common, before anything loads."""
-        if self.decoding().temperature == 0 and args.num_samples > 1:
-            remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
-            raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
-        check_prompting(*(self.values.get(key) for key in PROMPT_KEYS))
-        self.template()
-        check_model("model_name_or_path", self.model, self.loading(args.base).base)
-
-    def loading(self, base: str | None) -> Loading:
-        """Model loading. `base`: base model of an adapter."""
+    @property
+    def loading(self) -> Loading:
+        """Model loading."""
         quantized = self.values.get("load_in_4bit") or self.values.get("preset") == "qlora"
         return Loading(
-            base=None if base is None else model_path(base),
+            base=None if self.base is None else model_path(self.base),
             dtype=self.values.get("dtype"),
             trust_remote_code=bool(self.values.get("trust_remote_code")),
             bits=4 if quantized else 8 if self.values.get("load_in_8bit") else None,
         )
 
+    @property
+    def prompting(self) -> dict[str, Any]:
+        """How a row becomes a prompt."""
+        return {key: self.values.get(key) for key in PROMPT_KEYS}
+
+    @property
     def template(self) -> dict[str, Any]:
         """More that the chat template is given: of the recipe, or JSON after the flag."""
-        given = self.values.get(TEMPLATE_KEY) or {}
+        given = self.values.get("chat_template_kwargs") or {}
         if not isinstance(given, dict):
-            raise InputError(TEMPLATE_KEY, repr(given), "a mapping", "For example '{\"enable_thinking\": false}'.")
+            remedy = "For example '{\"enable_thinking\": false}'."
+            raise InputError("chat_template_kwargs", repr(given), "a mapping", remedy)
         return given
 
+    @property
     def decoding(self) -> "Decoding":
         """Sampling settings; defaults as in training."""
         from trl_drgrpo.evaluation.running import Decoding
@@ -82,7 +100,6 @@ class Given:
 
 def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     """Adds `--config`, `--model_name_or_path` (or `--model`), `--base` and keys of `train` as flags."""
-    known = read_flags()
     add = parser.add_argument
     add("--config", metavar="YAML", help="a recipe of `train`; flags win over it")
     add(
@@ -94,26 +111,31 @@ def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
         "(default: the model that the recipe trained, else the one it starts from)",
     )
     add("--base", metavar="MODEL", help="base model of an adapter, if not the one that the adapter names")
-    for key in keys:
-        add_flag(parser, known[key])
+    for key in (*_MODEL_KEYS, *keys):
+        add_flag(parser, read_flags()[key])
 
 
 def read_given(args: argparse.Namespace) -> Given:
-    """The values of the recipe, if there is one, and of the flags. Sets the recipe's `env:` variables."""
+    """The values of the recipe, if there is one, and of the flags, checked before anything loads. Sets the recipe's
+    `env:` variables."""
     named = args.model_name_or_path
     kept = kept_recipe(model_path(named)) if named else None
-    path = args.config or (str(kept) if kept else None)
-    given = recipe_values(path)
-    trained_from = given.get("model_name_or_path")
-    given |= flag_values(args)
-    output = given.get("output_dir") if args.config else None
+    recipe = recipe_values(args.config or (kept and str(kept)), args)
+    trained_from, output = recipe.get("model_name_or_path"), recipe.get("output_dir") if args.config else None
     if named is None:
         named = output if output and holds_model(Path(output).expanduser()) else trained_from
     if not named:
         remedy = "Name it: --model_name_or_path runs/first, or --config recipe.yaml."
         raise InputError("model_name_or_path", "none", "a run's folder, a model or a recipe", remedy)
-    given["model_name_or_path"] = named
-    return Given(given, model_path(named), trained_from if trained_from != named else None, path)
+    values = {**recipe, **flag_values(args), "model_name_or_path": named}
+    given = Given(values, model_path(named), trained_from if trained_from != named else None, args.base)
+    if given.decoding.temperature == 0 and args.num_samples > 1:
+        remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
+        raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
+    check_prompting(**given.prompting)
+    _ = given.template
+    check_model("model_name_or_path", given.model, given.loading.base)
+    return given
 
 
 RECIPE = "recipe.yaml"
@@ -136,16 +158,14 @@ def run_folder(model: str) -> Path | None:
 def kept_recipe(model: str) -> Path | None:
     """The recipe of the run that a model's folder belongs to; `None` where there is none."""
     run = run_folder(model)
-    recipe = None if run is None else run / LOG_FOLDER / RECIPE
-    return recipe if recipe is not None and recipe.is_file() else None
+    recipe = run and run / LOG_FOLDER / RECIPE
+    return recipe if recipe and recipe.is_file() else None
 
 
 def was_trained_on_messages(model: str) -> bool | None:
     """Whether the prompts of a model's run were messages; `None` where nothing says it."""
     run = run_folder(model)
     try:
-        return (
-            None if run is None else json.loads((run / LOG_FOLDER / RUN).read_text("utf-8"))["prompts"] == "messages"
-        )
+        return run and json.loads((run / LOG_FOLDER / RUN).read_text("utf-8"))["prompts"] == "messages"
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -17,34 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.batch import prompt_rows, write_rows
-from trl_drgrpo.cli.data import check_source, checked_renamings, load_data, write_rates
-from trl_drgrpo.cli.recipe import recipe_values
+from trl_drgrpo.cli.batch import Row, prompt_rows, write_rows
+from trl_drgrpo.cli.data import checked_renamings, load_data, write_rates
+from trl_drgrpo.cli.recipe import recipe_values, reward_spec
 from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, kept_recipe
-from trl_drgrpo.cli.values import reward_spec
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
+from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import check_columns, check_ready
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_key
-from trl_drgrpo.rewards.scoring import (
-    TABLE_COLUMNS,
-    check_completions,
-    disagreements,
-    one_line,
-    read_rows,
-    score_rows,
-    unscored_rows,
-    with_columns_of,
-)
 from trl_drgrpo.rewards.signatures import required
 
 LOGGED = "logged "  # in front of the name of a reward whose value is in the file
-Rows = list[dict[str, Any]]
+FIELDS = ("reward_funcs", "step_reward_funcs")
+Rows = list[Row]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,26 +86,32 @@ def run(args: argparse.Namespace) -> int:
     with console.stdout_to_stderr():
         rewards, step_rewards = (_resolved(named, field) for field, named in specs.items())
         rows, logged = _split_logged(rows, list(rewards))
-        rows = _tokenized(args.tokenizer, rows)
+        if args.tokenizer is not None:
+            from trl_drgrpo.process_rewards.loading import load_tokenizer
+
+            tokenizer = load_tokenizer(args.tokenizer, None)
+            texts = [completion_text(row["completion"]) for row in rows]
+            ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            rows = [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
         if step_rewards:
             separator = recipe.get("step_separator") if args.step_separator is None else args.step_separator
             rows = _with_steps(rows, "\n" if separator is None else separator)
         for name, reward in {**rewards, **step_rewards}.items():
             _check_reward(name, reward, rows, name in step_rewards)
         scores = [_scored(name, reward, rows, args.batch_size or 1) for name, reward in rewards.items()]
-        unscored = {each.name: unscored_rows(rewards[each.name], rows, each) for each in scores}
+        unscored = {each.name: scoring.unscored_rows(rewards[each.name], rows, each) for each in scores}
         step_scores = [_step_scored(name, each, rows, args.batch_size or 32) for name, each in step_rewards.items()]
     for each in scores + step_scores:
         if each.traceback:
             console.log(f"{each.name}, its first failure:\n{each.traceback.rstrip()}")
     values = {each.name: each.rewards for each in scores}
-    pairs = disagreements(values, 1e-6)
+    pairs = scoring.disagreements(values, 1e-6)
     for name, before in logged.items():  # a log holds float32
-        pairs += disagreements({name: values[name], LOGGED + name: before}, 1e-4)
-    values |= {LOGGED + name: before for name, before in logged.items()}
+        pairs += scoring.disagreements({name: values[name], LOGGED + name: before}, 1e-4)
+        values[LOGGED + name] = before
     numbers = _step_numbers(args, rows, scores, step_scores)
-    found = {each.name: _content(each, {"unscored": unscored[each.name]}) for each in scores}
-    of_steps = {each.name: _content(each, numbers[each.name]) for each in step_scores}
+    found = {each.name: _content(each) | {"unscored": unscored[each.name]} for each in scores}
+    of_steps = {each.name: _content(each) | numbers[each.name] for each in step_scores}
     if args.output is not None:
         write_rows(args.output, _with_scores(rows, scores + step_scores))
     if args.plot is not None:
@@ -127,14 +124,16 @@ def run(args: argparse.Namespace) -> int:
         _print_tables(found | of_steps, pairs, rows, values, args.show)
         for each in step_scores:
             _print_steps(each, numbers[each.name], rows, args.show)
-    if args.pass_rates is not None:
-        _write_pass_rates(args.pass_rates, args.correct_threshold, rows, scores[0])
+    if args.pass_rates is not None:  # last: the scores exist even if the reward has problems
+        correct, name = _judged(scores[0], args.correct_threshold), scores[0].name
+        if correct is None:
+            remedy = "Set the lowest reward that passes: --correct_threshold."
+            raise InputError("pass_rates", f"rewards of {name} other than 0 and 1", "pass or fail", remedy)
+        write_rates(args.pass_rates, rows, correct, f" by {name}")
     return int(any(each.num_failed for each in scores + step_scores))
 
 
 # Input ---------------------------------------------------------------------------------------------------------------
-
-FIELDS = ("reward_funcs", "step_reward_funcs")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -143,8 +142,6 @@ def _check(args: argparse.Namespace) -> None:
     for field in FIELDS:
         if len(set(named := getattr(args, field))) < len(named):
             raise InputError(field, " ".join(named), "different rewards", "Name each once.")
-    if args.dataset:
-        check_source(args.dataset)
     if args.plot is not None:
         require_package("matplotlib", "plot", args.plot, "report")
     outputs = [args.data, *map(str, Path(args.data).glob("*.jsonl")), *filter(None, [args.dataset])]
@@ -159,7 +156,7 @@ def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str
     else those of the recipe."""
     specs = {field: {text: reward_spec(text, field) for text in getattr(args, field)} for field in FIELDS}
     kept = kept_recipe(args.data)
-    recipe = recipe_values(args.config or (kept and str(kept)))
+    recipe = recipe_values(args.config or (kept and str(kept)), args)
     if not any(specs.values()):
         specs = {field: {str(spec): spec for spec in recipe.get(field) or []} for field in FIELDS}
     if not any(specs.values()):
@@ -172,14 +169,14 @@ def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str
 
 
 def _read(args: argparse.Namespace, recipe: dict[str, Any]) -> Rows:
-    rows = read_rows(_in_run(args.data))[: args.limit]
-    is_table = all(column in rows[0] for column in TABLE_COLUMNS)
+    rows = scoring.read_rows(_in_run(args.data))[: args.limit]
+    is_table = all(column in rows[0] for column in scoring.TABLE_COLUMNS)
     if source := args.dataset or (is_table and recipe.get("dataset_name")):
         split = recipe.get("dataset_train_split") or "train"
         dataset = load_data(source, name=recipe.get("dataset_config"), split=split)
         prompting = {key: recipe.get(key) for key in PROMPT_KEYS}
         renamings = recipe.get("rename_columns") or ()
-        rows = with_columns_of(rows, prompt_rows(dataset, source, [], renamings=renamings, **prompting))
+        rows = scoring.with_columns_of(rows, prompt_rows(dataset, source, [], renamings=renamings, **prompting))
     for old, new in checked_renamings(args.columns, dict.fromkeys(name for row in rows for name in row)):
         rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
     for number, row in enumerate(rows, start=1):
@@ -187,22 +184,17 @@ def _read(args: argparse.Namespace, recipe: dict[str, Any]) -> Rows:
             _check_steps(row, f"data, row {number}")
             if row.get("completion") is None:  # as `label-steps` writes them
                 row["completion"] = "\n".join(step.rstrip("\n") for step in row["steps"])
-    check_completions(rows)
+    scoring.check_completions(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 
 
-def _check_steps(row: dict[str, Any], field: str) -> None:
+def _check_steps(row: Row, field: str) -> None:
     steps, labels = row["steps"], row.get("labels")
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise InputError(field, "steps of another form", "a list of texts", "Rename the column, or fix the row.")
-    if labels is None:
-        return
-    if (
-        not isinstance(labels, list)
-        or len(labels) != len(steps)
-        or any(label not in (True, False, None) for label in labels)
-    ):
+    is_list = isinstance(labels, list) and len(labels) == len(steps)
+    if labels is not None and not (is_list and all(label in (True, False, None) for label in labels)):
         expected = f"{len(steps)} labels, one per step: true, false or null"
         raise InputError(field, f"the labels {labels!r:.80}", expected, "Fix the row, or rename the column.")
 
@@ -232,38 +224,28 @@ def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:
     return rewards
 
 
-def _split_logged(rows: list[dict[str, Any]], names: list[str]) -> tuple[list[dict[str, Any]], dict[str, list]]:
+def _split_logged(rows: Rows, names: list[str]) -> tuple[Rows, dict[str, list[float | None]]]:
     """The rows without the columns of TRL's table that are none of the dataset, and the rewards logged in it."""
-    if not all(column in rows[0] for column in TABLE_COLUMNS):
+    if not all(column in rows[0] for column in scoring.TABLE_COLUMNS):
         return rows, {}
-    logged: dict[str, list] = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        if name in rows[0] and all(value is None or isinstance(value, (int, float)) for value in values):
-            logged[name] = [None if value is None or value != value else float(value) for value in values]
-    dropped = {*TABLE_COLUMNS, *logged}
+    columns = {name: [row.get(name) for row in rows] for name in names if name in rows[0]}
+    logged = {
+        name: [None if value is None or value != value else float(value) for value in values]
+        for name, values in columns.items()
+        if all(value is None or isinstance(value, (int, float)) for value in values)
+    }
+    dropped = {*scoring.TABLE_COLUMNS, *logged}
     return [{name: value for name, value in row.items() if name not in dropped} for row in rows], logged
-
-
-def _tokenized(tokenizer_name: str | None, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if tokenizer_name is None:
-        return rows
-    from trl_drgrpo.process_rewards.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(tokenizer_name, None)
-    texts = [completion_text(row["completion"]) for row in rows]
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    return [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
 
 
 def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
     """Rows with the texts of their steps, each with the separator that ends it: those that they came with (published
     and labeled steps lack it), else those that a `step_separator` ends."""
-    from trl_drgrpo.process_rewards.steps import step_segmenter
-    from trl_drgrpo.process_rewards.steps.separators import Regex, Separators
+    from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
+    from trl_drgrpo.process_rewards.steps.separators import Interval, Turns
 
-    rule = step_segmenter(given[0] if not isinstance(given, str) and len(given) == 1 else given).rule
-    if not isinstance(rule, Separators | Regex) and any(row.get("steps") is None for row in rows):
+    rule = configured_segmenter([given] if isinstance(given, str) else given).rule
+    if isinstance(rule, Interval | Turns) and any(row.get("steps") is None for row in rows):
         remedy = "Score rows with a column steps, or set another one."
         raise InputError("step_separator", repr(given), "separators or a regex: only texts are saved", remedy)
 
@@ -276,9 +258,9 @@ def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
                 steps.append(text[begin:end])
         return steps if steps[-1].strip() else steps[:-1]
 
-    ends = tuple(getattr(rule, "separators", [""]))
+    ends = rule.separators or ("",)
 
-    def steps_of(row: dict[str, Any]) -> list[str]:
+    def steps_of(row: Row) -> list[str]:
         if (steps := row.get("steps")) is None:
             return cut(completion_text(row["completion"]))
         return [step if step.endswith(ends) else step + ends[0] for step in steps[:-1]] + steps[-1:]
@@ -299,14 +281,13 @@ def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None
     check_ready(reward)
     if "completion_ids" in needed and rows[0].get("completion_ids") is None:
         got, expected = "completions without token ids", "a column completion_ids, which it reads"
-        raise InputError(
-            f"reward {name}", got, expected, "Pass the model's tokenizer: --tokenizer <folder or Hub id>."
-        )
+        remedy = "Pass the model's tokenizer: --tokenizer <folder or Hub id>."
+        raise InputError(f"reward {name}", got, expected, remedy)
 
 
 def _scored(name: str, reward: Any, rows: Rows, batch_size: int, validate: Any = None) -> Any:
     with console.progress_over(len(rows), 0, "rows") as show:
-        return score_rows(reward, rows, name, batch_size, lambda done: show(name, done), validate)
+        return scoring.score_rows(reward, rows, name, batch_size, lambda done: show(name, done), validate)
 
 
 def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> Any:
@@ -314,7 +295,7 @@ def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> Any:
     from trl_drgrpo.process_rewards.scoring import validate_step_rewards
     from trl_drgrpo.process_rewards.steps import Steps
 
-    def validate(output: Any, batch: Sequence[dict[str, Any]]) -> list[Any]:
+    def validate(output: Any, batch: Sequence[Row]) -> list[Any]:
         steps = [Steps(tuple(row["steps"]), tuple(range(len(row["steps"])))) for row in batch]
         return validate_step_rewards(output, steps, name, "the rows")
 
@@ -330,15 +311,13 @@ def _step_numbers(args: argparse.Namespace, rows: Rows, scores: list[Any], step_
         return {}
     from trl_drgrpo.evaluation.steps import compared
 
-    verdicts = [row.get("correct") for row in rows]
-    correct = [verdict if isinstance(verdict, bool) else None for verdict in verdicts]
-    if scores:
-        correct = _judged(scores[0], args.correct_threshold)
-    if correct is None:
+    verdicts = (row.get("correct") for row in rows)
+    correct: Any = [verdict if isinstance(verdict, bool) else None for verdict in verdicts]
+    if scores and (correct := _judged(scores[0], args.correct_threshold)) is None:
         console.log(f"{scores[0].name} gave other rewards than 0 and 1: set --correct_threshold to compare with it.")
         correct = [None] * len(rows)
-    labels = [row.get("labels") for row in rows]
-    labels = [row and [label if label is None else bool(label) for label in row] for row in labels]
+    given = (row.get("labels") for row in rows)
+    labels = [row and [label if label is None else bool(label) for label in row] for row in given]
     prompts = [prompt_key(row["prompt"]) for row in rows]
     return {each.name: compared(each.rewards, labels, correct, prompts, args.step_threshold) for each in step_scores}
 
@@ -351,20 +330,20 @@ def _judged(scores: Any, threshold: float | None) -> list[bool | None] | None:
 # Output --------------------------------------------------------------------------------------------------------------
 
 
-def _content(each: Any, more: dict[str, Any]) -> dict[str, Any]:
+def _content(each: Any) -> dict[str, Any]:
     """What is known of a reward, ready for JSON."""
     failures = [{"row": row + 1, "reason": reason} for row, reason in sorted(each.failures.items())]
-    return {**each.summary(), "failures": failures, **more}
+    return {**each.summary(), "failures": failures}
 
 
 def _print_tables(found: dict[str, Any], pairs: Rows, rows: Rows, values: dict[str, list], show: int) -> None:
     """Prints the results, each list to `show` rows. `values`: by reward, those that the file had already included."""
-    lines: list[tuple[str, ...]] = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
-    metrics = []
+    lines: list[Any] = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
+    metrics: list[str] = []
     for name, each in found.items():
-        numbers = ["-" if each[key] is None else f"{each[key]:.4f}" for key in ("mean", "std")]
-        times = [f"{1e3 * each[key]:.2f}" for key in ("seconds_mean", "seconds_max")]
-        lines.append((name, str(each["rows"]), *numbers, f"{each['none_frac']:.1%}", str(each["failed"]), *times))
+        numbers = (_digits(each["mean"], 4), _digits(each["std"], 4), f"{each['none_frac']:.1%}", str(each["failed"]))
+        times = (f"{1e3 * each[key]:.2f}" for key in ("seconds_mean", "seconds_max"))
+        lines.append((name, str(each["rows"]), *numbers, *times))
         # Failures have a column of their own.
         metrics += [f"  {key} {value:g}" for key, value in each["metrics"].items() if "/failed_frac" not in key]
     print("\n".join([*console.aligned(lines), *metrics]))
@@ -372,31 +351,23 @@ def _print_tables(found: dict[str, Any], pairs: Rows, rows: Rows, values: dict[s
         if each["failures"]:
             print(f"\n{name} failed on {len(each['failures'])} rows")
         for one in each["failures"][:show]:
-            print(f"  row {one['row']}: {one_line(one['reason'], 200)}")
+            print(f"  row {one['row']}: {scoring.one_line(one['reason'], 200)}")
         if missing := each.get("unscored"):
             print(f"\n{name} gave None to {len(missing)} of {len(rows)} rows, with these gold values:")
             for one in missing[:show]:
                 golds = ", ".join(f"{column} {value}" for column, value in one["columns"].items())
-                reason = f" ({one_line(one['reason'], 200)})" if one["reason"] else ""
+                reason = f" ({scoring.one_line(one['reason'], 200)})" if one["reason"] else ""
                 print(f"  row {one['row']}: {golds or 'no column'}{reason}")
     for pair in pairs:
         print(f"\n{pair['first']} and {pair['second']} differ on {pair['count']} of {len(rows)} rows")
         for row in pair["rows"][:show]:
-            one, two = (_value(values[pair[key]][row - 1]) for key in ("first", "second"))
-            print(f"  row {row}: {one} and {two}: {_ending(rows[row - 1])}")
+            given = (values[pair[key]][row - 1] for key in ("first", "second"))
+            said = " and ".join("None" if value is None else f"{value:g}" for value in given)
+            text = " ".join(completion_text(rows[row - 1]["completion"])[-400:].split())  # the answer is at its end
+            print(f"  row {row}: {said}: {text if len(text) <= 100 else '...' + text[-97:]}")
 
 
-def _value(value: float | None) -> str:
-    return "None" if value is None else f"{value:g}"
-
-
-def _ending(row: dict[str, Any]) -> str:
-    """The end of a completion, where its answer is, as one line."""
-    text = " ".join(completion_text(row["completion"])[-400:].split())
-    return text if len(text) <= 100 else "..." + text[-97:]
-
-
-def _with_scores(rows: Rows, scores: list[Any]) -> Iterator[dict[str, Any]]:
+def _with_scores(rows: Rows, scores: list[Any]) -> Iterator[Row]:
     for index, row in enumerate(rows):
         given = {each.name: each.rewards[index] for each in scores}
         failed = {each.name: each.failures[index] for each in scores if index in each.failures}
@@ -428,17 +399,8 @@ def _print_steps(scores: Any, numbers: dict[str, Any], rows: Rows, show: int) ->
     ]
     for _, row, k, score, label in sorted(wrong, reverse=True)[:show]:
         said = f"{score:.3f}, labeled {'good' if label else 'bad'}"
-        print(f"  row {row + 1}, step {k + 1}: {said}: {one_line(rows[row]['steps'][k], 100)}")
+        print(f"  row {row + 1}, step {k + 1}: {said}: {scoring.one_line(rows[row]['steps'][k], 100)}")
 
 
-def _digits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _write_pass_rates(path: str, threshold: float | None, rows: Rows, scores: Any) -> None:
-    """The last thing that is done: the scores exist even if the reward has problems."""
-    correct = _judged(scores, threshold)
-    if correct is None:
-        remedy = "Set the lowest reward that passes: --correct_threshold."
-        raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
-    write_rates(path, rows, correct, f" by {scores.name}")
+def _digits(value: float | None, decimals: int = 3) -> str:
+    return "-" if value is None else f"{value:.{decimals}f}"

@@ -10,27 +10,29 @@ a reward that failed.
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.batch import completed_rows, facts_of, prompt_rows, write_rows
-from trl_drgrpo.cli.data import check_prompting
-from trl_drgrpo.cli.job import model_path
-from trl_drgrpo.cli.values import named_reward, reward_spec
+from trl_drgrpo.cli.batch import Row, completed_rows, facts_of, prompt_rows, write_rows
+from trl_drgrpo.cli.recipe import reward_spec
+from trl_drgrpo.cli.run_keys import check_model_name, model_path
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.hub_errors import check_local
-from trl_drgrpo.common.ranges import refuse_outside, whole
+from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.evaluation.models import is_adapter
 from trl_drgrpo.process_rewards.named import step_reward
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+
+_DATA = "Hub id, folder, file, or reasoning_gym:<task>, as in train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     add = parser.add_argument
     console.add_model(parser, "folder or Hub id of the causal language model", required=True)
-    add("--dataset_name", required=True, help="prompts: Hub id, folder, file, or reasoning_gym:<task>, as in train")
+    add("--dataset_name", required=True, help=f"prompts: {_DATA}")
     add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
     add("--budget_tokens", type=int, required=True, help="maximum sampled tokens per problem, kept or not")
     add("--output", required=True, help="JSON Lines file to write, one row per completion")
@@ -62,26 +64,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, write and sum up."""
-    settings = _settings(args)
+    from trl_drgrpo.search.problem import SearchSettings, check_values
+
+    refuse_outside("limit", args.limit, whole(1, optional=True, remedy="Leave it out for all prompts."))
+    settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
+    SearchSettings(**settings)
+    check_values(args.reward_funcs, args.prm)
+    if args.vllm_server_base_url is None or not is_adapter(args.model):  # a server has the base
+        check_model_name(args.model, "model")
+    check_file("output", args.output)
+    if args.sft_output:
+        if not args.reward_funcs:
+            got, expected = "a file without reward_funcs", "a verifier that says what is correct"
+            raise InputError("sft_output", got, expected, "Leave it out, or name a verifier.")
+        check_file("sft_output", args.sft_output, [args.output, args.dataset_name])
     from trl_drgrpo.search.collecting import OWN_COLUMNS, collect, sft_rows, summary
 
     with console.stdout_to_stderr():
-        rewards = _rewards(args)
-        rows = _rows(args, **rewards)
+        verifier = args.reward_funcs and _verifier(args.reward_funcs)
+        prm = args.prm and step_reward(reward_spec(args.prm, "prm"), "prm")
+        rewards = [(args.reward_funcs, verifier, ()), (args.prm, prm, ("steps", "step_ends"))]
+        split = data.load_data(args.dataset_name, name=args.dataset_config, split=args.dataset_train_split)
+        options = {key: getattr(args, key) for key in ("prompt_template", "system_prompt", "limit")}
+        rows = prompt_rows(
+            split, args.dataset_name, [each for each in rewards if each[1]], renamings=args.rename_columns, **options
+        )
         check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
-        options = {**rewards, "vllm_server_base_url": args.vllm_server_base_url, **settings}
-        selected: list[dict[str, Any]] = []
+        selected: list[Row] = []
 
-        def status(of_problem: list[dict[str, Any]]) -> str:
+        def status(of_problem: list[Row]) -> str:
             selected.extend(row for row in of_problem if row["selected"])
             correct = sum(bool(row["correct"]) for row in selected) / len(selected)
             tokens = sum(row["search"]["sampled_tokens"] for row in selected) / len(selected)
             return f"correct {correct:.0%}, {tokens:.0f} tokens per problem"
 
-        def more(first: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-            return enumerate(collect(rows, model_path(args.model), first=first, **options), first + 1)
+        def more(first: int) -> Iterator[tuple[int, list[Row]]]:
+            settings["vllm_server_base_url"] = args.vllm_server_base_url
+            found = collect(rows, model_path(args.model), first=first, verifier=verifier, prm=prm, **settings)
+            return enumerate(found, first + 1)
 
-        facts, group = facts_of(args, rows), settings["problems_at_once"]
+        facts, group = facts_of(args, rows), args.problems_at_once
         found = completed_rows(args.output, "search", facts, len(rows), group, "problems", more, status)
     numbers = summary(found)
     if args.sft_output:
@@ -92,47 +114,81 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of the search, checked before anything heavy is imported."""
-    from dataclasses import fields
-
-    from trl_drgrpo.search.problem import SearchSettings, check_values
-
-    refuse_outside("limit", args.limit, whole(1, optional=True, remedy="Leave it out for all prompts."))
-    settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
-    SearchSettings(**settings)
-    check_values(args.reward_funcs, args.prm)
-    if args.vllm_server_base_url is None or not is_adapter(model_path(args.model)):  # a server knows its base
-        check_local("model", model_path(args.model))
-    data.check_source(args.dataset_name)
-    check_prompting(args.prompt_template, args.system_prompt)
-    check_file("output", args.output)
-    if args.sft_output:
-        if not args.reward_funcs:
-            got, expected = "a file without reward_funcs", "a verifier that says what is correct"
-            raise InputError("sft_output", got, expected, "Leave it out, or name a verifier.")
-        check_file("sft_output", args.sft_output, [args.output, args.dataset_name])
-    return settings
+def _verifier(text: str) -> Any:
+    return resolve_reward(reward_spec(text, "reward_funcs"), "reward_funcs")
 
 
-def _rewards(args: argparse.Namespace) -> dict[str, Any]:
-    """Verifier and process reward model; `None` for one that is not given."""
-    return {
-        "verifier": args.reward_funcs and named_reward(args.reward_funcs, "reward_funcs"),
-        "prm": args.prm and step_reward(reward_spec(args.prm, "prm"), "prm"),
-    }
+# label-steps ---------------------------------------------------------------------------------------------------------
+
+GROUP = 32  # prompts whose completions are rolled out together, with seeds of their own
 
 
-def _rows(args: argparse.Namespace, verifier: Any, prm: Any) -> list[dict[str, Any]]:
-    """The prompts as the model is to see them, with the columns that the rewards need."""
-    split = data.load_data(args.dataset_name, name=args.dataset_config, split=args.dataset_train_split)
-    rewards = [(args.reward_funcs, verifier, ()), (args.prm, prm, ("steps", "step_ends"))]
-    return prompt_rows(
-        split,
-        args.dataset_name,
-        [each for each in rewards if each[1] is not None],
-        renamings=args.rename_columns,
-        prompt_template=args.prompt_template,
-        system_prompt=args.system_prompt,
-        limit=args.limit,
-    )
+def add_arguments_label_steps(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's options to a parser."""
+    console.add_model(parser, "folder or Hub id of the causal language model for rollouts", required=True)
+    add = parser.add_argument
+    prompts = f"prompts: {_DATA}, with the columns the reward needs"
+    add("--dataset_name", "--data", dest="data", required=True, help=prompts)
+    add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
+    reward = "outcome reward: a name, package.module.f, file.py:f or {name: {option: value}}"
+    add("--reward_funcs", "--reward", dest="reward", required=True, help=reward)
+    add("--output", required=True, help="JSON Lines file to write")
+    add("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
+    add("--completions", type=int, default=1, help="completions per prompt (default: 1)")
+    add("--step_separator", default="\\n", help=r"a step ends after it; \n is a line break (default: \n)")
+    add("--max_new_tokens", type=int, default=512, help="longest continuation (default: 512)")
+    add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
+    add("--batch_size", type=int, default=32, help="continuations per forward pass (default: 32)")
+    add("--seed", type=int, default=0, help="sampling seed (default: 0)")
+
+
+def run_label_steps(args: argparse.Namespace) -> int:
+    """`trl-drgrpo label-steps`: label the steps of a model's completions by rollouts and a verifier.
+
+    For each prompt sample completions, split them into steps and roll out from the end of every step: a step is
+    labeled good if at least one rollout is accepted by the outcome reward. Writes prompt, steps, labels and values as
+    JSON Lines, for `trl-drgrpo train-prm`. Run it again to continue.
+
+    The file that is written is what `trl-drgrpo train-prm --data` reads. A summary goes to standard output, progress
+    to standard error. Exit codes: 0 done, 2 bad input.
+    """
+    refuse_out_of_range(vars(args))
+    for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
+        refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
+    check_file("output", args.output, [args.data])
+    check_model_name(args.model)
+    with console.stdout_to_stderr():
+        reward = _verifier(args.reward)
+        split = data.load_data(args.data, split=args.dataset_train_split)
+        rows = prompt_rows(split, args.data, [(args.reward, reward, ())])
+        given = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
+
+        def more(first: int) -> Iterator[tuple[int, list[Row]]]:
+            from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
+            from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
+
+            model = model_path(args.model)
+            tokenizer = load_tokenizer(model, None)
+            sampling = {name: getattr(args, name) for name in ("max_new_tokens", "temperature", "batch_size", "seed")}
+            generate = TransformersRollouts(load_model(model, "AutoModelForCausalLM"), tokenizer, **sampling)
+            options = {"rollouts": args.rollouts, "completions": args.completions}
+            options["separator"] = args.step_separator.replace("\\n", "\n")
+            for start in range(first, len(rows), GROUP):
+                generate.calls = 2 * start // GROUP  # a group samples completions, then rollouts
+                group = given[start : start + GROUP]
+                yield start + len(group), list(label_steps(group, generate, reward, tokenizer, **options))
+
+        def status(labeled: list[Row]) -> str:
+            labels = _labels(labeled)
+            return f"{sum(labels)} of the last {len(labels)} steps are good"
+
+        facts = facts_of(args, rows)
+        labeled = completed_rows(args.output, "labeling", facts, len(rows), GROUP, "prompts", more, status)
+    steps, correct = _labels(labeled), sum(row["values"][-1] == 1.0 for row in labeled)
+    fractions = {"good_frac": sum(steps) / max(len(steps), 1), "correct_frac": correct / max(len(labeled), 1)}
+    console.print_numbers({"rows": len(labeled), "steps": len(steps), **fractions}, output=args.output)
+    return 0
+
+
+def _labels(rows: list[Row]) -> list[bool]:
+    return [label for row in rows for label in row["labels"] if label is not None]

@@ -14,16 +14,16 @@ Recipe keys are the flags without dashes; `env:` maps environment variables to s
 
 import argparse
 import copy
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli import job as jobs
-from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli.flags import add_flag, help_text, read_flags
 from trl_drgrpo.cli.recipe import dump, read_given
-from trl_drgrpo.cli.values import add_flag, help_text
-from trl_drgrpo.common.errors import Terminated
+from trl_drgrpo.common.errors import InputError, Terminated
 
 # What `--help` shows; the rest, by the class that declares it, is behind `--help_all`.
 _USUAL = {
@@ -78,27 +78,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} --config recipe.yaml [--flag value ...]"
     parser.formatter_class = _UsualFlags
     help_all = f"Show all {len(read_flags())} flags, those of TRL and transformers too, with their full help texts."
-    parser.add_argument("--help_all", "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help=help_all)
-    parser.add_argument("--config", metavar="YAML", help="The recipe. Flags win over it.")
-    parser.add_argument(
-        "--dry_run",
-        "--dry-run",
-        action="store_true",
-        help="Check everything but the model's weights, print the resolved configuration, and stop.",
-    )
+    add = parser.add_argument
+    add("--help_all", "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help=help_all)
+    add("--config", metavar="YAML", help="The recipe. Flags win over it.")
+    dry = "Check everything but the model's weights, print the resolved configuration, and stop."
+    add("--dry_run", "--dry-run", action="store_true", help=dry)
     flags = dict(read_flags())
     for title, names in _USUAL.items():
         group = parser.add_argument_group(title)
         for name in names:
             if name in flags:
                 add_flag(group, flags.pop(name))
-    owners = {owner for group in _GROUPS.values() for owner in group}
-    for title, group_owners in _GROUPS.items():
-        group = parser.add_argument_group(f"more: {title}")
-        for flag in flags.values():
-            # A class that a newer TRL puts in between shows up in the last group.
-            if flag.owner in group_owners or (flag.owner not in owners and title.startswith("training")):
-                add_flag(group, flag)
+    # A class that a newer TRL puts in between shows up in the last group.
+    titles = {owner: title for title, owners in _GROUPS.items() for owner in owners}
+    groups = {title: parser.add_argument_group(f"more: {title}") for title in _GROUPS}
+    for flag in flags.values():
+        add_flag(groups[titles.get(flag.owner, "training (transformers)")], flag)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,30 +102,70 @@ def run(args: argparse.Namespace) -> int:
     jobs.check_given(given)
     with jobs.run_folder(given, args.dry_run), console.stdout_to_stderr():
         job = jobs.prepare(given)
-        text = dry_run(job) if args.dry_run else dump(_trained(job))
+        text = jobs.dry_run(job) if args.dry_run else dump(_trained(job))
     console.print_result(text)
     return 0
 
 
-def dry_run(job: Any) -> str:
-    """The resolved configuration of a job, checked."""
-    from trl_drgrpo.cli.resolved import render
-
-    jobs.check(job)
-    return render(job)
-
-
-def _trained(job: Any) -> dict[str, Any]:
+def _trained(job: jobs.Job) -> dict[str, Any]:
     """Trains; says in the end what comes next, or, interrupted, how to go on."""
-    from trl_drgrpo.cli import resolved
-
-    began = time.monotonic()
+    began, folder = time.monotonic(), Path(job.training.output_dir)
     try:
-        result, logged = jobs.train(job, [resolved.KeepsRecipe(resolved.render(job))])
+        result, logged = jobs.train(job)
     except (KeyboardInterrupt, Terminated):
-        folder = Path(job.training.output_dir)
-        resolved.say("The words on checkpoints", lambda: resolved.interrupted(folder))
+        jobs.say("The words on checkpoints", lambda: jobs.interrupted(folder))
         raise
     seconds, run_log = time.monotonic() - began, job.training.run_log
-    resolved.say("The closing summary", lambda: resolved.closing(result["output_dir"], logged, seconds, run_log))
+    jobs.say("The closing summary", lambda: jobs.closing(result["output_dir"], logged, seconds, run_log))
     return result
+
+
+def add_arguments_bias(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `train`, and those of the measurement."""
+    add_arguments(parser)
+    parser.usage = f"{parser.prog} --config recipe.yaml [--batches 8] [--json] [--flag value ...]"
+    group = parser.add_argument_group("measurement")
+    group.add_argument("--batches", type=int, default=8, help="Generation batches to sample, at least 3 (default: 8).")
+    group.add_argument("--json", action="store_true", help="Print the estimates as JSON.")
+
+
+def run_bias(args: argparse.Namespace) -> int:
+    """`trl-drgrpo bias --config recipe.yaml [--flag value ...]`: what one update would do to the length of answers.
+
+    Takes what `trl-drgrpo train` takes, samples a few generation batches from the model as it is, trains nothing, and
+    prints for each objective of the family the expected change of the length of correct answers, of incorrect ones
+    and of the pass rate, with standard errors: a bias without waiting for a run. stdout: tables, or JSON; stderr:
+    progress.
+
+    Every change is per update of unit length (Euclidean, over the trainable parameters), along the direction of one
+    generation batch. Example:
+
+      trl-drgrpo bias --config recipes/cpu_quickstart.yaml --batches 8
+    """
+    if args.batches < 3:
+        remedy = "Raise it: the standard error is a jackknife over batches."
+        raise InputError("--batches", str(args.batches), "at least 3", remedy)
+    given = read_given(args)
+    jobs.check_given(given)
+    with jobs.run_folder(given, dry_run=True), console.stdout_to_stderr():  # it writes nothing
+        job = jobs.prepare({**given, "report_to": "none"})
+        text = jobs.dry_run(job) if args.dry_run else _measured(job, args.batches, args.json)
+    console.print_result(text)
+    return 0
+
+
+def _measured(job: jobs.Job, batches: int, as_json: bool) -> str:
+    from trl_drgrpo.check import bias
+
+    seen = []
+
+    def said(rollouts: Any, *batch: Any) -> None:
+        seen.append(rollouts)
+        correct = f"{rollouts.right.mean():.0%} correct"
+        console.log(f"batch {len(seen)}/{batches}: {len(rollouts.lengths)} completions, {correct}")
+
+    changes = bias.measure_model(jobs.build_trainer(job), batches, said)
+    pushed = bias.pushes(seen)
+    if as_json:
+        return json.dumps(bias.plain({**vars(changes), "stop_push": pushed}), indent=1) + "\n"
+    return f"{bias.changes_table(changes)}\n\n{bias.push_table(pushed)}\n"

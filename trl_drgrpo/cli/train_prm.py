@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.job import model_path
+from trl_drgrpo.cli.run_keys import check_model_name, model_path
 from trl_drgrpo.common.disk import check_writable, sole_writer
-from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import choose_start
 from trl_drgrpo.rewards.scoring import read_json_lines
@@ -50,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora_dropout", type=float, default=0.0, help="(default: 0)")
     add("--lora_target_modules", nargs="+", help="layers with an adapter (default: all linear ones)")
     newest = "checkpoint to go on from; true, or no value: the newest in output_dir"
-    add("--resume_from_checkpoint", nargs="?", const=True, type=_true_or_path, help=newest)
+    true_or_path = lambda text: {"true": True, "false": False}.get(text.lower(), text)  # noqa: E731
+    add("--resume_from_checkpoint", nargs="?", const=True, type=true_or_path, help=newest)
     training = parser.add_argument_group("fields of transformers.TrainingArguments").add_argument
     training("--learning_rate", type=float, help="(default: 1e-5, with --use_peft 1e-4)")
     training("--num_train_epochs", type=float, default=1.0, help="(default: 1)")
@@ -76,14 +76,21 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(args).items() if value is not None}
     refuse_out_of_range(given)
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
-    refuse_bad_adapter({"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}, "lora: ")
-    check_local("model_name_or_path", model_path(args.model))
+    lora: dict[str, Any] = {"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}
+    refuse_bad_adapter(lora, "lora: ")
+    check_model_name(args.model)
     check_writable("output_dir", args.output_dir)
     rows, eval_rows = _rows(args, args.data, args.dataset_train_split), None
     if args.eval_data or args.dataset_test_split:
         eval_rows = _rows(args, args.eval_data or args.data, args.dataset_test_split or "train")
     from trl_drgrpo.process_rewards.training import train_prm
 
+    adapter = None
+    if args.use_peft:
+        from peft import LoraConfig
+
+        targets = args.lora_target_modules or "all-linear"
+        adapter = LoraConfig(**lora, target_modules=targets)
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
         choose_start(Path(args.output_dir), args.resume_from_checkpoint, args.overwrite_output_dir == "true")
         numbers = train_prm(
@@ -93,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             eval_rows=eval_rows,
             step_separator=args.step_separator.replace("\\n", "\n"),
             max_length=args.max_length,
-            peft_config=_adapter(args),
+            peft_config=adapter,
             resume_from_checkpoint=args.resume_from_checkpoint,
             dataset_name=args.data,
             arguments={name: given[name] for name in args.training if name in given},
@@ -110,18 +117,3 @@ def _rows(args: argparse.Namespace, source: str, split: str) -> list[dict[str, A
     from trl_drgrpo.process_rewards.training import labeled_steps
 
     return labeled_steps(records, source, args.format, labels=args.labels, neutral=args.neutral)
-
-
-def _true_or_path(text: str) -> bool | str:
-    return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _adapter(args: argparse.Namespace) -> Any:
-    if not args.use_peft:
-        return None
-    from peft import LoraConfig
-
-    targets = args.lora_target_modules or "all-linear"
-    return LoraConfig(
-        r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules=targets
-    )

@@ -3,7 +3,9 @@
 matplotlib (`trl-drgrpo[report]`) is imported when a figure is made; not pyplot: no backend is chosen, no figure kept.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +40,76 @@ def draw_trend(
     axes.plot(x, trend, dash, color=color, linewidth=1.8, label=label)
 
 
+_SPAN, _FEWEST = 0.03, 30  # of a curve's points; how many they must be
+
+
+def smoothed(values: Sequence[float | None]) -> list[float]:
+    """Exponential mean as the page draws it: without bias towards the first value, with a span of 3% of the points,
+    and none below 30 of them. Gaps (`None`) become NaN."""
+    known = sum(value is not None for value in values)
+    decay = 1 - 2 / (max(1.0, known * _SPAN) + 1) if known >= _FEWEST else 0.0
+    total = weight = 0.0
+    result = []
+    for value in values:
+        if value is None:
+            result.append(math.nan)
+            continue
+        total = decay * total + (1 - decay) * value
+        weight = decay * weight + (1 - decay)
+        result.append(total / weight)
+    return result
+
+
+def draw_panels(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], width: float, height: float
+) -> "Figure":
+    """A figure of one panel per title, each `width` by `height` inches, with a curve for each name in it: the values
+    of its points `(step, value)` faint, smoothed strong. A name has one color in all panels that name the same ones.
+    A curve without points is not drawn."""
+    figure, drawn = new_figure(1, len(panels), width * len(panels), height)
+    for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
+        for (name, points), color in zip(lines.items(), cycle(COLORS), strict=False):
+            if points:
+                steps, values = zip(*points, strict=True)
+                draw_trend(axes, steps, values, smoothed(values), color, name)
+        axes.set(title=title, xlabel="optimizer step")
+        _add_legend(axes)
+    return figure
+
+
+def draw_histories(histories: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Any:
+    """
+    One panel per metric, one line per run that logged it: faint each step, strong smoothed as in the report.
+
+    Args:
+        histories (`Mapping[str, Sequence[Mapping[str, Any]]]`): Name of a run -> `trainer.state.log_history`.
+        metrics (`Sequence[str]`): Keys of the entries, such as `"reward"`.
+
+    Returns:
+        `matplotlib.figure.Figure`.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    panels = {
+        metric: {
+            name: [(entry["step"], entry[metric]) for entry in history if metric in entry]
+            for name, history in histories.items()
+        }
+        for metric in metrics
+    }
+    return draw_panels(panels, 4.5, 3.2)
+
+
+def _add_legend(axes: "Axes") -> None:
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=8)
+
+
 def save_figure(figure: "Figure", path: Path) -> Path:
     """Writes a figure as PNG, the folder with it, with a legend in each panel whose lines have labels."""
     for axes in figure.axes:
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(frameon=False, fontsize=8)
+        _add_legend(axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, format="png", metadata={"Software": None})
     return path

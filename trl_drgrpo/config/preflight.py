@@ -19,7 +19,7 @@ from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.config import DrGRPOConfig, check_best_metric
 from trl_drgrpo.config.field_kinds import optimizer_of
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.scoring import StepScorer, process_only

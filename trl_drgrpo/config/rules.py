@@ -15,7 +15,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, did_you_mean, in_one
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.config.field_kinds import check_choices, check_keys, check_kinds
-from trl_drgrpo.features.diagnostics.warn_once import warning_thresholds
+from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.objective import step_advantages
 from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 

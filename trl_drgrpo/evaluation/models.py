@@ -11,7 +11,6 @@ from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
 from trl_drgrpo.upstream.quiet import brief_bars
 
 _ADAPTER_FILE = "adapter_config.json"
-_CAUSAL = "AutoModelForCausalLM"
 _WEIGHTS = ("*.safetensors", "*.bin", "*config.json")
 
 
@@ -102,13 +101,13 @@ def load_model(name: str, loading: Loading) -> Any:
     options: dict[str, Any] = {"dtype": loading.dtype, "trust_remote_code": loading.trust_remote_code}
     if loading.bits is not None:
         options["quantization_config"] = _quantization(loading.bits, loading.dtype)
-    if not is_adapter(name):
-        return load(name, _CAUSAL, **options).eval()
-    from trl_drgrpo.single_gpu.merging import attach, base_of, fit_vocabulary
+    base = base_name(name, loading.base)
+    model = load(base or name, "AutoModelForCausalLM", **options)
+    if base is None:
+        return model.eval()
+    from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary
 
     adapter = Path(name).expanduser()
-    base, _ = base_of(adapter, loading.base)
-    model = load(base, _CAUSAL, **options)
     fit_vocabulary(model, adapter)
     return attach(model, adapter)
 

@@ -12,39 +12,19 @@ models are compared prompt by prompt: the interval of the difference is that of 
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.evaluation.running import KIND, Row
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 
 RESAMPLES = 10_000
 INTERVAL = f"95%, percentile bootstrap over prompts ({RESAMPLES:,} resamples)"
-_VALUES_AT_ONCE = 2_000_000
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over prompts.
-
-    Args:
-        value (`float`, *optional*): The mean; `None` over no prompts.
-        low, high (`float`, *optional*): Ends of the 95% interval. `None` where all prompts have the same value: their
-            bootstrap has no width, whatever the uncertainty.
-        prompts (`int`): Prompts in the mean.
-    """
-
-    value: float | None
-    low: float | None
-    high: float | None
-    prompts: int
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -79,7 +59,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def mean_over_prompts(values: Sequence[float], seed: int = 0) -> Estimate:
+def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
     """Mean and 95% interval.
 
     Args:
@@ -87,30 +67,36 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> Estimate:
         seed (`int`, *optional*, defaults to `0`): Of the bootstrap.
 
     Returns:
-        [`Estimate`]
+        `dict`: `value`: the mean, `None` over no prompts; `low`, `high`: the ends of the interval, `None` where all
+        prompts have the same value: their bootstrap has no width, whatever the uncertainty; `prompts`: their number.
 
     Example:
 
     ```python
     >>> mean_over_prompts([1.0, 1.0])
-    Estimate(value=1.0, low=None, high=None, prompts=2)
+    {'value': 1.0, 'low': None, 'high': None, 'prompts': 2}
 
     ```
     """
-    if not len(values):
-        return Estimate(None, None, None, 0)
     array = np.asarray(values, dtype=np.float64)
-    mean = float(array.mean())
-    if array.min() == array.max():
-        return Estimate(mean, None, None, len(array))
+    mean, low, high = float(array.mean()) if len(array) else None, None, None
+    if len(array) and array.min() < array.max():
+        low, high = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
+    return {"value": mean, "low": low, "high": high, "prompts": len(array)}
+
+
+def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: int, seed: int = 0) -> Sequence[float]:
+    """Ends of the 95% interval of a statistic, from the percentile bootstrap.
+
+    Args:
+        count (`int`): How many prompts there are.
+        statistic (`Callable`): From the indices of `count` prompts, drawn with replacement; NaN is left out.
+        resamples (`int`): How often they are drawn.
+        seed (`int`, *optional*, defaults to `0`): Of the draws.
+    """
     generator = np.random.default_rng(seed)
-    at_once = max(1, _VALUES_AT_ONCE // len(array))
-    means: list[np.ndarray] = []
-    for start in range(0, RESAMPLES, at_once):
-        drawn = generator.integers(len(array), size=(min(at_once, RESAMPLES - start), len(array)))
-        means.append(array[drawn].mean(axis=1))
-    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
-    return Estimate(mean, float(low), float(high), len(array))
+    found = [statistic(generator.integers(count, size=count)) for _ in range(resamples)]
+    return [float(end) for end in np.nanquantile(found, (0.025, 0.975))]
 
 
 FORMAT = 1
@@ -165,47 +151,42 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         "truncated": sum(row[KIND]["finish_reason"] == "length" for row in rows),
         "length_mean": sum(row[KIND]["tokens"] for row in rows) / len(rows),
         "rewards": {name: _mean(value for value in values if value is not None) for name, values in rewards.items()},
-        "pass_at": {str(k): asdict(mean_over_prompts(list(_by_prompt(rows, correct, k).values()))) for k in ks},
+        "pass_at": {str(k): mean_over_prompts(list(_by_prompt(rows, correct, k).values())) for k in ks},
     }
 
 
-def differences(
-    rows: Sequence[Row],
-    correct: Sequence[bool | None],
-    other_rows: Sequence[Row],
-    other_correct: Sequence[bool | None],
-    ks: Sequence[int],
+def results(
+    facts: Mapping[str, Any], models: Mapping[str, tuple[Mapping[str, Any], Sequence[Row]]], ks: Sequence[int]
 ) -> dict[str, Any]:
-    """The paired difference of pass@k to another model, prompt by prompt, with its interval; over prompts that both
-    have a value for. The order of the arguments is that of the subtraction."""
-    found = {}
-    for k in ks:
-        ours, theirs = _by_prompt(rows, correct, k), _by_prompt(other_rows, other_correct, k)
-        found[str(k)] = asdict(mean_over_prompts([ours[i] - theirs[i] for i in ours if i in theirs]))
-    return found
+    """The whole result.
 
+    Args:
+        facts (`Mapping[str, Any]`): Where the numbers come from, the data, the sampling; and under `correct`, which
+            completions are: `reward` and `threshold`.
+        models (`Mapping[str, tuple]`): By role, the baseline first: facts about it, and its samples.
+        ks (`Sequence[int]`): For pass@k.
 
-def results(facts: Mapping[str, Any], models: Sequence[Mapping[str, Any]], difference: Any) -> dict[str, Any]:
-    """The whole result. `facts`: where the numbers come from, the data, the sampling; `models`: role, name and numbers
-    of each, the baseline first; `difference`: of [`differences`], `None` with one model."""
-    return {
-        "format": FORMAT,
-        "made_by": f"trl-drgrpo {__version__}",
-        **facts,
-        "interval": INTERVAL,
-        "models": list(models),
-        "difference": difference,
-    }
+    Returns:
+        `dict`: The facts, the numbers of each model, and with a baseline the `difference` of pass@k to it: paired,
+        prompt by prompt, over prompts that both have a value for.
+    """
+    names = list(next(iter(models.values()))[1][0][KIND]["rewards"])
+    correct = {role: judged(rows, names, *facts["correct"].values()) for role, (_, rows) in models.items()}
+    found = [
+        {"role": role, **about, **model_numbers(rows, correct[role], ks)} for role, (about, rows) in models.items()
+    ]
+    difference = {}
+    for k in ks if "baseline" in models else ():
+        ours, theirs = (_by_prompt(models[role][1], correct[role], k) for role in ("model", "baseline"))
+        difference[str(k)] = mean_over_prompts([ours[i] - theirs[i] for i in ours if i in theirs])
+    made_by = f"trl-drgrpo {__version__}"
+    numbers = {"interval": INTERVAL, "models": found, "difference": difference or None}
+    return {"format": FORMAT, "made_by": made_by, **facts, **numbers}
 
 
 def as_json(content: Mapping[str, Any]) -> str:
     """The result as it stands in its file."""
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def write_results(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the result, whole or not at all."""
-    write_whole(path, as_json(content))
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:

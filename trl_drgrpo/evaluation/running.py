@@ -1,9 +1,9 @@
 """The loop: prompts in, scored samples out, written as they come.
 
-Samplers are those of a search (`search/sampling.py`), asked for whole completions: a model in memory, which runs the
-prompt of several completions once, or a server. A row of the samples' file is a completion: the dataset's columns,
-`completion`, and under `eval` the problem, the number of the sample, its rewards, its tokens and how it ended.
-`trl-drgrpo score` reads the file. Each group of problems has seeds of its own, so that an evaluation that goes on ends
+Samplers are those of rollouts and searches, asked for whole completions: a model in memory, which runs the prompt of
+several completions once, or a server. A row of the samples' file is a completion: the dataset's columns, `completion`,
+and under `eval` the problem, the number of the sample, its rewards, its tokens and how it ended. `trl-drgrpo score`
+reads the file. Each group of problems has seeds of its own, so that an evaluation that goes on ends
 with the same samples.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
+from trl_drgrpo.process_rewards.sampling import Continuation, Request, Sampler
 from trl_drgrpo.process_rewards.texts import completion_like, prompt_ids
 from trl_drgrpo.rewards.scoring import RewardScores, score_rows
-from trl_drgrpo.search.sampling import Continuation, Request, Sampler
 
 
 @dataclass(frozen=True)
@@ -47,70 +47,26 @@ class Decoding:
 
     def for_transformers(self) -> dict[str, Any]:
         """Fields of a generation configuration, each one stated: a missing field would be the model's own."""
-        common = {"max_new_tokens": self.max_completion_length, "repetition_penalty": self.repetition_penalty}
+        penalty = {"repetition_penalty": self.repetition_penalty}
         if self.temperature == 0:
-            return {**common, "do_sample": False}
+            return {**penalty, "do_sample": False}
         filters = {"top_p": self.top_p, "top_k": self.top_k or 0, "min_p": self.min_p}
-        return {**common, "do_sample": True, "temperature": self.temperature, **filters}
+        return {**penalty, "do_sample": True, "temperature": self.temperature, **filters}
 
     def for_vllm(self) -> dict[str, Any]:
-        """Fields of a request beside temperature and top_p."""
+        """Fields of a request; those that are off are left out."""
         off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        return {name: value for name, none in off.items() if (value := getattr(self, name) or none) != none}
+        given = {name: value for name, none in off.items() if (value := getattr(self, name) or none) != none}
+        return {"temperature": self.temperature, "top_p": self.top_p, **given}
 
 
-class ModelSampler:
-    """Samples whole completions from a model in memory; the same requests and batch size give the same ones.
+def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: int) -> Sampler:
+    """Samples whole completions from a model in memory; those of one prompt share its forward pass where they can."""
+    from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+    from trl_drgrpo.process_rewards.sampling import ModelSampler
 
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): A causal language model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        decoding ([`Decoding`]): How.
-        batch_size (`int`): Completions per call of `model.generate`.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, batch_size: int):
-        from transformers import GenerationConfig
-
-        from trl_drgrpo.search.sampling import end_tokens
-
-        self.model, self.batch_size = model, batch_size
-        self.ends = end_tokens(model, tokenizer)
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self.pad = 0 if pad is None else pad
-        ends = sorted(self.ends) or None
-        self.config = GenerationConfig(**decoding.for_transformers(), pad_token_id=self.pad, eos_token_id=ends)
-
-    def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
-        """Sample, seeded by the first request; completions of one prompt share its forward pass where they can."""
-        from trl_drgrpo.process_rewards.monte_carlo import sampled_in_batches
-
-        jobs = [i for i, request in enumerate(requests) for _ in range(request.count)]
-        prefixes, seed = [request.prefix for request in requests], requests[0].seed
-        return sampled_in_batches(self.model, prefixes, jobs, self._completed, batch_size=self.batch_size, seed=seed)
-
-    def _completed(self, prefixes: Sequence[Sequence[int]]) -> Iterator[Continuation]:
-        import torch
-
-        from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-
-        width = max(map(len, prefixes))
-        input_ids = torch.tensor([[self.pad] * (width - len(row)) + list(row) for row in prefixes])  # (B, L)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prefixes])
-        device = self.model.device
-        try:
-            with shared_prefill(self.model):
-                output = self.model.generate(
-                    input_ids=input_ids.to(device), attention_mask=mask.to(device), generation_config=self.config
-                )  # (B, L + T)
-        except torch.OutOfMemoryError as error:
-            got = f"{len(prefixes)} completions at a time, which do not fit into the memory of {device}"
-            remedy = "Lower it, or max_completion_length; the samples so far are kept."
-            raise InputError("batch_size", got, "as many as fit", remedy) from error
-        for row in output[:, width:].tolist():
-            end = next((place for place, token in enumerate(row) if token in self.ends), None)
-            kept = row if end is None else row[: end + 1]
-            yield Continuation(tuple(kept), len(kept), "length" if end is None else "stop")
+    generation = decoding.for_transformers()
+    return ModelSampler(model, tokenizer, generation, batch_size, by_length=False, around=shared_prefill)
 
 
 def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> None:
@@ -131,19 +87,10 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
 def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:
     """Samples from a vLLM server that serves `model` under this name."""
     from trl_drgrpo.process_rewards.steps import step_segmenter
-    from trl_drgrpo.search.sampling import ServerSampler
+    from trl_drgrpo.search.sampling import ServerSampler, StepEnd
 
-    sampler = ServerSampler(
-        url,
-        model,
-        tokenizer,
-        step_segmenter("\n"),
-        temperature=decoding.temperature,
-        top_p=decoding.top_p,
-        concurrency=concurrency,
-    )
-    sampler.sampling |= decoding.for_vllm()
-    return sampler
+    no_steps = StepEnd(step_segmenter("\n"), tokenizer)  # completions are sampled to their end
+    return ServerSampler(url, model, no_steps, decoding.for_vllm(), concurrency)
 
 
 KIND = "eval"
@@ -197,6 +144,7 @@ def sample_and_score(
             of_prompt = []
             for j in range(samples):
                 i = place * samples + j
+                failures = {each.name: each.failures[i] for each in scores if i in each.failures}
                 facts = {
                     "problem": number,
                     "row": j,
@@ -204,7 +152,7 @@ def sample_and_score(
                     "tokens": len(found[place][j].token_ids),
                     "finish_reason": found[place][j].end,
                     "rewards": {each.name: each.rewards[i] for each in scores},
-                    **_failures(scores, i),
+                    **({"failures": failures} if failures else {}),
                 }
                 row = {name: value for name, value in sampled[i].items() if name != "completion_ids"}
                 of_prompt.append({**row, KIND: facts})
@@ -223,11 +171,6 @@ def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> Re
     failure is one row's."""
     scores = score_rows(reward, sampled, name, batch_size=len(sampled))
     return score_rows(reward, sampled, name) if scores.failures and len(sampled) > 1 else scores
-
-
-def _failures(scores: Sequence[RewardScores], row: int) -> Row:
-    failures = {each.name: each.failures[row] for each in scores if row in each.failures}
-    return {"failures": failures} if failures else {}
 
 
 def _refuse_broken(scores: Sequence[RewardScores], rows: int) -> None:

@@ -22,9 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from trl_drgrpo.evaluation.results import bootstrap
+from trl_drgrpo.search.problem import PATH_VALUES
+
 BINS = 10
 RESAMPLES = 1_000
-PATH_VALUES = {"min": min, "product": math.prod, "last": lambda scores: scores[-1]}
 
 StepScores = Sequence[Sequence[float | None]]
 
@@ -95,10 +97,8 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
     different, problem = np.unique(np.asarray(prompts), return_inverse=True)
     if math.isnan(whole) or len(different) == 1:
         return None if math.isnan(whole) else whole, None, None
-    generator, num = np.random.default_rng(0), len(different)
-    drawn = (np.bincount(generator.integers(num, size=num), minlength=num) for _ in range(RESAMPLES))
-    low, high = np.nanquantile([area(counts[problem]) for counts in drawn], (0.025, 0.975))
-    return whole, float(low), float(high)
+    num = len(different)
+    return whole, *bootstrap(num, lambda drawn: area(np.bincount(drawn, minlength=num)[problem]), RESAMPLES)
 
 
 def _first_error(scores: StepScores, labels: Sequence[Sequence[bool | None] | None], threshold: float) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard
 
 from trl_drgrpo.common.disk import write_whole
-from trl_drgrpo.features.model_card.card_facts import is_hub_id, plain
+from trl_drgrpo.common.hub_errors import is_hub_id
+from trl_drgrpo.common.markdown import plain
 
 _FEW_PROMPTS = 30
 

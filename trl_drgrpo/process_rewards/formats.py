@@ -28,15 +28,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
-from transformers.modeling_outputs import TokenClassifierOutput
+from transformers import Qwen2Config, Qwen2ForTokenClassification
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.process_rewards.loading import is_causal, load_model, load_tokenizer, longest_input
-from trl_drgrpo.process_rewards.named import SCORERS
+from trl_drgrpo.process_rewards.named import FORMATS
 from trl_drgrpo.process_rewards.texts import (
-    END_TOKENS,
     PROMPT_END,
     PROMPT_START,
     STEP,
@@ -59,7 +57,7 @@ _HEADS = {  # by its outputs: what is expected, and what to do
     ),
 }
 DEFAULT_SEPARATOR = "\n"
-_NAMES = {scorer: name for name, scorer in SCORERS.items()}  # in logs as in recipes
+_NAMES = {scorer: name for name, (scorer, *_) in FORMATS.items()}  # in logs as in recipes
 _LOADING = {"dtype": None, "device": None, "quantization_config": None, "trust_remote_code": False}
 
 
@@ -69,6 +67,8 @@ class PRMScorer:
 
     Args:
         model, tokenizer, name, batch_size, max_length, prompt_text: As in [`TokenClassificationScorer`].
+        lazy (`bool`, *optional*, defaults to `False`): Whether to load a model that is named at the first call. What
+            only loading shows is raised then.
         **options: `dtype`, `device`, `quantization_config` and `trust_remote_code`, as there; the format's own, see
             `settings`.
 
@@ -104,6 +104,7 @@ class PRMScorer:
         batch_size: int = 8,
         max_length: int | None = None,
         prompt_text: Callable[[Any], str] | None = None,
+        lazy: bool = False,
         **options: Any,
     ):
         refuse_outside("batch_size", batch_size, whole(1, remedy="Set the rows per forward pass."))
@@ -111,18 +112,27 @@ class PRMScorer:
         self._loading = {key: options.pop(key, default) for key, default in _LOADING.items()}
         vars(self).update({**self.settings, **options})
         self.__name__ = name or _NAMES.get(type(self).__name__, type(self).__name__)
-        self.tokenizer = load_tokenizer(model, tokenizer, self._loading["trust_remote_code"])
+        self.model, self.tokenizer, self.batch_size, self.max_length = model, tokenizer, batch_size, max_length or 0
+        self._prompt_text = prompt_text
+        self._warned: set[str] = set()
+        self._is_loaded = False
+        if not lazy:
+            self.load()
+        elif self.is_causal is None:
+            self.is_causal = is_causal(model)
+
+    def load(self) -> None:
+        """Load what is named, and check all of it against the format."""
+        self.tokenizer = load_tokenizer(self.model, self.tokenizer, self._loading["trust_remote_code"])
         if self.marker is not None:
             self.marker_id = self._token("marker", self.marker)
-        self.model = self._load(model).eval()
+        self.model = self._load(self.model).eval()
         self.candidates = [] if self.good is None else self._candidates(good=self.good, bad=self.bad)
-        self.batch_size = batch_size
-        self.max_length = max_length or longest_input(self.model, self.tokenizer)
-        self._prompt_text: Callable[[Any], str] | None = None
-        self._cleaner = Cleaner([*self.tokenizer.all_special_tokens, *END_TOKENS], self.marker)
-        self._warned: set[str] = set()
+        self.max_length = self.max_length or longest_input(self.model, self.tokenizer)
+        self._cleaner = Cleaner(self.tokenizer.all_special_tokens, self.marker)
+        prompt_text, self._prompt_text = self._prompt_text, None  # which may expect messages
         self._check_format(self._encode("1+1+1=?", ["1+1=2", "2+1=3"]))
-        self._prompt_text = prompt_text  # which may expect messages
+        self._prompt_text, self._is_loaded = prompt_text, True
 
     @classmethod
     def check_options(cls, options: Collection[str]) -> None:
@@ -139,6 +149,8 @@ class PRMScorer:
     @property
     def source(self) -> str:
         """Path or Hub id of the model, with the revision that was loaded from the Hub."""
+        if not self._is_loaded:
+            return self.model
         config = self.model.config
         revision = getattr(config, "_commit_hash", None)
         return f"{config._name_or_path}{f' at revision {revision}' if revision else ''}"
@@ -201,11 +213,13 @@ class PRMScorer:
             what was written is the reason. `None` for a later step without text (special tokens and white space only).
 
         Raises:
-            `InputError`: If there are not as many prompts as rows of steps.
+            `InputError`: If there are not as many prompts as rows of steps; what [`load`][PRMScorer.load] raises.
         """
         if len(prompts) != len(steps):
             got = f"{len(steps)} rows of steps for {len(prompts)} prompts"
             raise InputError("steps", got, "one row of steps per prompt", "Pass the steps of every completion.")
+        if not self._is_loaded:
+            self.load()
         rewards: list[list[float | None]] = []
         inputs: list[tuple[int, list[int], ScoringInput]] = []
         truncated = 0
@@ -235,16 +249,15 @@ class PRMScorer:
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         """Write a row in the model's format; the steps are clean and not empty."""
         before_steps, before_marker, between = self.layout
-        numbered = [self._numbered(step, k) for k, step in enumerate(steps, start=1)]
-        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in numbered)
+        if self.number_steps:
+            numbered = enumerate(steps, start=1)
+            steps = [each if re.match(r"Step \d+:", each) else f"Step {k}: {each.lstrip()}" for k, each in numbered]
+        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in steps)
         if self.is_chat:
             text = self._chat(prompt, answer)
         else:
             text = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}{before_steps}{answer}"
         return encode_marked(self.tokenizer, text, len(steps), not self.is_chat, self.marker_id)
-
-    def _numbered(self, step: str, k: int) -> str:
-        return step if not self.number_steps or re.match(r"Step \d+:", step) else f"Step {k}: {step.lstrip()}"
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         """Scores `(K,)` from the logits `(K, classes or vocabulary)` at a row's positions, in float32."""
@@ -555,33 +568,7 @@ class SkyworkScorer(PRMScorer):
         return ScoringInput(row.input_ids, [row.positions[line] for line in last], row.cut)
 
 
-class _Qwen2WithHead(Qwen2PreTrainedModel):
-    """Qwen2 with a head on every token's last hidden state."""
-
-    def __init__(self, config: Qwen2Config, outputs: int):
-        super().__init__(config)
-        self.model, self.num_labels = Qwen2Model(config), outputs
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Outputs `(B, S, n)` of hidden states `(B, S, hidden size)`."""
-        raise NotImplementedError
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> TokenClassifierOutput:
-        """
-        Args:
-            input_ids (`torch.Tensor` of shape `(B, S)`): The tokens.
-            attention_mask (`torch.Tensor` of shape `(B, S)`, *optional*): 1 on tokens, 0 on padding.
-
-        Returns:
-            [`~transformers.modeling_outputs.TokenClassifierOutput`] with `logits` of shape `(B, S, n)`.
-        """
-        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **kwargs)
-        return TokenClassifierOutput(logits=self.head(hidden.last_hidden_state))  # type: ignore[arg-type]
-
-
-class Qwen2ForProcessRewardModel(_Qwen2WithHead):
+class Qwen2ForProcessRewardModel(Qwen2ForTokenClassification):
     """Qwen2 with a two-layer head of two classes per token; class 1 = the step is good.
 
     Args:
@@ -589,16 +576,13 @@ class Qwen2ForProcessRewardModel(_Qwen2WithHead):
     """
 
     def __init__(self, config: Qwen2Config):
-        super().__init__(config, outputs=2)
+        super().__init__(config)
         size = config.hidden_size
         self.score = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 2))
         self.post_init()
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.score(hidden)
 
-
-class Qwen2ForPrmModel(_Qwen2WithHead):
+class Qwen2ForPrmModel(Qwen2ForTokenClassification):
     """Qwen2 with a value head: one output per token, the logit of "the step is good".
 
     Args:
@@ -608,11 +592,13 @@ class Qwen2ForPrmModel(_Qwen2WithHead):
     _keys_to_ignore_on_load_unexpected = [r"lm_head"]  # noqa: RUF012  # declared so by transformers
 
     def __init__(self, config: Qwen2Config):
-        super().__init__(config, outputs=1)
+        super().__init__(config)
+        del self.score
         self.v_head = torch.nn.ModuleDict({"summary": torch.nn.Linear(config.hidden_size, 1)})
         self.post_init()
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def score(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Outputs `(B, S, 1)` of hidden states `(B, S, hidden size)`."""
         return self.v_head["summary"](hidden)
 
 

@@ -66,6 +66,10 @@ class ImplicitRewardScorer(PRMScorer):
         self, model: Any, reference: Any = None, tokenizer: Any = None, *, batch_size: int = 2, **options: Any
     ):
         super().__init__(model, tokenizer, reference=reference, batch_size=batch_size, **options)
+
+    def load(self) -> None:
+        """As of [`PRMScorer`]; the reference, too."""
+        super().load()
         if self.reference is not None:
             self.max_length = min(self.max_length, longest_input(self.reference, self.tokenizer))
 

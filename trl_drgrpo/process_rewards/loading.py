@@ -97,15 +97,13 @@ def load_model(
         if with_head and transformers.utils.find_adapter_config_file(str(model)) is not None:
             remedy = "Its base alone has a random head: merge the two first."
             raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
-        own_classes = own_classes or {}
-        loader: Any = own_classes.get(auto_class)
-        if loader is None and own_classes and not trust_remote_code:
-            loader = own_classes.get(architecture(model))
-        if loader is None:
-            loader = getattr(transformers, auto_class)
-        else:
+        loader: Any = None
+        if own_classes:
+            is_said = trust_remote_code or auto_class in own_classes
+            loader = own_classes.get(auto_class if is_said else architecture(model))
+        if loader is not None:
             del options["trust_remote_code"]
-        loaded, info = loader.from_pretrained(model, **options)
+        loaded, info = (loader or getattr(transformers, auto_class)).from_pretrained(model, **options)
     if missing := sorted(info["missing_keys"]):
         got = f"{str(model)!r}, a checkpoint without {', '.join(missing[:3])}"
         remedy = "The head would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
@@ -122,7 +120,16 @@ def architecture(model: Any) -> str:
 
 
 def is_causal(model: Any) -> bool | None:
-    """Whether no token of a model attends to later ones; `None` where its architecture does not say."""
+    """Whether no token of a model attends to later ones; `None` where its architecture does not say. Of a token
+    classifier that is not loaded its path or Hub id will do; `None` where there is no configuration to read."""
+    if isinstance(model, str):
+        from transformers import AutoConfig, AutoModelForTokenClassification
+
+        try:
+            with torch.device("meta"):
+                model = AutoModelForTokenClassification.from_config(AutoConfig.from_pretrained(model))
+        except (OSError, ValueError):
+            return None
     attends = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
     return all(attends) if attends else None
 

@@ -19,19 +19,19 @@ is able and the verifier correct: a step from which the model merely guesses the
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
-from typing import Any, NamedTuple, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, islice
+from typing import Any, NamedTuple
 
 import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing, row_of
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids, split_into_steps
+from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
+from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing
+from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids, split_into_steps
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
-
-Sampled = TypeVar("Sampled")
 
 
 class TrainerRollouts:
@@ -121,10 +121,9 @@ class TransformersRollouts:
         for field, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             refuse_outside(field, value, whole(1, remedy="Give a positive number."))
         refuse_outside("temperature", temperature, positive(remedy="Greedy rollouts are all the same: raise it."))
-        self.model, self.tokenizer = model, tokenizer
-        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.seed, self.calls = seed, 0
-        self.decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        self.sampler = ModelSampler(model, tokenizer, decoding, batch_size)
+        self.tokenizer, self.max_new_tokens, self.seed, self.calls = tokenizer, max_new_tokens, seed, 0
 
     def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
         """Sample.
@@ -136,82 +135,11 @@ class TransformersRollouts:
         Returns:
             `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
         """
-
-        def sample(batch: list[Any]) -> list[str]:
-            output = continued(self.model, self.tokenizer, batch, max_new_tokens=self.max_new_tokens, **self.decoding)
-            return self.tokenizer.batch_decode(output, skip_special_tokens=True)
-
-        jobs = [i for i in range(len(prefixes)) for _ in range(k)]
-        jobs.sort(key=lambda i: len(prefixes[i]))  # rows of like length share a batch; stable
         self.calls += 1
         seed = self.seed + self.calls - 1
-        return sampled_in_batches(self.model, prefixes, jobs, sample, batch_size=self.batch_size, seed=seed)
-
-
-def sampled_in_batches(
-    model: Any,
-    rows: Sequence[Any],
-    jobs: Sequence[int],
-    sample: Callable[[list[Any]], Iterable[Sampled]],
-    *,
-    batch_size: int,
-    seed: int,
-) -> list[list[Sampled]]:
-    """Samples for some rows; the same seed, jobs and batch size give the same ones.
-
-    Args:
-        model (`PreTrainedModel`): Put into evaluation mode for the call and back after it.
-        rows (`Sequence`): What is continued.
-        jobs (`Sequence[int]`): A row for each sample, in the order in which they are drawn.
-        sample (`Callable`): Draws one sample for each row of a batch.
-        batch_size (`int`): Samples per call of it.
-        seed (`int`): The global random state is put back afterwards.
-
-    Returns:
-        `list[list]`: The samples of each row.
-    """
-    found: list[list[Sampled]] = [[] for _ in rows]
-    devices = [model.device] if model.device.type == "cuda" else []
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.manual_seed(seed)
-            for start in range(0, len(jobs), batch_size):
-                batch = jobs[start : start + batch_size]
-                for i, each in zip(batch, sample([rows[i] for i in batch]), strict=True):
-                    found[i].append(each)
-    finally:
-        model.train(was_training)
-    return found
-
-
-def continued(model: Any, tokenizer: Any, prefixes: Sequence[Sequence[int]], **generation: Any) -> torch.Tensor:
-    """One continuation per prefix, which are padded on the left for the call.
-
-    Args:
-        model (`PreTrainedModel`): A causal language model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        prefixes (`B` lists of token ids): What is continued.
-        **generation: For `model.generate`.
-
-    Returns:
-        `torch.Tensor` `(B, T)`: The new tokens, padded on the right behind those that end a continuation.
-    """
-    width = max(map(len, prefixes))
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    input_ids = torch.full((len(prefixes), width), pad)  # (B, S)
-    attention_mask = torch.zeros_like(input_ids)
-    for i, prefix in enumerate(prefixes):
-        input_ids[i, width - len(prefix) :] = torch.tensor(prefix)
-        attention_mask[i, width - len(prefix) :] = 1
-    output = model.generate(
-        input_ids=input_ids.to(model.device),
-        attention_mask=attention_mask.to(model.device),
-        pad_token_id=pad,
-        **generation,
-    )
-    return output[:, width:]
+        found = self.sampler([Request(tuple(each), k, self.max_new_tokens, True, seed) for each in prefixes])
+        ids = [[list(each.token_ids) for each in group] for group in found]
+        return [self.tokenizer.batch_decode(group, skip_special_tokens=True) for group in ids]
 
 
 class _Prefix(NamedTuple):
@@ -219,7 +147,7 @@ class _Prefix(NamedTuple):
 
     row: int
     prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]  # of the steps
+    token_ids: list[int]  # of the steps
     text: str  # of the steps
 
 
@@ -268,7 +196,7 @@ class MonteCarloScorer:
         self.generate, self.verifier, self.tokenizer = generate, checked_reward(verifier), tokenizer
         self.k, self.accept_above = k, accept_above
         self.__name__ = name
-        self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
+        self._cleaner = Cleaner(tokenizer.all_special_tokens)
 
     def on_trainer_built(self, trainer: Any) -> None:
         """Called by the trainer: rollouts that need one and have none take it."""
@@ -306,46 +234,46 @@ class MonteCarloScorer:
             `RewardError`: A verifier that fails, or a generator that returns something else than `k` texts per prefix.
         """
         columns = dataset_columns(kwargs, len(prompts))
-
-        def judged(rows: list[int], texts: list[Any], token_ids: list[list[int]]) -> list[float | None]:
-            """1 for completions of the given rows that the verifier accepts, else 0; their metrics are nobody's."""
-            if not rows:
-                return []
-            rewards: Any = self.verifier(
-                prompts=[prompts[row] for row in rows],
-                completions=texts,
-                completion_ids=token_ids,
-                trainer_state=trainer_state,
-                log_metric=log_nothing,
-                log_extra=log_nothing,
-                **{name: [values[row] for row in rows] for name, values in columns.items()},
-            )
-            return [None if reward is None else float(reward > self.accept_above) for reward in rewards]
-
-        with_steps = [row for row in range(len(prompts)) if steps[row]]
-        # Where the completion stops right behind a step.
-        ended = [row for row in with_steps if len(completion_ids[row]) == step_ends[row][-1] + 1]
-        verdicts = judged(ended, [completions[row] for row in ended], [list(completion_ids[row]) for row in ended])
-        last = dict(zip(ended, verdicts, strict=True))
-        wanted: dict[Any, _Prefix] = {}  # equal ones are rolled out once
-        keys: dict[int, list[Any]] = {row: [] for row in with_steps}
-        for row in with_steps:
-            start = tuple(prompt_ids(prompts[row], self.tokenizer))
-            judged_alike = repr((prompts[row], sorted(row_of(columns, row).items(), key=lambda item: item[0])))
-            for count in range(1, len(steps[row]) + (row not in last)):
-                ids = tuple(completion_ids[row][: step_ends[row][count - 1] + 1])
-                keys[row].append((judged_alike, start + ids))
-                wanted[keys[row][-1]] = _Prefix(row, start, ids, "".join(steps[row][:count]))
+        keys: list[list[Any]] = [[] for _ in prompts]  # of each step
+        judged: dict[Any, list[tuple[int, Any, list[int]]]] = defaultdict(list)  # by key: row, completion, tokens
+        prefixes: dict[Any, _Prefix] = {}  # by key: equal ones are rolled out once
+        for row in (row for row, texts in enumerate(steps) if texts):
+            prompt, ids = tuple(prompt_ids(prompts[row], self.tokenizer)), list(completion_ids[row])
+            judged_alike = repr((prompts[row], sorted((name, values[row]) for name, values in columns.items())))
+            for count, end in enumerate(step_ends[row], start=1):
+                if count == len(steps[row]) and end + 1 == len(ids):  # the completion stops right behind it
+                    keys[row].append(row)
+                    judged[row].append((row, completions[row], ids))
+                else:
+                    key = (judged_alike, (*prompt, *ids[: end + 1]))
+                    keys[row].append(key)
+                    prefixes[key] = _Prefix(row, prompt, ids[: end + 1], "".join(steps[row][:count]))
         if log_metric is not None:
-            log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(wanted)))
-        value_of = dict(zip(wanted, self._values(list(wanted.values()), completions, judged), strict=True))
-        rewards: list[list[float | None]] = [[] for _ in prompts]
-        for row in with_steps:
-            rewards[row] = [value_of[key] for key in keys[row]] + ([last[row]] if row in last else [])
-        return rewards
+            log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(prefixes)))
+        for (key, prefix), texts in zip(prefixes.items(), self._rolled_out(list(prefixes.values())), strict=True):
+            for more in texts:
+                completion = completion_like(completions[prefix.row], self._cleaner.bare(prefix.text + more))
+                ids = [*prefix.token_ids, *self.tokenizer(more, add_special_tokens=False)["input_ids"]]
+                judged[key].append((prefix.row, completion, ids))
+        found = list(chain(*judged.values()))
+        rows = [row for row, *_ in found]
+        rewards: Any = rows and self.verifier(
+            prompts=[prompts[row] for row in rows],
+            completions=[completion for _, completion, _ in found],
+            completion_ids=[ids for *_, ids in found],
+            trainer_state=trainer_state,
+            log_metric=log_nothing,  # of completions that are not trained on
+            log_extra=log_nothing,
+            **{name: [values[row] for row in rows] for name, values in columns.items()},
+        )
+        given, value_of = iter(rewards), {}
+        for key, group in judged.items():
+            counted = [reward > self.accept_above for reward in islice(given, len(group)) if reward is not None]
+            value_of[key] = sum(counted) / len(counted) if counted else None
+        return [[value_of[key] for key in row] for row in keys]
 
-    def _values(self, prefixes: list[_Prefix], completions: Sequence[Any], judged: Callable) -> list[float | None]:
-        """The value of each prefix: the share of its rollouts that are accepted, of those that have a verdict."""
+    def _rolled_out(self, prefixes: list[_Prefix]) -> list[list[str]]:
+        """What the generator writes behind each prefix, `k` times."""
         if not prefixes and not getattr(self.generate, "collective", False):
             return []
         continuations = self.generate([[*prefix.prompt_ids, *prefix.token_ids] for prefix in prefixes], self.k)
@@ -354,20 +282,11 @@ class MonteCarloScorer:
             field, got = f"generator of '{self.__name__}'", f"{len(counts)} groups of {sorted(set(counts))} texts"
             expected, remedy = f"{len(prefixes)} groups of {self.k}", "Return k texts for every prefix."
             raise RewardError(field, got, expected, remedy)
-        rolled = [(prefix, more) for prefix, group in zip(prefixes, continuations, strict=True) for more in group]
-        verdicts = judged(
-            [prefix.row for prefix, _ in rolled],
-            [completion_like(completions[p.row], self._cleaner.bare(p.text + more)) for p, more in rolled],
-            [[*p.token_ids, *self.tokenizer(more, add_special_tokens=False)["input_ids"]] for p, more in rolled],
-        )
-        values: list[float | None] = []
-        for start in range(0, len(verdicts), self.k):
-            counted = [verdict for verdict in verdicts[start : start + self.k] if verdict is not None]
-            values.append(sum(counted) / len(counted) if counted else None)
-        return values
+        return continuations
 
 
 _OURS = ("steps", "labels", "values", "completions")
+_CHUNK = 32  # rows whose completions are rolled out together
 
 
 def label_steps(
@@ -379,7 +298,6 @@ def label_steps(
     rollouts: int = 8,
     completions: int = 1,
     separator: str = "\n",
-    chunk_size: int = 32,
 ) -> Iterator[dict[str, Any]]:
     """Label the steps of completions by rollouts.
 
@@ -392,7 +310,6 @@ def label_steps(
         rollouts (`int`, *optional*, defaults to `8`): Per prefix.
         completions (`int`, *optional*, defaults to `1`): Sampled per prompt.
         separator (`str`, *optional*, defaults to a line break): A step ends behind it.
-        chunk_size (`int`, *optional*, defaults to `32`): Completions that are rolled out together.
 
     Yields:
         `dict`: The row's columns with `steps` (texts without separator), `labels` (`bool`: value > 0; `None` where
@@ -410,8 +327,8 @@ def label_steps(
             remedy = "Rename the column that holds it."
             raise InputError(f"row {index}", f"the columns {sorted(row)}", "a column 'prompt'", remedy)
     scorer = MonteCarloScorer(generate, verifier, tokenizer, k=rollouts)
-    for start in range(0, len(rows), chunk_size):
-        chunk = _completed(rows[start : start + chunk_size], generate, tokenizer, completions, separator)
+    for start in range(0, len(rows), _CHUNK):
+        chunk = _completed(rows[start : start + _CHUNK], generate, tokenizer, completions, separator)
         given = [{name: value for name, value in row.items() if name not in _OURS} for row, _ in chunk]
         names = dict.fromkeys(name for row in given for name in row if name != "prompt")
         columns: dict[str, Any] = {name: [row.get(name) for row in given] for name in names}

@@ -49,11 +49,6 @@ def dataset_columns(keywords: Mapping[str, Any], num_rows: int) -> dict[str, Seq
     }
 
 
-def row_of(columns: Mapping[str, Sequence[Any]], row: int) -> dict[str, Any]:
-    """The values of one row, e.g. `{"answer": "18"}`."""
-    return {name: values[row] for name, values in columns.items()}
-
-
 def log_nothing(*args: Any) -> None:
     """Takes the place of the trainer's `log_metric` and `log_extra` for completions that are not trained on."""
 

@@ -38,6 +38,7 @@ END_TOKENS = (
 # Private-use characters that mark places in a text while a chat template is rendered around it; removed afterwards.
 PROMPT_START, PROMPT_END, STEP = "\ue000", "\ue001", "\ue002"
 _MARKS = (PROMPT_START, PROMPT_END, STEP)
+_MARK = re.compile("|".join(_MARKS))
 
 
 def prompt_text(prompt: Any) -> str:
@@ -80,17 +81,15 @@ class Cleaner:
     """Takes tokens out of steps and prompts.
 
     Args:
-        special_tokens (`Iterable[str]`): Removed from steps wherever they occur.
+        special_tokens (`Iterable[str]`, *optional*): Removed from steps wherever they occur, as `END_TOKENS` are.
         marker (`str`, *optional*): The model's step marker, removed from prompts and steps. A marker made of letters
             (`ки`) is removed where it stands alone only: it is a part of ordinary words too. Of one made of line
             breaks, every run of as many or more is removed, whatever white space is between them.
     """
 
-    def __init__(self, special_tokens: Iterable[str], marker: str | None = None):
-        marks = [re.escape(mark) for mark in _MARKS]
-        if marker is not None:
-            marks.append(_pattern(marker))
-        longest_first = sorted({token for token in special_tokens if token}, key=len, reverse=True)
+    def __init__(self, special_tokens: Iterable[str] = (), marker: str | None = None):
+        marks = [*_MARKS, *([] if marker is None else [_pattern(marker)])]
+        longest_first = sorted({token for token in (*special_tokens, *END_TOKENS) if token}, key=len, reverse=True)
         self._from_prompts = re.compile("|".join(marks))
         self._from_steps = re.compile("|".join([*marks, *map(re.escape, longest_first)]))
 
@@ -100,7 +99,7 @@ class Cleaner:
         Example:
 
         ```python
-        >>> Cleaner(["<|im_end|>"]).step("  so 3+8=11.\n\n<|im_end|>")
+        >>> Cleaner().step("  so 3+8=11.\n\n<|im_end|>")
         '  so 3+8=11.'
 
         ```
@@ -150,16 +149,9 @@ def take_out_marks(text: str) -> tuple[str, dict[str, list[int]]]:
 
     ```
     """
-    pieces: list[str] = []
-    places: dict[str, list[int]] = {mark: [] for mark in _MARKS}
-    length = 0
-    for piece in re.split(f"([{''.join(_MARKS)}])", text):
-        if piece in places:
-            places[piece].append(length)
-        else:
-            pieces.append(piece)
-            length += len(piece)
-    return "".join(pieces), places
+    found = list(_MARK.finditer(text))  # each is one character, and gone from the text returned
+    places = {mark: [match.start() - k for k, match in enumerate(found) if match[0] == mark] for mark in _MARKS}
+    return _MARK.sub("", text), places
 
 
 def split_into_steps(text: str, separator: str) -> list[str]:
@@ -173,9 +165,8 @@ def split_into_steps(text: str, separator: str) -> list[str]:
 
     ```
     """
-    pieces = text.split(separator)
-    steps = [piece + separator for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
-    return steps
+    *pieces, last = text.split(separator)
+    return [*(piece + separator for piece in pieces), *([last] if last else [])]
 
 
 def texts_of(steps: Sequence[str], cleaner: Cleaner) -> tuple[list[str], list[int]]:
@@ -259,10 +250,9 @@ def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separato
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prompt_ids = _ids(tokenizer, prompt)
     separator_ids = _ids(tokenizer, separator)
-    input_ids = start + prompt_ids
-    positions: list[int | None] = []
+    input_ids, positions = start + prompt_ids, []
     for step in steps:
-        input_ids = input_ids + _ids(tokenizer, step) + separator_ids
+        input_ids += _ids(tokenizer, step) + separator_ids
         positions.append(len(input_ids) - 1)
     return ScoringInput(input_ids, positions, (len(start), len(start) + len(prompt_ids)))
 

@@ -31,7 +31,7 @@ from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
 from trl_drgrpo.process_rewards.formats import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, encode_piecewise, prompt_text
+from trl_drgrpo.process_rewards.texts import Cleaner, encode_piecewise, prompt_text
 
 logger = logging.getLogger(__name__)
 
@@ -316,9 +316,10 @@ def train_prm(
     numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
     # Without held-out steps the end of the loss is seen on those trained on, for the warning alone.
     measured = trainer.evaluate(held_out or examples[:_LOOKED_AT], metric_key_prefix="eval")  # type: ignore[arg-type]
-    _warn_of_chance(
-        measured["eval_loss"], measured["eval_chance_loss"], "training" if held_out is None else "held-out"
-    )
+    loss, chance = measured["eval_loss"], measured["eval_chance_loss"]
+    if loss > 0.99 * chance:
+        which = "training" if held_out is None else "held-out"
+        logger.warning(_AT_CHANCE, which, loss, chance)
     if held_out is not None:
         numbers |= {f"eval_{name}": float(measured[f"eval_{name}"]) for name in _MEASURED}
     if trainer.is_world_process_zero():
@@ -329,6 +330,10 @@ def train_prm(
 
 
 _LOOKED_AT = 256
+_AT_CHANCE = (
+    "The loss on the %s steps ends at %.3f; always answering with the share of good steps gives %.3f. The model does "
+    "not tell good steps from bad ones: train longer, raise learning_rate, add rows, or look at the labels."
+)
 _MEASURED = ("loss", "chance_loss", "accuracy", "good_recall", "bad_recall")
 
 
@@ -350,7 +355,7 @@ def tokenize_rows(
     Raises:
         `InputError`: Rows that do not fit.
     """
-    cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
+    cleaner = Cleaner(tokenizer.all_special_tokens)
     examples: list[dict[str, list[Any]]] = []
     checked = checked_rows(rows)
     for row in checked:
@@ -473,30 +478,13 @@ def _recognized(prediction: Any) -> dict[str, float]:
     is_correct = prediction.predictions.argmax(-1) == is_good
     kinds = {"accuracy": is_good | is_bad, "good_recall": is_good, "bad_recall": is_bad}
     shares = {name: float(is_correct[kind].mean()) if kind.any() else float("nan") for name, kind in kinds.items()}
-    return {**shares, "chance_loss": _entropy(float(labels[labels != IGNORED].mean()))}
-
-
-def _entropy(share: float) -> float:
-    """In nats, of a coin that shows good with this probability."""
-    return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
-
-
-def _warn_of_chance(loss: float, chance: float, which: str) -> None:
-    if loss > 0.99 * chance:
-        logger.warning(
-            "The loss on the %s steps ends at %.3f; always answering with the share of good steps gives %.3f. The "
-            "model does not tell good steps from bad ones: train longer, raise learning_rate, add rows, or look at "
-            "the labels.",
-            which,
-            loss,
-            chance,
-        )
+    good = float(labels[labels != IGNORED].mean())
+    return {**shares, "chance_loss": -sum(p * math.log(p) for p in (good, 1 - good) if p > 0)}
 
 
 def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any) -> None:
     """README.md beside the model: what was trained on what, and what a score means."""
-    from huggingface_hub import ModelCardData
-    from jinja2 import Environment, StrictUndefined
+    from huggingface_hub import ModelCard, ModelCardData
 
     base_id, data_id = (name if name and is_hub_id(name) else None for name in (base, dataset_name))
     metadata = ModelCardData(
@@ -506,19 +494,8 @@ def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any)
         pipeline_tag="token-classification",
         tags=["process-reward-model", "prm", "trl-drgrpo"],
     )
-    template = files("trl_drgrpo.process_rewards").joinpath("prm_card.md.jinja").read_text("utf-8")
     folder = Path(trainer.args.output_dir)
-    text = (
-        Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-        .from_string(template)
-        .render(
-            name=folder.absolute().name,
-            kind=type(trainer.model).__name__,
-            base=base_id,
-            data=data_id or "local data",
-            args=trainer.args,
-            steps=trainer.state.global_step,
-            **facts,
-        )
-    )
-    (folder / "README.md").write_text(f"---\n{metadata.to_yaml()}\n---\n{text}", encoding="utf-8")
+    facts |= {"name": folder.absolute().name, "kind": type(trainer.model).__name__, "base": base_id}
+    facts |= {"data": data_id or "local data", "args": trainer.args, "steps": trainer.state.global_step}
+    template = files("trl_drgrpo.process_rewards").joinpath("prm_card.md.jinja").read_text("utf-8")
+    ModelCard.from_template(metadata, template_str=template, **facts).save(folder / "README.md")

@@ -18,6 +18,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
@@ -138,6 +139,7 @@ def _has_value(key: Any) -> bool:
     return False
 
 
+@dataclass(eq=False)
 class TurnRecord:
     """The turns of a generation batch, as its environments go through them.
 
@@ -150,11 +152,12 @@ class TurnRecord:
         state_keys (`list[list[Hashable | None]]`): For each row the state that each turn began in; `None` = unknown.
     """
 
-    def __init__(self, environments: Sequence[Any], reads_states: bool, failures: Failures | None = None):
-        self.environments = environments
-        self.reads_states = reads_states
-        self.failures = failures or Failures()
-        self.state_keys: list[list[Hashable | None]] = [[] for _ in environments]
+    environments: Sequence[Any]
+    reads_states: bool
+    failures: Failures = field(default_factory=Failures)
+
+    def __post_init__(self):
+        self.state_keys: list[list[Hashable | None]] = [[] for _ in self.environments]
 
     def begin(self, rows: Sequence[int]) -> None:
         """A turn of some rows begins: their environments are told, and asked for their state.
@@ -188,6 +191,7 @@ class TurnRecord:
         return None
 
 
+@dataclass(eq=False)
 class TurnRewards:
     """Step reward function from the turn rewards of one environment class.
 
@@ -198,17 +202,14 @@ class TurnRewards:
         failures ([`Failures`], *optional*): What a failing environment costs; the run by default.
     """
 
-    def __init__(
-        self,
-        environment_class: type,
-        begun: Callable[[], list[int]],
-        run_async: Callable[[Coroutine[Any, Any, Any]], Any],
-        failures: Failures | None = None,
-    ):
-        self.failures = failures or Failures()
-        self.environment_class, self.begun, self.run_async = environment_class, begun, run_async
-        self.__name__ = environment_class.__name__
-        self.is_causal: bool | None = getattr(environment_class, "is_causal", None)
+    environment_class: type
+    begun: Callable[[], list[int]]
+    run_async: Callable[[Coroutine[Any, Any, Any]], Any]
+    failures: Failures = field(default_factory=Failures)
+
+    def __post_init__(self):
+        self.__name__ = self.environment_class.__name__
+        self.is_causal: bool | None = getattr(self.environment_class, "is_causal", None)
 
     def __call__(
         self, environments: Sequence[Any], steps: Sequence[Sequence[str]], **kwargs: Any

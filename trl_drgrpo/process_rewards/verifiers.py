@@ -26,8 +26,8 @@ from functools import partial
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
-from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns, row_of
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, prompt_text, texts_of, unread
+from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns
+from trl_drgrpo.process_rewards.texts import Cleaner, prompt_text, texts_of, unread
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
 from trl_drgrpo.rewards.signatures import is_required, parameters, select
@@ -68,47 +68,42 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
     if inspect.iscoroutinefunction(func):
         remedy = "It is called step by step: write a step reward function instead, which may be asynchronous."
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
-    return _StepVerifier(func, name or reward_name(func))
+    known = parameters(func) or ()
+    own = [each.name for each in known[:3]]  # prompt, steps before and step, under the function's names
+    name = name or reward_name(func)
+    field = f"step verifier '{name}'"
 
-
-class _StepVerifier:
-    """What `step_verifier` returns."""
-
-    is_causal = True  # it sees nothing behind the step
-
-    def __init__(self, func: Callable[..., Any], name: str):
-        self.func, self.__name__, self.__doc__ = func, name, inspect.getdoc(func)
-        known = parameters(func) or ()
-        self.own = [each.name for each in known[:3]]  # prompt, steps before and step, under the function's names
-        # With the columns that the rule requires: they are checked before training.
-        *mine, rest = inspect.signature(self.__call__).parameters.values()
-        required = {each.name for each in known[3:] if is_required(each)} - {each.name for each in mine}
-        asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(required)]
-        self.__signature__ = inspect.Signature([*mine, *asked, rest])
-
-    def __call__(
-        self,
+    def rewards_of(
         prompts: Sequence[Any],
         completions: Sequence[Any] | None = None,
         steps: Sequence[Sequence[str]] = (),
         **kwargs: Any,
     ) -> RaggedRewards:
-        """One list of rewards per row."""
-        columns = select(self.func, dataset_columns(kwargs, len(prompts)))
-        columns = {name: values for name, values in columns.items() if name not in self.own}
+        columns = select(func, dataset_columns(kwargs, len(prompts)))
         rewards: RaggedRewards = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
             rewards.append([])
+            given = {column: values[row] for column, values in columns.items() if column not in own}
             for k, text in enumerate(texts):
-                field, where = f"step verifier '{self.__name__}'", f"at step {k} of row {row}"
+                where = f"at step {k} of row {row}"
                 try:
-                    reward = self.func(prompt, tuple(texts[:k]), text, **row_of(columns, row))
+                    reward = func(prompt, tuple(texts[:k]), text, **given)
                 except Exception as error:
                     got, expected = f"{told(error)} {where}", "a number, or None for a step it cannot score"
                     remedy = "Fix the function; its traceback is with this message."
                     raise RewardError(field, got, expected, remedy).caught_as(error) from error
                 rewards[row].append(reward_number(reward, field, where))
         return rewards
+
+    verify: Any = rewards_of
+    verify.__name__, verify.__doc__ = name, inspect.getdoc(func)
+    verify.is_causal = True  # it sees nothing behind the step
+    # With the columns that the rule requires: they are checked before training.
+    *mine, rest = inspect.signature(verify).parameters.values()
+    required = {each.name for each in known[3:] if is_required(each)} - {each.name for each in mine}
+    asked = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in sorted(required)]
+    verify.__signature__ = inspect.Signature([*mine, *asked, rest])
+    return verify
 
 
 THINKPRM_TEMPLATE = """\
@@ -174,15 +169,14 @@ class StepJudge(Judge):
     ):
         super().__init__(model, base_url, api_key_env, name=name, max_tokens=max_tokens, **judge)
         self.source = model
-        for placeholder in ("{problem}", "{solution}"):
-            if placeholder not in template:
-                got, remedy = f"a template without {placeholder}", f"Add {placeholder} to it."
-                raise InputError("template", got, "one with it", remedy)
+        for each in ("{problem}", "{solution}"):
+            if each not in template:
+                raise InputError("template", f"a template without {each}", "one with it", f"Add {each} to it.")
         if reads not in ("prefix", "solution"):
             raise InputError("reads", repr(reads), "'prefix' or 'solution'", "'prefix' asks about every step.")
         self.template = template
         self.is_causal = reads == "prefix"
-        self._cleaner = Cleaner(END_TOKENS)
+        self._cleaner = Cleaner()
 
     async def __call__(
         self,

@@ -1,9 +1,9 @@
 """The run report: what a run logged, as one self-contained page, Markdown, JSON or a figure.
 
 Data's way: a folder is read (`reading.py`: a run log, or what stock TRL leaves behind) into a `Run` with its
-completions (`completions.py`; `records.py` checks every value); `groups.py` picks the completions that fit,
-`curves.py` thins the metrics, `contents.py` puts it all together; `page.py` and `figure.py` only draw; `write.py`
-writes what they drew, or serves the page.
+completions (`records.py`, which checks every value); `groups.py` picks the completions that fit,
+`curves.py` thins the metrics, `contents.py` puts it all together; `page.py` only draws; `write.py` writes what it
+drew, or serves the page.
 Nothing here imports torch or trl.
 """
 

@@ -13,16 +13,7 @@ from typing import Any
 
 from trl_drgrpo.common.version import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.report.curves import (
-    Curve,
-    axes_of,
-    curves_of,
-    ends_of,
-    headline,
-    known_points,
-    mean,
-    rounded,
-)
+from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, headline, known_points, mean, rounded
 from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.reading import LOG_FOLDER, Run
@@ -139,7 +130,7 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
 def _run(
     run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
 ) -> dict[str, Any]:
-    sample = sample_groups(run.completions, budget, max_groups)
+    groups, text_limit = sample_groups(run.completions, budget, max_groups)
     thinned = curves if points is None else curves_of(run.logged, "train", points)
     evals = curves_of(run.logged, "eval", points)
     return {
@@ -161,9 +152,9 @@ def _run(
         "difficulty": difficulty(curves),
         "evaluations": without_folders(evaluations_of(run.path)),
         "warnings": [vars(warning) for warning in run.warnings],
-        "groups_total": sample.groups_total,
-        "text_limit": sample.text_limit,
-        "groups": [group_json(group) for group in sample.groups],
+        "groups_total": run.completions.groups if run.completions else 0,
+        "text_limit": text_limit,
+        "groups": [group_json(group) for group in groups],
     }
 
 

@@ -14,42 +14,29 @@ group under GRPO, DAPO and Dr. GRPO in a notebook or a page of one's own; nothin
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from itertools import zip_longest
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.completions import Completions
 from trl_drgrpo.report.page import embedded
-from trl_drgrpo.report.records import Group, Row, Span
+from trl_drgrpo.report.records import Completions, Group, Row, Span
 
 TEXT_LIMITS = (40_000, 16_000, 6_000, 2_000, 600)  # characters of a completion, tried in this order
 ENOUGH_GROUPS = 60
 _EXTREMES = 24  # groups per kind of extreme
 
 
-@dataclass
-class Sample:
-    """The chosen completions.
-
-    Args:
-        groups (`list[Group]`): In the order of the steps.
-        groups_total (`int`): Of which.
-        text_limit (`int`): Characters above which a completion lost its middle.
-    """
-
-    groups: list[Group]
-    groups_total: int = 0
-    text_limit: int = TEXT_LIMITS[0]
-
-
-def sample_groups(completions: Completions | None, budget: int, max_groups: int | None = None) -> Sample:
-    """Chooses at most `max_groups` groups that fit into `budget` bytes as JSON."""
+def sample_groups(
+    completions: Completions | None, budget: int, max_groups: int | None = None
+) -> tuple[list[Group], int]:
+    """Chooses at most `max_groups` groups that fit into `budget` bytes as JSON, in the order of the steps; and the
+    number of characters above which a completion lost its middle."""
     if completions is None:
-        return Sample([])
+        return [], TEXT_LIMITS[0]
     order = _order(completions)[:max_groups]
     chosen: dict[int, Group] = {}
     limit = 0
@@ -57,22 +44,15 @@ def sample_groups(completions: Completions | None, budget: int, max_groups: int 
         chosen = _fill(order, completions, budget, limit)
         if len(chosen) >= min(len(order), ENOUGH_GROUPS):
             break
-    groups = [chosen[number] for number in sorted(chosen)]
-    groups.sort(key=lambda group: group.step)
-    return Sample(groups, completions.groups, limit)
+    return sorted((chosen[number] for number in sorted(chosen)), key=lambda group: group.step), limit
 
 
 def _order(completions: Completions) -> list[int]:
     """The numbers of the groups that were looked at, the most wanted first."""
-    kinds: Sequence[Callable[[Group], float]] = (_longest, _largest_advantage, _unscored, _lowest_reward)
-    tops: list[list[tuple[float, int]]] = [[] for _ in kinds]
-    numbers = []
-    for number, group in completions.looked_at():  # the newest first
-        numbers.append(number)
-        for top, kind in zip(tops, kinds, strict=True):
-            top.append((kind(group), number))
-    extremes = [[number for _, number in sorted(top, reverse=True)[:_EXTREMES]] for top in tops]
-    queues = (numbers, spread(numbers), [n for ranks in zip(*extremes, strict=True) for n in ranks])
+    extremes = {number: _extremes(group) for number, group in completions.looked_at()}  # the newest first
+    numbers = list(extremes)
+    tops = [sorted(numbers, key=lambda n: (extremes[n][kind], n), reverse=True)[:_EXTREMES] for kind in range(4)]
+    queues = (numbers, spread(numbers), [n for ranks in zip(*tops, strict=True) for n in ranks])
     order = dict.fromkeys(n for turn in zip_longest(*queues) for n in turn if n is not None)
     return list(order)
 
@@ -146,20 +126,14 @@ def _between(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
         at += len(span.text)
 
 
-def _longest(group: Group) -> float:
-    return max((row.length or len(row.text) for row in group.rows), default=0)
-
-
-def _largest_advantage(group: Group) -> float:
-    return max((abs(span.advantage or 0.0) for row in group.rows for span in row.spans), default=0.0)
-
-
-def _unscored(group: Group) -> float:
-    return sum(value is None for row in group.rows for value in (row.reward, *row.rewards.values()))
-
-
-def _lowest_reward(group: Group) -> float:
-    return -min((row.reward for row in group.rows if row.reward is not None), default=0.0)
+def _extremes(group: Group) -> tuple[float, float, float, float]:
+    """Of a group the longest completion, the largest advantage, failed rewards, and minus the lowest reward."""
+    return (
+        max((row.length or len(row.text) for row in group.rows), default=0),
+        max((abs(span.advantage or 0.0) for row in group.rows for span in row.spans), default=0.0),
+        sum(value is None for row in group.rows for value in (row.reward, *row.rewards.values())),
+        -min((row.reward for row in group.rows if row.reward is not None), default=0.0),
+    )
 
 
 def group_json(group: Group) -> dict[str, Any]:

@@ -1,21 +1,30 @@
-"""The report as one HTML page that needs nothing else, and lets nothing else in; and as Markdown.
+"""The report as one HTML page that needs nothing else, and lets nothing else in; as Markdown; and as one picture, for
+papers and places that show no pages.
 
-Both are templates (`assets/page.html.j2`, `assets/report.md.j2`). Styles, scripts and data are part of the page. Its
-content security policy allows exactly the style and the script that stand in it, by their hashes, and no connection to
-anywhere. Texts of a run reach the page as escaped text (`visible`: characters that cannot be seen, or that turn the
-text around them, are shown by their codes) or as JSON that cannot end the script element it stands in (`embedded`),
-whatever a completion holds.
+Page and Markdown are templates (`assets/page.html.j2`, `assets/report.md.j2`). Styles, scripts and data are part of
+the page. Its content security policy allows exactly the style and the script that stand in it, by their hashes, and no
+connection to anywhere. Texts of a run reach the page as escaped text (`visible`: characters that cannot be seen, or
+that turn the text around them, are shown by their codes) or as JSON that cannot end the script element it stands in
+(`embedded`), whatever a completion holds.
 """
 
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from trl_drgrpo.common import markdown
+from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure, smoothed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # `<` opens tags and comments; direction marks would turn the source around; surrogates have no UTF-8; and so on.
 _ESCAPED = re.compile("[<>&\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\uffff\ud800-\udfff]")
@@ -58,7 +67,6 @@ def visible(text: object) -> str:
     return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", str(text))
 
 
-_MARKDOWN = re.compile(r"[\\`*_\[\]|$]")
 _BEGINNING = 300  # characters of a completion in Markdown
 
 _STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "group_widget.css")
@@ -95,41 +103,19 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
 def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
     """Renders the Markdown file. `contents`: of `report_contents`; `plot`: the picture in the same folder, `None`
     without matplotlib."""
-    return _template("report.md.j2", autoescape=False).render(**contents, plot=plot.name if plot else "")
+    return _template("report.md.j2", keep_trailing_newline=True).render(**contents, plot=plot.name if plot else "")
 
 
-def _template(name: str, autoescape: bool) -> Any:
-    from jinja2 import Environment, PackageLoader
-
-    loader = PackageLoader("trl_drgrpo.report", "assets")
-    environment = Environment(
-        loader=loader,
-        autoescape=autoescape,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=not autoescape,
-    )
-    environment.filters |= {
-        "value": shown,
-        "amount": amount,
-        "headline": headline_text,
-        "visible": visible,
-        "cell": cell,
-        "row": _row,
-        "head": lambda cells: f"{_row(cells)}\n{_row(['---'] * len(cells))}",
-        "beginning": _beginning,
-    }
-    return environment.get_template(name)
+def _template(name: str, **options: Any) -> Any:
+    filters = {"value": shown, "amount": amount, "headline": headline_text, "visible": visible, "cell": cell}
+    filters |= {"beginning": _beginning, "row": lambda cells: markdown.row([shown(each) for each in cells])}
+    options |= {"trim_blocks": True, "lstrip_blocks": True}
+    return markdown.template("trl_drgrpo.report", f"assets/{name}", filters, **options)
 
 
 def cell(value: str) -> str:
     """Text that is neither Markdown, nor markup, nor the end of a table's cell."""
-    text = visible(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return " ".join(_MARKDOWN.sub(r"\\\g<0>", text).split())
-
-
-def _row(cells: Sequence[Any]) -> str:
-    return f"| {' | '.join(cell(shown(each)) for each in cells)} |"
+    return markdown.plain(visible(value))
 
 
 def _beginning(spans: Sequence[dict[str, Any]], level: int | None = None, cut: int = 0) -> str:
@@ -165,3 +151,46 @@ def _joined(names: tuple[str, ...]) -> str:
 
 def _hash(source: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+_COLUMNS = 3
+_DASHES = ("-", "--", ":")
+
+
+def draw_figure(contents: dict[str, Any], path: Path) -> Path | None:
+    """Draws every panel of a report (`report_contents`) into a PNG file; `None` without matplotlib."""
+    if find_spec("matplotlib") is None:
+        return None
+    panels, runs = contents["panels"], contents["runs"]
+    rows = max(1, math.ceil(len(panels) / _COLUMNS))
+    figure, drawn = new_figure(rows, _COLUMNS, 4.4 * _COLUMNS, 2.7 * rows + 0.4)
+    for axes, panel in zip(drawn, panels, strict=False):
+        _draw_panel(axes, panel, runs)
+    for axes in drawn[len(panels) :]:
+        axes.set_axis_off()
+    figure.suptitle(_plain(", ".join(run["name"] for run in runs)), fontsize=12)
+    return save_figure(figure, path)
+
+
+def _draw_panel(axes: "Axes", panel: dict[str, Any], runs: list[dict[str, Any]]) -> None:
+    axes.set_title(_plain(f"{panel['title']} ({panel['unit']})" if panel["unit"] else panel["title"]), fontsize=10)
+    axes.tick_params(labelsize=8)
+    for position, run in enumerate(runs):
+        for number, line in enumerate(panel["lines"]):
+            curve = next((run["curves"][name] for name in line["metrics"] if name in run["curves"]), None)
+            if curve is None:
+                continue
+            several = len(runs) > 1
+            color = COLORS[(position if several else number) % len(COLORS)]
+            color = color if several else ROLES.get(line["role"], color)
+            label = ", ".join(part for part in (run["name"] if several else "", line["label"]) if part)
+            values = [math.nan if value is None else value for value in curve[1]]
+            dash = _DASHES[number % len(_DASHES)] if several else "-"
+            draw_trend(axes, curve[0], values, smoothed(curve[1]), color, _plain(label) or None, dash)
+        for warning in run["warnings"]:
+            axes.axvline(warning["step"], color="#b3261e", linewidth=0.8, linestyle=(0, (4, 3)))
+
+
+def _plain(text: str) -> str:
+    """Text in which matplotlib sees no formula."""
+    return visible(text).replace("$", r"\$")

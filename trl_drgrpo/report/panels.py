@@ -1,11 +1,12 @@
 """Panels of the report and their metrics: one list for the page, the figure and the tables."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
 BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # not curves over the steps: one chart of their own
+_ROLES = ("correct", "incorrect")
 
 
 @dataclass(frozen=True)
@@ -43,130 +44,115 @@ class Panel:
     share: bool = False
 
 
-def _one(title: str, unit: str, *metrics: str, hint: str = "", share: bool = False) -> Panel:
-    return Panel(title, unit, (Line("", metrics),), hint=hint, share=share)
+def _panel(
+    title: str, unit: str, metrics: str | Mapping[str, str], hint: str = "", share: bool = False, stacked: bool = False
+) -> Panel:
+    """A panel of one curve, or of one per label. A curve that is logged under several names has spaces between them;
+    its role is in its label."""
+    labels = {"": metrics} if isinstance(metrics, str) else metrics
+    roles = {label: label.removeprefix("all ") for label in labels}
+    lines = [
+        Line(label, tuple(names.split()), roles[label] if roles[label] in _ROLES else "")
+        for label, names in labels.items()
+    ]
+    return Panel(title, unit, tuple(lines), stacked, hint, share)
 
 
+_WEIGHT = "mean ratio to vLLM's probabilities"
 PANELS = (
-    _one("Reward", "weighted sum", "reward"),
-    _one("Pass rate", "share of completions", "drgrpo/pass_rate", share=True),
-    Panel(
+    _panel("Reward", "weighted sum", "reward"),
+    _panel("Pass rate", "share of completions", "drgrpo/pass_rate", share=True),
+    _panel(
         "Completion length",
         "tokens",
-        (
-            Line("correct", ("completions/length_correct_mean",), "correct"),
-            Line("incorrect", ("completions/length_incorrect_mean",), "incorrect"),
-            Line("all", ("completions/mean_length",)),
-        ),
-        hint="Incorrect answers that grow while correct ones do not are the length bias that Dr. GRPO removes.",
+        {
+            "correct": "completions/length_correct_mean",
+            "incorrect": "completions/length_incorrect_mean",
+            "all": "completions/mean_length",
+        },
+        "Incorrect answers that grow while correct ones do not are the length bias that Dr. GRPO removes.",
     ),
-    Panel(
+    _panel(
         "Dead groups",
         "share of groups",
-        (
-            Line("all correct", ("drgrpo/all_correct_frac",), "correct"),
-            Line("all incorrect", ("drgrpo/all_incorrect_frac",), "incorrect"),
-            Line("all equal", ("drgrpo/zero_signal_frac", "frac_reward_zero_std")),
-        ),
-        stacked=True,
-        hint="Groups in which every reward is equal: they teach nothing.",
+        {
+            "all correct": "drgrpo/all_correct_frac",
+            "all incorrect": "drgrpo/all_incorrect_frac",
+            "all equal": "drgrpo/zero_signal_frac frac_reward_zero_std",
+        },
+        "Groups in which every reward is equal: they teach nothing.",
         share=True,
-    ),
-    _one("Entropy", "nats per token", "entropy"),
-    _one("KL to the reference", "nats per token", "kl"),
-    _one("Gradient norm", "before clipping", "grad_norm"),
-    _one("Truncated", "share of completions", "completions/truncated_frac", "completions/clipped_ratio", share=True),
-    _one("Clipped tokens", "share of tokens", "clip_ratio/region_mean", "clip_ratio"),
-    Panel(
-        "Weight by length",
-        "mean ratio to vLLM's probabilities",
-        tuple(
-            Line(label, (name,))
-            for label, name in zip(("shortest quarter", "second", "third", "longest quarter"), QUARTERS, strict=True)
-        ),
-        hint="What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
-    ),
-    Panel(
-        "Weight by correctness",
-        "mean ratio to vLLM's probabilities",
-        (
-            Line("correct", ("sampling/weight_correct_mean",), "correct"),
-            Line("incorrect", ("sampling/weight_incorrect_mean",), "incorrect"),
-        ),
-    ),
-    Panel(
-        "Time per phase",
-        "seconds",
-        (
-            Line("generate", ("time/generate_s",)),
-            Line("score", ("time/score_s",)),
-            Line("train", ("time/train_s",)),
-        ),
         stacked=True,
     ),
-    _one("Speed", "tokens per second", "time/tokens_per_s"),
-    _one("Effective group size", "completions", "drgrpo/effective_group_size"),
-    _one("Useful tokens", "share of what ran", "drgrpo/useful_token_frac", share=True),
-    Panel(
+    _panel("Entropy", "nats per token", "entropy"),
+    _panel("KL to the reference", "nats per token", "kl"),
+    _panel("Gradient norm", "before clipping", "grad_norm"),
+    _panel("Truncated", "share of completions", "completions/truncated_frac completions/clipped_ratio", share=True),
+    _panel("Clipped tokens", "share of tokens", "clip_ratio/region_mean clip_ratio"),
+    _panel(
+        "Weight by length",
+        _WEIGHT,
+        dict(zip(("shortest quarter", "second", "third", "longest quarter"), QUARTERS, strict=True)),
+        "What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
+    ),
+    _panel(
+        "Weight by correctness", _WEIGHT, {each: f"sampling/weight_{each}_mean" for each in ("correct", "incorrect")}
+    ),
+    _panel("Time per phase", "seconds", {p: f"time/{p}_s" for p in ("generate", "score", "train")}, stacked=True),
+    _panel("Speed", "tokens per second", "time/tokens_per_s"),
+    _panel("Effective group size", "completions", "drgrpo/effective_group_size"),
+    _panel("Useful tokens", "share of what ran", "drgrpo/useful_token_frac", share=True),
+    _panel(
         "Sampled prompts",
         "per batch",
-        (
-            Line("drawn", ("sampling/draws",)),
-            Line("generated", ("sampling/groups_generated",)),
-            Line("live", ("sampling/groups_live",)),
-        ),
-        hint="Live: the group's rewards differ, so it carries a signal.",
+        {"drawn": "sampling/draws", "generated": "sampling/groups_generated", "live": "sampling/groups_live"},
+        "Live: the group's rewards differ, so it carries a signal.",
     ),
-    Panel(
+    _panel(
         "Sampled groups",
         "per batch",
-        (Line("trained on", ("sampling/groups_trained",)), Line("dropped", ("sampling/groups_dropped",))),
-        hint="Dropped: live groups beyond those that a batch takes.",
+        {"trained on": "sampling/groups_trained", "dropped": "sampling/groups_dropped"},
+        "Dropped: live groups beyond those that a batch takes.",
     ),
-    _one("Sampling rounds", "per batch", "sampling/rounds"),
-    _one("Tokens per live group", "generated tokens", "sampling/tokens_per_live_group"),
-    Panel(
+    _panel("Sampling rounds", "per batch", "sampling/rounds"),
+    _panel("Tokens per live group", "generated tokens", "sampling/tokens_per_live_group"),
+    _panel(
         "Sampling weight",
         "times the advantages",
-        (Line("mean", ("sampling/weight_mean",)), Line("largest", ("sampling/weight_max",))),
-        hint="Keeps the objective: small where few groups carry a signal, large where a prompt was rarely kept.",
+        {"mean": "sampling/weight_mean", "largest": "sampling/weight_max"},
+        "Keeps the objective: small where few groups carry a signal, large where a prompt was rarely kept.",
     ),
-    _one("Effective groups", "of a batch", "sampling/effective_groups", hint="Equal weights count in full."),
-    Panel(
+    _panel("Effective groups", "of a batch", "sampling/effective_groups", "Equal weights count in full."),
+    _panel(
         "Curriculum",
         "share",
-        (
-            Line("kept of the prompts drawn", ("sampling/keep_probability",)),
-            Line("estimated pass rate", ("sampling/pass_rate_estimate",)),
-        ),
+        {
+            "kept of the prompts drawn": "sampling/keep_probability",
+            "estimated pass rate": "sampling/pass_rate_estimate",
+        },
         share=True,
     ),
-    _one("DAPO's factor", "on the gradient", "sampling/dapo_factor"),
-    Panel(
+    _panel("DAPO's factor", "on the gradient", "sampling/dapo_factor"),
+    _panel(
         "Forks",
         "share of completions",
-        (Line("cut", ("forks/cut_frac",)), Line("live, of those cut", ("forks/live_frac",))),
-        hint="Live: the branches behind the last cut earned different rewards.",
+        {"cut": "forks/cut_frac", "live, of those cut": "forks/live_frac"},
+        "Live: the branches behind the last cut earned different rewards.",
         share=True,
     ),
-    _one("First fork", "share of the completion before it", "forks/cut_position", share=True),
-    _one(
+    _panel("First fork", "share of the completion before it", "forks/cut_position", share=True),
+    _panel(
         "Sampled tokens",
         "share of the tokens of all completions",
         "forks/sampled_token_frac",
-        hint="The others are prefixes that branches share, written once.",
+        "The others are prefixes that branches share, written once.",
         share=True,
     ),
-    _one("Different completions", "share of a group", "completions/unique_frac", share=True),
-    _one("Process reward", "mean over steps", "process/reward_mean"),
-    _one("Steps per completion", "steps", "process/steps_mean"),
-    _one(
-        "Loss",
-        "",
-        "loss",
-        hint="On policy Dr. GRPO's is −Σ A / (B·L) over the tokens, GRPO's 0: no sign of progress.",
-    ),
-    _one("Learning rate", "", "learning_rate"),
+    _panel("Different completions", "share of a group", "completions/unique_frac", share=True),
+    _panel("Process reward", "mean over steps", "process/reward_mean"),
+    _panel("Steps per completion", "steps", "process/steps_mean"),
+    _panel("Loss", "", "loss", "On policy Dr. GRPO's is −Σ A / (B·L) over the tokens, GRPO's 0: no sign of progress."),
+    _panel("Learning rate", "", "learning_rate"),
 )
 
 
@@ -188,18 +174,15 @@ def panels_for(metrics: Collection[str]) -> list[Panel]:
 
 
 def _reward_panels(metrics: Collection[str]) -> list[Panel]:
-    names = sorted(
-        name for name in metrics if name.startswith(("rewards/", "process_rewards/")) and name.endswith("/mean")
-    )
-    if len([name for name in names if name.startswith("rewards/")]) < 2:  # then it is the reward
-        names = [name for name in names if not name.startswith("rewards/")]
-    titles = [name.split("/", 1)[1].removesuffix("/mean") for name in names]
-    return [
-        _one(f"{title}, steps", "mean step reward", name)
-        if name.startswith("process_")
-        else _one(title, "mean reward", name)
-        for title, name in zip(titles, names, strict=True)
-    ]
+    panels = []
+    for kind, title, unit in (
+        ("process_rewards/", "{}, steps", "mean step reward"),
+        ("rewards/", "{}", "mean reward"),
+    ):
+        names = sorted(name for name in metrics if name.startswith(kind) and name.endswith("/mean"))
+        if kind != "rewards/" or len(names) > 1:  # else it is the reward
+            panels += [_panel(title.format(name[len(kind) : -len("/mean")]), unit, name) for name in names]
+    return panels
 
 
 def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:

@@ -14,6 +14,7 @@ import math
 import time as clock
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +24,8 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, FORMAT, METRICS, RUN, WARNINGS
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics
-from trl_drgrpo.report.completions import Completions, RecordedCompletions, SavedCompletions
-from trl_drgrpo.report.records import Group, JsonLines, Starts, listed, mapping, number, read_object, text, whole
+from trl_drgrpo.report import records
+from trl_drgrpo.report.records import listed, mapping, number, read_object, text, whole
 
 _FILES = (RUN, METRICS, COMPLETIONS, WARNINGS)
 
@@ -80,7 +81,7 @@ class Run:
     logged: list[Logged] = field(default_factory=list)
     warnings: list[Warned] = field(default_factory=list)
     resumed_at: list[int] = field(default_factory=list)
-    completions: Completions | None = None
+    completions: records.Completions | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -126,7 +127,7 @@ def read_run_log(log: Path) -> Run:
     notes: list[str] = []
     about = _about(log / RUN, notes)
     entries = [mapping(start) for start in listed(about.get("starts")) if isinstance(start, dict)]
-    starts = Starts([(number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0) for entry in entries])
+    starts = records.Starts([(number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0) for entry in entries])
     output_dir = log.resolve().parent
     run = Run(
         name=output_dir.name,
@@ -148,7 +149,7 @@ def read_run_log(log: Path) -> Run:
         notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")
     for step, line in _entries(log / WARNINGS, starts, notes)[0]:
         run.warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
-    completions = RecordedCompletions(log / COMPLETIONS, starts)
+    completions = records.RecordedCompletions(log / COMPLETIONS, starts)
     _note_unreadable(completions.unreadable, COMPLETIONS, notes)
     run.completions = completions if completions.groups else None
     run.status = _status(about, run.logged)
@@ -231,9 +232,9 @@ def _status(about: dict[str, Any], logged: list[Logged]) -> str:
     return f"running or killed: no end recorded, last entry at step {logged[-1].step}, {since} before this report"
 
 
-def _entries(path: Path, starts: Starts, notes: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], int]:
+def _entries(path: Path, starts: records.Starts, notes: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     """Step and line of what still counts, in the order of the steps; and how many lines no longer do."""
-    lines = JsonLines(path)
+    lines = records.JsonLines(path)
     entries, superseded = [], 0
     for line in lines:
         step = whole(line.get("step"))
@@ -262,15 +263,14 @@ def read_plain_run(folder: Path) -> Run | None:
     paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
     if not paths and not any((folder / "completions").glob("completions_*.parquet")):
         return None
-    states = [(_state(path), path) for path in paths]
-    state, path = max(states, key=lambda each: _step(each[0]), default=({}, folder))
+    states = [(state, path) for path in paths if whole((state := _state(path)).get("global_step")) is not None]
+    state, path = max(states, key=lambda each: each[0]["global_step"], default=({}, folder))
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
     run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
-    torn = [str(other.relative_to(folder)) for content, other in states if _step(content) < 0]
-    if torn:
+    if torn := [str(other.relative_to(folder)) for other in paths if other not in [each for _, each in states]]:
         run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
     run.logged = [entry for line in state.get("log_history") or [] if (entry := _logged(line)) is not None]
-    completions = SavedCompletions(folder)
+    completions = records.SavedCompletions(folder)
     if completions.groups:
         run.completions = completions
         derived, notes = derived_metrics(completions)
@@ -288,16 +288,9 @@ def read_plain_run(folder: Path) -> Run | None:
 
 
 def _state(path: Path) -> dict[str, Any]:
-    try:
+    with suppress(OSError):  # deleted just now
         return read_object(path) or {}
-    except OSError:
-        return {}
-
-
-def _step(state: dict[str, Any]) -> int:
-    """Of a trainer state; -1 where it cannot be read."""
-    step = whole(state.get("global_step"))
-    return -1 if step is None else step
+    return {}
 
 
 def _logged(line: Any) -> Logged | None:
@@ -320,10 +313,10 @@ def _merged(logged: list[Logged], derived: dict[int, dict[str, float | None]]) -
     return sorted(logged, key=lambda entry: entry.step)
 
 
-def derived_metrics(completions: SavedCompletions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
+def derived_metrics(completions: records.SavedCompletions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
     """Metrics per logged step of a run of plain TRL, and notes on their origin. Where a reward is neither 0 nor 1: no
     metrics, and the reason."""
-    batches: dict[int, list[Group]] = defaultdict(list)
+    batches: dict[int, list[records.Group]] = defaultdict(list)
     several = False
     for _, group in completions.looked_at():
         several |= any(len(row.rewards) > 1 for row in group.rows)
@@ -346,7 +339,7 @@ _DERIVED = ("drgrpo/pass_rate", "drgrpo/all_", "difficulty/")
 _DERIVED_FROM_LENGTHS = ("completions/length_correct", "completions/length_incorrect")
 
 
-def batch_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
+def batch_metrics(groups: Sequence[records.Group]) -> dict[str, float | None]:
     """Metrics of one batch whose rewards are 0 or 1 (`batch_statistics`), without those that have nothing to be
     computed from. Dr. GRPO would weigh each token of a row with `|r - mean|`."""
     groups = [group for group in groups if any(row.reward is not None for row in group.rows)]

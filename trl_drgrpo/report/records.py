@@ -6,17 +6,33 @@ the file grows, was torn by a crash or is damaged, are counted, not fatal.
 
 A run that crashed and was resumed did some steps twice: `Starts` says which entries of its log still count. A folder
 in which a run was started anew, from step 0, holds that run only: nothing of the one before counts.
+
+Completions are indexed first; the text of few of them is read later.
+
+**A run log's.** 100,000 completions are easily a gigabyte. So the file is read once line by line without being parsed:
+the head of a line says its step and group. Then as many lines as can be parsed in seconds, spread over the run, are
+looked at; and what is chosen from them is loaded on its own.
+
+**Plain TRL's**, with `log_completions=True`: one Parquet file per logged step. Columns: `step`, `prompt`,
+`completion`, one per reward function, extras of the reward functions, `advantage`. Rows of one prompt are consecutive.
+The number of tokens is not among them: it is counted with the tokenizer of the newest checkpoint, where there is one.
 """
 
 import json
+import math
+import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.statistics import grpo_zscores
+from trl_drgrpo.rewards.scoring import TABLE_COLUMNS, read_parquet
 
 
 @dataclass
@@ -239,3 +255,248 @@ class Starts:
         if time is None:
             return False
         return any(start > time and (began < step or began == 0) for start, began in self._starts)
+
+
+PARSED_BYTES = 120_000_000  # two to three seconds of parsing
+NEWEST = 100  # groups that are looked at whatever their size
+
+_HEAD = re.compile(rb'\s*\{"step":\s*(\d+),\s*"time":\s*(\d[\d.eE+-]*|null),\s*"mode":\s*"(\w+)",\s*"group":\s*(\d+)')
+
+
+class RecordedCompletions:
+    """The groups in a run log's `completions.jsonl`.
+
+    Args:
+        path (`Path`): The file.
+        starts ([`Starts`]): Of the run: groups that a resumed run did again are left out.
+        parsed_bytes (`int`, *optional*): How much of the file to parse when groups are looked at.
+    """
+
+    def __init__(self, path: Path, starts: Starts, parsed_bytes: int = PARSED_BYTES):
+        self._lines = JsonLines(path)
+        self._parsed_bytes = parsed_bytes
+        found: dict[tuple[str, int, int], tuple[int, int]] = {}
+        for offset, line in self._lines.raw():
+            head = self._head(line)
+            if head is None:
+                continue
+            step, time, mode, group = head
+            if not starts.superseded(step, time):
+                found.pop((mode, step, group), None)  # what was written last counts, in its place
+                found[mode, step, group] = (offset, len(line))
+        self._entries = list(found.values())
+        self._damaged: set[int] = set()
+
+    @property
+    def groups(self) -> int:
+        """Groups that are recorded."""
+        return len(self._entries) - len(self._damaged)
+
+    @property
+    def unreadable(self) -> int:
+        """Lines that were no group."""
+        return self._lines.unreadable
+
+    def looked_at(self) -> Iterator[tuple[int, Group]]:
+        """Number and content of the newest groups, then of others spread evenly, as `parsed_bytes` allows."""
+        total = sum(size for _, size in self._entries)
+        stride = max(1, -(-total // self._parsed_bytes))
+        last = len(self._entries) - 1
+        for chosen in (*range(last, max(-1, last - NEWEST), -1), *range(last - NEWEST, -1, -stride)):
+            group = self.load(chosen)
+            if group is None:
+                self._damaged.add(chosen)
+            else:
+                yield chosen, group
+
+    def load(self, number: int) -> Group | None:
+        """The group of that number; `None` if its line is damaged."""
+        offset, size = self._entries[number]
+        with self._lines.path.open("rb") as file:
+            file.seek(offset)
+            value = self._lines.parse(file.read(size))
+        return None if value is None else group_of(value)
+
+    def _head(self, line: bytes) -> tuple[int, float | None, str, int] | None:
+        """Step, time, mode and group of a line."""
+        match = _HEAD.match(line)
+        if match is None or not line.rstrip().endswith(b"}"):  # torn by a crash, or just being written
+            self._lines.unreadable += 1
+            return None
+        step, time, mode, group = match.groups()
+        return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
+
+
+def group_of(value: dict[str, Any]) -> Group:
+    """A group from a line of `completions.jsonl`, without what is missing or of another type."""
+    rows = listed(value.get("rows"))
+    return finish_group(
+        Group(
+            step=whole(value.get("step")) or 0,
+            mode=text(value.get("mode", "train")),
+            index=whole(value.get("group")) or 0,
+            prompt=text(value.get("prompt", "")),
+            rows=[_recorded_row(mapping(row)) for row in rows],
+            baseline=number(value.get("baseline")),
+            std=number(value.get("std")),
+            columns={str(name): text(entry)[:500] for name, entry in mapping(value.get("columns")).items()},
+            forks=_forks(value.get("forks"), len(rows)),
+        )
+    )
+
+
+def _forks(value: Any, rows: int) -> list[int]:
+    """Branches at each level, if complete trees of them are as many rows."""
+    if not isinstance(value, list) or any((whole(branches) or 0) < 2 for branches in value):
+        return []
+    return value if rows and rows % math.prod(value) == 0 else []
+
+
+def _recorded_row(value: Any) -> Row:
+    return Row(
+        spans=[_span(mapping(span)) for span in listed(value.get("spans"))],
+        rewards={str(name): number(reward) for name, reward in mapping(value.get("rewards")).items()},
+        reward=number(value.get("reward")),
+        advantage=number(value.get("advantage")),
+        length=whole(value.get("length")),
+        truncated=flag(value.get("truncated")),
+        right=flag(value.get("right")),
+    )
+
+
+def _span(value: Any) -> Span:
+    return Span(
+        text=text(value.get("text", "")),
+        advantage=number(value.get("advantage")),
+        step=whole(value.get("step")),
+        step_reward=number(value.get("step_reward")),
+        masked=value.get("masked") is True,
+        level=whole(value.get("level")),
+    )
+
+
+LOOKED_AT_ROWS = 120_000
+
+_FIXED = ("prompt", "completion", *TABLE_COLUMNS)
+
+
+class SavedCompletions:
+    """The groups in a TRL run's `completions` folder.
+
+    Args:
+        folder (`Path`): Output folder of the run.
+
+    Attributes:
+        notes (`list[str]`): What could not be read, and how gaps were filled.
+        one_is_correct (`bool`): Whether a reward of 1 makes a completion correct: set once all are known to be 0 or 1.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.notes: list[str] = []
+        self.one_is_correct = False
+        self._rows = 0
+        self._groups: list[tuple[Path, int]] = []
+        self._open: tuple[Path, list[Group]] | None = None
+        unreadable, seen = 0, None
+        files = folder.glob("completions/completions_*.parquet")
+        for path in sorted(files, key=lambda path: (len(path.name), path.name)):
+            try:
+                table = read_parquet(path, columns=("prompt", "completion"))
+                rows = [(row["prompt"], row["completion"]) for row in table]
+            except (InputError, KeyError):
+                unreadable += 1
+                continue
+            if not rows or rows == seen:  # logged again while the same generations were still trained on
+                continue
+            seen = rows
+            self._rows += len(rows)
+            self._groups += [(path, index) for index in range(len(_group_sizes([str(row[0]) for row in rows])))]
+        if unreadable:
+            self.notes.append(f"{unreadable} files of completions cannot be read (cut off?), left out.")
+
+    @property
+    def groups(self) -> int:
+        """Groups that were saved, those saved twice counted once."""
+        return len(self._groups)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The newest checkpoint's `tokenizers.Tokenizer`; `None` if there is none."""
+        from tokenizers import Tokenizer
+
+        files = self._folder.glob("**/tokenizer.json")
+        for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+            try:
+                return Tokenizer.from_file(str(path))
+            except Exception:  # the library raises bare Exception for a file it cannot read
+                continue
+        return None
+
+    def looked_at(self) -> Iterator[tuple[int, Group]]:
+        """Number and content of groups, spread evenly over the run, the newest first."""
+        stride = max(1, -(-self._rows // LOOKED_AT_ROWS))
+        for chosen in range(len(self._groups) - 1, -1, -stride):
+            yield chosen, self.load(chosen)
+
+    def load(self, number: int) -> Group:
+        """The group of that number."""
+        path, index = self._groups[number]
+        if self._open is None or self._open[0] != path:
+            self._open = (path, self._read_groups(path))
+        group = self._open[1][index]
+        if self.tokenizer is not None and any(row.length is None for row in group.rows):
+            encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
+            for row, one in zip(group.rows, encoded, strict=True):
+                row.length = len(one.ids)
+        if self.one_is_correct:
+            for row in group.rows:
+                row.right = None if row.reward is None else row.reward == 1
+        return group
+
+    def _read_groups(self, path: Path) -> list[Group]:
+        table = read_parquet(path)
+        prompts = [conversation(row["prompt"]) for row in table]
+        groups, at = [], 0
+        for index, size in enumerate(_group_sizes(prompts)):
+            rows = [_row(row) for row in table[at : at + size]]
+            step = table[at].get("step")
+            groups.append(finish_group(Group(int(step or 0), "train", index, prompts[at], rows)))
+            at += size
+        return groups
+
+
+Completions = RecordedCompletions | SavedCompletions
+
+
+def conversation(value: Any) -> str:
+    """A prompt or completion (text, or messages) as text: the content of a single message, several ones each behind
+    their role."""
+    if not isinstance(value, list):
+        return text(value)
+    messages = [(text(mapping(message).get("role", "")), mapping(message).get("content")) for message in value]
+    contents = [(role, content if isinstance(content, str) else text(content)) for role, content in messages]
+    return contents[0][1] if len(contents) == 1 else "\n".join(f"[{role}] {content}" for role, content in contents)
+
+
+def _group_sizes(prompts: list[str]) -> list[int]:
+    """Sizes of the groups: runs of the same prompt, cut where a prompt was drawn twice in a row."""
+    runs = [sum(1 for _ in same) for _, same in groupby(prompts)]
+    size = math.gcd(*runs)
+    return [size] * (len(prompts) // size) if size > 1 else runs
+
+
+def _row(row: dict[str, Any]) -> Row:
+    advantage = number(row.get("advantage"))
+    rewards = {
+        name: number(value)
+        for name, value in row.items()
+        if name not in _FIXED and (value is None or isinstance(value, (int, float))) and not isinstance(value, bool)
+    }
+    scored = [value for value in rewards.values() if value is not None]
+    return Row(
+        spans=[Span(conversation(row["completion"]), advantage)],
+        rewards=rewards,
+        reward=sum(scored) if scored else None,
+        advantage=advantage,
+    )

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_args
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
-from trl_drgrpo.report.page import html_page, markdown_page
+from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
 from trl_drgrpo.report.reading import LOG_FOLDER, read_runs
 
 ReportFormat = Literal["html", "md", "json", "png"]
@@ -78,17 +78,14 @@ def default_output(run_dirs: Sequence[str | Path], format: str) -> Path:
 
 def _write(contents: dict[str, Any], path: Path, format: str) -> None:
     if format == "png":
-        from trl_drgrpo.report.figure import draw_figure
-
-        draw_figure(contents, path)
+        if draw_figure(contents, path) is None:
+            remedy = 'Install it: pip install "trl-drgrpo[report]".'
+            raise InputError("format", "png without matplotlib", "matplotlib", remedy)
         return
     if format == "json":
         written = json.dumps(contents, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
     elif format == "md":
-        from trl_drgrpo.report.figure import draw_figure, has_matplotlib
-
-        plot = draw_figure(contents, path.with_suffix(".png")) if has_matplotlib() else None
-        written = markdown_page(contents, plot)
+        written = markdown_page(contents, draw_figure(contents, path.with_suffix(".png")))
     else:
         written = html_page(contents)
     write_whole(path, written)  # a page that is open is replaced whole

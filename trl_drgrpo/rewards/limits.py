@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 
+# Workers are as many as cores: threads within each would only wait for each other, and each takes memory.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _RANGES = {
     # At most some eleven days; what waits for sockets takes no more than twice that.
     "timeout": positive(highest=10**6, remedy="Give the longest time that one correct answer may take, in seconds."),

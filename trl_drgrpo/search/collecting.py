@@ -22,15 +22,14 @@ least one correct one goes through the step; false, if there are only incorrect 
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.search.problem import Branch, Node, Problem, SearchSettings, check_values
-from trl_drgrpo.search.strategies import beam, best_of_n, puct
-from trl_drgrpo.search.values import Appraiser
+from trl_drgrpo.search.strategies import Appraiser, beam, best_of_n, puct
 
 Row = dict[str, Any]
 OWN_COLUMNS = ("steps", "labels", "values", "visits", "prm_scores")
@@ -50,32 +49,30 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         highest value is selected; of equals the one that was sampled more often, then the first.
     """
     leaves = list(problem.root.leaves())
-    through: Counter[int] = Counter()
-    correct: Counter[int] = Counter()
-    for leaf in leaves:
-        if (accepted := appraiser.accepted(leaf)) is not None:
+    verdicts = {leaf: None if leaf.outcome is None else bool(appraiser.accepted(leaf)) for leaf in leaves}
+    through: dict[Node, list[bool]] = defaultdict(list)  # the verdicts on the completions that a step is part of
+    for leaf, verdict in verdicts.items():
+        if verdict is not None:
             for step in leaf.path():
-                through[id(step)] += 1
-                correct[id(step)] += int(accepted)
+                through[step].append(verdict)
     values = {leaf: appraiser.value(leaf) for leaf in leaves}
     selected = max(leaves, key=lambda leaf: (-math.inf if values[leaf] is None else values[leaf], leaf.samples))
     rows = []
     for number, leaf in enumerate(leaves):
         steps = leaf.readable_path()
         scores = {} if appraiser.prm is None else {"prm_scores": [step.score for step in steps]}
-        accepted = appraiser.accepted(leaf)
         rows.append(
             {
                 "prompt": problem.prompt,
                 **problem.columns,
                 "completion": problem.completion(leaf),
                 "steps": [step.text for step in steps],
-                "labels": [correct[id(step)] > 0 if through[id(step)] else None for step in steps],
+                "labels": [any(through[step]) if step in through else None for step in steps],
                 "values": [step.mean for step in steps],
                 "visits": [step.visits for step in steps],
                 **scores,
                 "outcome": leaf.outcome,
-                "correct": None if accepted is None else bool(accepted),
+                "correct": verdicts[leaf],
                 "selected": leaf is selected,
                 "finish_reason": leaf.finish,
                 "search": {
@@ -169,30 +166,25 @@ def collect(
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
     from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
-    from trl_drgrpo.search.sampling import ServerSampler, TransformersSampler
+    from trl_drgrpo.search.sampling import ServerSampler, StepEnd, StepSampler
 
     tokenizer = load_tokenizer(model, tokenizer)
-    given, size = (tokenizer, chosen.segmenter()), chosen.batch_size
+    step_end = StepEnd(chosen.segmenter(), tokenizer)
     sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p}
     if vllm_server_base_url is None:
-        loaded = load_model(model, "AutoModelForCausalLM")
-        sampler: Any = TransformersSampler(loaded, *given, batch_size=size, **sampling)
+        generation, loaded = {**sampling, "do_sample": True, "top_k": 0}, load_model(model, "AutoModelForCausalLM")
+        sampler: Any = StepSampler(loaded, step_end, generation, chosen.batch_size)
     else:
-        sampler = ServerSampler(vllm_server_base_url, str(model), *given, concurrency=size, **sampling)
-    return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), chosen, first)
+        sampler = ServerSampler(vllm_server_base_url, str(model), step_end, sampling, chosen.batch_size)
+    return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), first)
 
 
 def search_rows(
-    rows: Sequence[Mapping[str, Any]],
-    sampler: Callable,
-    tokenizer: Any,
-    appraiser: Appraiser,
-    settings: SearchSettings,
-    first: int = 0,
+    rows: Sequence[Mapping[str, Any]], sampler: Callable, tokenizer: Any, appraiser: Appraiser, first: int = 0
 ) -> Iterator[list[Row]]:
     """As [`collect`], with the parts put together."""
+    settings, by_steps = appraiser.settings, appraiser.prm is not None
     segmenter = settings.segmenter()
-    by_steps = appraiser.prm is not None
     for begin in range(first, len(rows), settings.problems_at_once):
         numbers = range(begin, min(begin + settings.problems_at_once, len(rows)))
         group = [Problem(i, rows[i], tokenizer, segmenter, settings, by_steps) for i in numbers]

@@ -10,6 +10,7 @@ round share what is left in equal parts. As long as no completion is finished, t
 back, so that every problem ends with at least one. A step that its part cuts short is counted and thrown away.
 """
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +18,11 @@ from typing import Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
+from trl_drgrpo.process_rewards.sampling import Continuation, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter, step_segmenter
 from trl_drgrpo.process_rewards.steps.separators import Turns
-from trl_drgrpo.process_rewards.texts import END_TOKENS, Cleaner, completion_like, prompt_ids
+from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import OnError, check_on_error
-from trl_drgrpo.search.sampling import Continuation, Request
 
 
 @dataclass(eq=False, slots=True)
@@ -114,9 +115,8 @@ class Node:
 
 
 Strategy = Literal["best_of_n", "beam", "puct"]
-PathValue = Literal["min", "product", "last"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
-PATH_VALUES: tuple[str, ...] = get_args(PathValue)
+PATH_VALUES = {"min": min, "product": math.prod, "last": lambda scores: scores[-1]}  # of the scores of its steps
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class SearchSettings:
     width: int = 4
     children: int = 4
     step_separator: Any = "\n"
-    path_value: PathValue = "min"
+    path_value: str = "min"
     exploration: float = 1.0
     accept_above: float = 0.5
     temperature: float = 1.0
@@ -305,7 +305,7 @@ class Problem:
         self.prompt_ids = tuple(prompt_ids(self.prompt, tokenizer))
         self.budget = Budget(settings.budget_tokens, settings.max_completion_length)
         self.root = Node()
-        self._cleaner = Cleaner([*tokenizer.all_special_tokens, *END_TOKENS])
+        self._cleaner = Cleaner(tokenizer.all_special_tokens)
         self._rounds = 0
 
     def requests(self, branches: Sequence[Branch]) -> list[tuple[Branch, Request]]:

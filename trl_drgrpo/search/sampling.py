@@ -12,62 +12,20 @@ runs.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards.monte_carlo import continued, sampled_in_batches
+from trl_drgrpo.process_rewards.sampling import Continuation, ModelSampler, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
-from trl_drgrpo.process_rewards.steps.separators import Separators
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, RequestFailed, Session
 from trl_drgrpo.search.served_adapters import served_name
-
-End = Literal["step", "stop", "length"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """Continuations of one prefix.
-
-    Args:
-        prefix (`tuple[int, ...]`): Prompt and completion so far.
-        count (`int`): How many.
-        limit (`int`): Most tokens of each.
-        to_end (`bool`): To the end of the completion, in place of one step.
-        seed (`int`): Of the sampling.
-    """
-
-    prefix: tuple[int, ...]
-    count: int
-    limit: int
-    to_end: bool
-    seed: int
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """Tokens that the model wrote behind a prefix.
-
-    Args:
-        token_ids (`tuple[int, ...]`): At least one; an end token included.
-        sampled (`int`): Tokens that were sampled for it: more, where the rule showed the step's end later.
-        end (`str`): `"step"`, `"stop"` (end token) or `"length"` (limit).
-    """
-
-    token_ids: tuple[int, ...]
-    sampled: int
-    end: End
-
-
-class Sampler(Protocol):
-    """Samples the continuations of several prefixes: for each request a list of `count`."""
-
-    def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]: ...
 
 
 class StepEnd:
@@ -80,19 +38,12 @@ class StepEnd:
 
     def __init__(self, segmenter: StepSegmenter, tokenizer: Any):
         self.segmenter, self.tokenizer = segmenter, tokenizer
-        lasts = {each[-1] for each in segmenter.rule.separators} if isinstance(segmenter.rule, Separators) else set()
+        lasts = {each[-1] for each in segmenter.rule.separators}
         # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
-        self._closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
-        self._can_close: dict[int, bool] = {}
+        closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
+        # Whether a separator may be complete with a token: without its last character it is not.
+        self._may_close = cache(lambda token: closing is None or not closing.isdisjoint(tokenizer.decode([token])))
         self._letter = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isalnum())
-
-    def _may_close(self, token: int) -> bool:
-        """Whether a separator may be complete with this token: without its last character it is not."""
-        if self._closing is None:
-            return True
-        if token not in self._can_close:
-            self._can_close[token] = any(char in self.tokenizer.decode([token]) for char in self._closing)
-        return self._can_close[token]
 
     def __call__(self, token_ids: Sequence[int], new: int = 1) -> int | None:
         """Number of tokens in the first step; None while it is not complete.
@@ -119,51 +70,21 @@ class StepEnd:
         return None
 
 
-class TransformersSampler:
-    """Samples from a model in memory; the same requests and batch size give the same continuations.
+class StepSampler(ModelSampler):
+    """Samples steps and completions from a model in memory.
 
     Args:
-        model (`PreTrainedModel`): A causal language model; put into evaluation mode for the call and back after it.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        segmenter ([`StepSegmenter`]): Says where steps end.
-        temperature (`float`, *optional*, defaults to `1.0`): Of the sampling.
-        top_p (`float`, *optional*, defaults to `1.0`): Nucleus of the sampling.
-        batch_size (`int`, *optional*, defaults to `32`): Continuations per call of `model.generate`.
+        model, generation, batch_size: As in [`ModelSampler`].
+        step_end ([`StepEnd`]): Says where steps end.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        segmenter: StepSegmenter,
-        *,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        batch_size: int = 32,
-    ):
-        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
-        self.step_end = StepEnd(segmenter, tokenizer)
-        self.decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
-        self.eos = end_tokens(model, tokenizer)
-
-    def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
-        """Sample, seeded by the first request."""
-        jobs = [i for i, request in enumerate(requests) for _ in range(request.count)]
-        jobs.sort(key=lambda i: len(requests[i].prefix))  # rows of like length share a batch; stable
-        return sampled_in_batches(
-            self.model, requests, jobs, self._continue, batch_size=self.batch_size, seed=requests[0].seed
-        )
+    def __init__(self, model: Any, step_end: StepEnd, generation: Mapping[str, Any], batch_size: int):
+        super().__init__(model, step_end.tokenizer, generation, batch_size)
+        self.step_end = step_end
 
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
-        watch = _Watch(rows, self.step_end, self.eos)
-        continued(
-            self.model,
-            self.tokenizer,
-            [row.prefix for row in rows],
-            max_new_tokens=max(row.limit for row in rows),
-            stopping_criteria=StoppingCriteriaList([watch]),
-            **self.decoding,
-        )
+        watch = _Watch(rows, self.step_end, self.ends)
+        self._written(rows, stopping_criteria=StoppingCriteriaList([watch]))
         return [each for each in watch.found if each is not None]
 
 
@@ -183,15 +104,9 @@ class _Watch(StoppingCriteria):
         return torch.tensor([each is not None for each in self.found], device=input_ids.device)
 
 
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end what a model writes, by its generation configuration, else its tokenizer."""
-    stated = model.generation_config.eos_token_id
-    stated = tokenizer.eos_token_id if stated is None else stated
-    return frozenset(stated if isinstance(stated, list) else () if stated is None else (stated,))
-
-
 _CHUNK = 64  # tokens
-_SECONDS = 24 * 3600.0  # of one round: the time-out is that of each request
+_TIMEOUT = 600.0  # seconds of a request
+_SECONDS = 24 * 3600.0  # of one round
 
 
 class ServerSampler:
@@ -200,37 +115,23 @@ class ServerSampler:
     Args:
         base_url (`str`): Of the server, as TRL's `vllm_server_base_url`: without `/v1`.
         model (`str`): Name of the model there, or the folder of an adapter, which it is made to load.
-        tokenizer (`PreTrainedTokenizerBase`): The model's.
-        segmenter ([`StepSegmenter`]): Says where steps end.
-        temperature, top_p (`float`): Of the sampling.
+        step_end ([`StepEnd`]): Says where steps end.
+        sampling (`Mapping[str, Any]`): Fields of each request: temperature, top_p, ...
         concurrency (`int`): Requests under way at a time.
-        timeout (`float`, *optional*, defaults to `600.0`): Seconds per request.
 
     Raises:
         `InputError`: No address of a server, or one that does not load the adapter. Calls raise it where the server
             does not answer as it should.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        tokenizer: Any,
-        segmenter: StepSegmenter,
-        *,
-        temperature: float,
-        top_p: float,
-        concurrency: int,
-        timeout: float = 600.0,
-    ):
+    def __init__(self, base_url: str, model: str, step_end: StepEnd, sampling: Mapping[str, Any], concurrency: int):
         try:
-            endpoint = Endpoint(f"{base_url.rstrip('/')}/v1", model, concurrency=concurrency, timeout=timeout)
+            endpoint = Endpoint(f"{base_url.rstrip('/')}/v1", model, concurrency=concurrency, timeout=_TIMEOUT)
         except InputError as error:
             raise error.under("vllm_server_base_url") from error
         self.endpoint = replace(endpoint, model=served_name(self, base_url, model))
-        self.tokenizer, self.step_end = tokenizer, StepEnd(segmenter, tokenizer)
-        self.sampling = {"temperature": temperature, "top_p": top_p, "n": 1, "return_token_ids": True}
-        self.stops = list(segmenter.rule.separators) if isinstance(segmenter.rule, Separators) else None
+        self.step_end, self.sampling = step_end, {**sampling, "n": 1, "return_token_ids": True}
+        self.stops = list(step_end.segmenter.rule.separators)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
         """Sample, each continuation with a seed of its own."""
@@ -254,9 +155,9 @@ class ServerSampler:
         while True:
             left = request.limit - len(tokens)
             body = {"model": self.endpoint.model, "prompt": [*request.prefix, *tokens], "seed": seed, **self.sampling}
-            if not request.to_end and self.stops is not None:
+            if not request.to_end and self.stops:
                 body |= {"stop": self.stops, "include_stop_str_in_output": True}
-            body["max_tokens"] = left if request.to_end or self.stops is not None else min(left, _CHUNK)
+            body["max_tokens"] = left if request.to_end or self.stops else min(left, _CHUNK)
             new, has_stopped = self._read(await session.post("completions", body))
             tokens, seed = [*tokens, *new], seed + 1
             if (found := self.step_end.ended(tokens, request, has_stopped, len(new))) is not None:
@@ -267,9 +168,9 @@ class ServerSampler:
         try:
             choice = reply["choices"][0]
             ids = [int(token) for token in choice["token_ids"]]
-            has_stopped = choice["finish_reason"] == "stop" and choice.get("stop_reason") not in (self.stops or ())
+            has_stopped = choice["finish_reason"] == "stop" and choice.get("stop_reason") not in self.stops
         except (KeyError, IndexError, TypeError, ValueError):
             raise RequestFailed("a reply without token_ids (vLLM gives them since 0.10.2)") from None
         if not ids and not has_stopped:
             raise RequestFailed("a reply without a token")
-        return ids or [self.tokenizer.eos_token_id], has_stopped
+        return ids or [self.step_end.tokenizer.eos_token_id], has_stopped

@@ -31,7 +31,7 @@ from trl_drgrpo.check.policies import (
     two_turns,
 )
 from trl_drgrpo.cli import main as cli
-from trl_drgrpo.objective.group_selection import select_groups
+from trl_drgrpo.objective.advantages import select_groups
 
 CASES = credit_cases()
 

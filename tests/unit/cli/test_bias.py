@@ -23,7 +23,6 @@ output_dir: out
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     return "recipe.yaml"
 

@@ -3,9 +3,8 @@
 import json
 import math
 
-from trl_drgrpo.cli import resolved
-from trl_drgrpo.cli.job import logged_values
-from trl_drgrpo.cli.main import _parse
+from trl_drgrpo.cli import job
+from trl_drgrpo.cli.main import parse
 
 
 def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
@@ -14,7 +13,7 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
         {"eval_reward": 0.2, "step": 1},
         {"reward": 0.75, "drgrpo/pass_rate": 0.5, "step": 2},
     ]
-    said = resolved.closing("runs/my run", logged, 61.0, run_log=True).splitlines()
+    said = job.closing("runs/my run", logged, 61.0, run_log=True).splitlines()
     assert said == [
         "Trained in 1:01. Model: runs/my run",
         "  pass rate in training: 25% -> 50% (first and last logged)",
@@ -26,30 +25,30 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
         "  hf upload YOUR_NAME/'my run' 'runs/my run' --exclude 'checkpoint-*' --exclude '_*'",
     ]
     for command in said[4:-1]:  # commands that there are
-        _parse(command.replace("'runs/my run'", "run").split()[1:])
-    assert "trl-drgrpo eval" not in resolved.closing("runs/x", [], 1.0, run_log=False)
+        parse(command.replace("'runs/my run'", "run").split()[1:])
+    assert "trl-drgrpo eval" not in job.closing("runs/x", [], 1.0, run_log=False)
 
 
 def test_steps_without_any_reward_have_no_first_and_last():
     logged = [{"reward": None}, {"reward": 0.5}, {"eval_reward": None}, {"reward": math.nan}, {"reward": 0.25}]
-    assert logged_values("reward", logged) == [0.5, 0.25]
-    assert "  reward in training: 0.5 -> 0.25 (first and last logged)" in resolved.closing("runs/x", logged, 1.0, True)
-    assert "reward" not in resolved.closing("runs/x", [{"reward": None}] * 2, 1.0, True)
+    assert job.logged_values("reward", logged) == [0.5, 0.25]
+    assert "  reward in training: 0.5 -> 0.25 (first and last logged)" in job.closing("runs/x", logged, 1.0, True)
+    assert "reward" not in job.closing("runs/x", [{"reward": None}] * 2, 1.0, True)
 
 
 def test_an_interrupted_run_names_the_checkpoint(tmp_path):
-    assert "No checkpoint in" in resolved.interrupted(tmp_path)
+    assert "No checkpoint in" in job.interrupted(tmp_path)
     checkpoint = tmp_path / "checkpoint-4"
     checkpoint.mkdir()
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
     (tmp_path / "checkpoint-6").mkdir()  # the run died while it was written
     go_on = f"the same command with --resume_from_checkpoint {checkpoint}, without --overwrite_output_dir."
-    assert resolved.interrupted(tmp_path) == f"Saved: {checkpoint}. To continue: {go_on}"
+    assert job.interrupted(tmp_path) == f"Saved: {checkpoint}. To continue: {go_on}"
 
 
 def test_a_summary_that_fails_ends_no_run(monkeypatch, capsys, caplog):
-    resolved.say("The closing summary", lambda: str(1 / 0))
+    job.say("The closing summary", lambda: str(1 / 0))
     assert "The closing summary failed" in caplog.text
     monkeypatch.setenv("RANK", "1")
-    resolved.say("The closing summary", lambda: "done")
+    job.say("The closing summary", lambda: "done")
     assert capsys.readouterr().err == ""

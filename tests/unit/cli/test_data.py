@@ -5,7 +5,9 @@ import json
 import logging
 
 import pytest
+from case_tables import cases
 from datasets import Dataset, DatasetDict, IterableDataset
+from runs import write_lines
 
 from trl_drgrpo.cli.data import (
     TEMPLATES,
@@ -23,13 +25,8 @@ from trl_drgrpo.common.errors import InputError
 ROWS = [{"prompt": f"{i}+1", "answer": str(i + 1)} for i in range(4)]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-
-
-def write_rows(path, rows=ROWS):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_rows(path):
+    write_lines(path, ROWS)
 
 
 WRITERS = {
@@ -59,32 +56,8 @@ def test_local_sources(name, streaming, tmp_path):
     assert check_prompts(dataset, "x") == ["prompt", "answer"]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("nowhere.jsonl", "nowhere.jsonl, which does not exist; .*current directory"),
-        ("one/two/three", "one/two/three, which does not exist"),
-        ("notes.txt", "notes.txt, a .txt file; expected a file ending in .json, .jsonl, .parquet, .csv"),
-        ("blank.jsonl", "blank.jsonl, which is empty"),
-        ("broken.jsonl", "broken.jsonl, which could not be read; .*JSON parse error"),
-        ("bare", "bare, which could not be read; .*contain any data files"),
-        ("some/name", r"some/name, which is neither a local path nor in the local cache, in offline mode"),
-        ("reasoning_gym:chain_sums", "expected one of 1.. tasks. Did you mean chain_sum"),
-        ("reasoning_gym:chain_sum?sise=3", r"chain_sum\?sise: got an unknown option; .*Did you mean size\?"),
-        ("reasoning_gym:chain_sum?size=many", r"chain_sum\?size: got 'many'; expected a value of type int"),
-        ("reasoning_gym:chain_sum?size=0", r"chain_sum\?size: got 0; expected a number of rows from 1"),
-        ("reasoning_gym:chain_sum?allow_negation=5", r"allow_negation: got '5'; expected a value of type bool"),
-        ("reasoning_gym:chain_sum?min_terms=9", "invalid options .*max_terms must be >= min_terms"),
-        ("reasoning_gym:chain_sum?system_prompt=kind", "system_prompt: got 'kind'; expected one of DeepSeekZero"),
-        ("reasoning_gym:chain_sum?size", "expected options `key=value`"),
-        ("reasoning_gym:chain_sum?size=1&size=2", "each once"),
-        ("trl_drgrpo:list_sums", r"Did you mean trl_drgrpo:list_sum\?"),
-        ("trl_drgrpo:list_sum?sice=1", "sice: got an unknown option; expected one of size, seed, test_size"),
-        ("trl_drgrpo:list_sum?size=-1", "size: got '-1'; expected a whole number"),
-        ("one.jsonl", r"'test' of .*its splits: train. .*put train.jsonl and test.jsonl"),
-    ],
-)
-def test_sources_that_do_not_load(source, message, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("_", "source", "message"), cases("cli.tsv", "data"))
+def test_sources_that_do_not_load(_, source, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("a")
     (tmp_path / "blank.jsonl").write_text("")
@@ -128,10 +101,7 @@ def test_reasoning_gym_rows(caplog):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {"question": ["a"], "answer": ["b"]},
-            r"question, answer; .*rename it with `rename_columns: \[question=prompt",
-        ),
+        ({"question": ["a"], "answer": ["b"]}, r"question, answer; .*it with `rename_columns: \[question=prompt"),
         ({"a": ["a"]}, r"columns a; expected a column .prompt.. Rename the one .*\[<column>=prompt\]"),
         ({"prompt": [1]}, r"prompt: got int 1 as the prompt in row 0 \(the first is 0\) of x; expected a non-empty"),
     ],
@@ -216,30 +186,25 @@ def test_a_system_prompt_makes_a_conversation(dataset, template, last):
     assert [(each["role"], each["content"]) for each in found] == [("system", "Be short."), ("user", last)]
 
 
+SLIP = {"prompt_template": "{prompt} {soluton}"}
+NO_SOLUTON = r"got the slot \{soluton\}; .* the columns prompt, solution. Did you mean \{solution\}\?"
+BOTH = {"prompt_template": "r1", "system_prompt": "x"}
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [
         (
             PROBLEMS,
             {"prompt_template": "qwen_maths"},
-            "prompt_template: got 'qwen_maths'; .* Did you mean 'qwen_math'?",
+            "got 'qwen_maths'; .* Did you mean 'qwen_math'?",
         ),
         (PROBLEMS, {"prompt_template": "no slot"}, "a template with {prompt} in it"),
-        (
-            PROBLEMS,
-            {"prompt_template": "r1", "system_prompt": "x"},
-            "system_prompt: got one together with prompt_template 'r1'",
-        ),
+        (PROBLEMS, BOTH, "system_prompt: got one together with prompt_template 'r1'"),
         (SYSTEM, {"prompt_template": "r1"}, "a template for prompts that are messages"),
         (SYSTEM, {"system_prompt": "x"}, "one for prompts that begin with a system message"),
-        *[
-            (
-                dataset,
-                {"prompt_template": "{prompt} {soluton}"},
-                r"got the slot \{soluton\}; .* the columns prompt, solution. Did you mean \{solution\}\?",
-            )
-            for dataset in (PROBLEMS, PROBLEMS.to_iterable_dataset())
-        ],
+        (PROBLEMS, SLIP, NO_SOLUTON),
+        (PROBLEMS.to_iterable_dataset(), SLIP, NO_SOLUTON),
     ],
 )
 def test_what_cannot_be_meant_is_refused(dataset, options, message):

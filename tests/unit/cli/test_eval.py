@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from case_tables import cases
 from evaluations import result, samples
-from runs import written_elsewhere
+from runs import read_lines, write_lines, written_elsewhere
 
-from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.run_keys import keep_recipe, kept_recipe, run_folder
+from trl_drgrpo.cli.main import main, parse
+from trl_drgrpo.cli.run_keys import keep_recipe, kept_recipe, read_given, run_folder
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 
@@ -22,11 +23,6 @@ def moody(completions, **kwargs):
     raise KeyError("one")
 """
 PROBLEMS = 6
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +57,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     for split, first in (("train", 20), ("test", 0)):
         rows = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(first, first + PROBLEMS)]
-        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / "data" / f"{split}.jsonl", rows)
     (tmp_path / "mine.py").write_text(REWARD)
     return tmp_path
-
-
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def test_a_run_is_measured_beside_the_model_it_came_from(folder, adapter, saved_model, monkeypatch, capsys):
@@ -86,7 +78,7 @@ def test_a_run_is_measured_beside_the_model_it_came_from(folder, adapter, saved_
     files = {
         each: next(Path("out/samples").glob(f"{Path(each).name}-*.jsonl")) for each in (saved_model, str(adapter))
     }
-    rows = {name: read(file) for name, file in files.items()}
+    rows = {name: read_lines(file) for name, file in files.items()}
     rates = {}
     for model in content["models"]:
         found = rows[model["name"]]
@@ -140,13 +132,19 @@ def test_a_recipe_names_the_model_that_it_has_trained(folder, saved_model, capsy
     assert list(content["models"][0]["pass_at"]) == ["1"]
 
 
+def test_the_folder_of_the_results_is_not_taken_for_that_of_the_trained_model(folder, adapter):
+    Path("recipe.yaml").write_text(kept_recipe(str(adapter)).read_text())
+    given = read_given(parse(["eval", "--config", "recipe.yaml", "--output_dir", "out"]))
+    assert given.model == given.values["model_name_or_path"] == str(adapter)
+
+
 def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_model, capsys):
     argv = ["eval", "--model", saved_model, "--dataset_name", "data", "--rename_columns", "question=prompt"]
     argv += ["--reward_funcs", "mine.py:partly", "--max_completion_length", "4", "--batch_size", "2"]
     assert main(argv) == 2
     assert "error: correct_threshold: got none for partly, which gave 0.25" in capsys.readouterr().err
     [file] = Path("eval_output/samples").glob("*.jsonl")
-    assert len(read(file)) < PROBLEMS
+    assert len(read_lines(file)) < PROBLEMS
     with written_elsewhere(file, is_file=True) as other:
         assert main([*argv, "--correct_threshold", "0.2"]) == 2
         assert f"samples/{file.name}, to which process {other.pid} on " in capsys.readouterr().err
@@ -160,38 +158,11 @@ def test_a_partial_reward_is_refused_early_and_the_samples_stay(folder, saved_mo
     assert len(list(Path("eval_output/samples").glob("*.jsonl"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": None}, "model_name_or_path: got none; expected a run's folder"),
-        ({"model": "./nowhere"}, "model_name_or_path: got ./nowhere, which does not exist"),
-        ({"baseline": "./nowhere"}, "baseline: got ./nowhere, which does not exist"),
-        ({"baseline": "./nowhere"}, " Or skip the comparison: --baseline none."),
-        ({"chat_template_kwargs": "{thinking"}, "chat_template_kwargs: got '{thinking'; expected a JSON mapping"),
-        ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
-        ({"dataset_name": None}, "dataset_name: got none"),
-        (
-            {"model": "runs/first", "dataset_name": None},
-            "model_name_or_path: got runs/first, which is no folder here; expected a run's folder, or a Hub id with",
-        ),
-        ({"rename_columns": "answer=solution"}, "expected a column 'prompt'. 'question' looks like it"),
-        ({"split": "val"}, "dataset split: got 'val' of data; expected one of its splits: "),
-        ({"reward_funcs": None}, "reward_funcs: got none"),
-        (
-            {"reward_funcs": "math_reward"},
-            "reward math_reward: got a dataset with the columns prompt, answer; expected",
-        ),
-        ({"correct_reward": "long"}, "correct_reward: got 'long'; expected one of short"),
-        ({"k": "2"}, "k: got 2; expected a whole number, at least 1 and at most 1"),
-        ({"num_samples": "0"}, "num_samples: got 0"),
-        ({"temperature": "0", "num_samples": "2"}, "num_samples: got 2 at temperature 0; expected 1"),
-        ({"output_dir": "mine.py"}, "output_dir: got mine.py, but "),
-    ],
-)
-def test_bad_input_is_one_line_before_a_model_loads(changes, message, folder, saved_model, monkeypatch, capsys):
+@pytest.mark.parametrize(("_", "changes", "message"), cases("cli.tsv", "eval"))
+def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, folder, saved_model, monkeypatch, capsys):
     monkeypatch.setattr(models, "load_model", lambda *args: pytest.fail("too late"))
     given = {"model": saved_model, "dataset_name": "data", "rename_columns": "question=prompt"}
-    given |= {"reward_funcs": "mine.py:short", **changes}
+    given |= {"reward_funcs": "mine.py:short", **yaml.safe_load(changes)}
     argv = [part for name, value in given.items() if value is not None for part in (f"--{name}", value)]
     assert main(["eval", *argv]) == 2
     printed = capsys.readouterr()
@@ -209,14 +180,15 @@ def test_a_checkpoint_belongs_to_its_run(tmp_path):
 
 
 def test_evaluations_of_a_run_are_in_its_report(tmp_path):
-    from trl_drgrpo.evaluation.results import write_results
+    from trl_drgrpo.evaluation.results import as_json
     from trl_drgrpo.report import write_report
 
     evaluations = tmp_path / "_drgrpo" / "evaluations"
     evaluations.mkdir(parents=True)
     (tmp_path / "_drgrpo" / "run.json").write_text('{"format": 1}')
     hostile = "<script>alert(1)</script>.jsonl"
-    write_results(evaluations / "a.json", result(samples([1, 0], [1, 1]), samples([0, 0], [1, 0]), dataset=hostile))
+    content = result(samples([1, 0], [1, 1]), samples([0, 0], [1, 0]), dataset=hostile)
+    (evaluations / "a.json").write_text(as_json(content))
     page = write_report(tmp_path).read_text("utf-8")
     assert '<details id="evaluations"' in page
     assert "difference, paired" in page

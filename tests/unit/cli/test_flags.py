@@ -76,7 +76,7 @@ def test_a_class_that_moved_is_searched_for(monkeypatch):
 @pytest.mark.usefixtures("fresh")
 def test_a_key_of_two_dataclasses_is_refused(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setitem(flags.DATACLASSES, "GRPOScriptArguments", "again")
+        patch.setattr(flags, "DATACLASSES", (*flags.DATACLASSES, "GRPOScriptArguments"))
         with pytest.raises(UpstreamError, match="dataset_name"):
             flags.read_flags()
 

@@ -10,7 +10,7 @@ import yaml
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.run_keys import keep_recipe
 from trl_drgrpo.evaluation import models, running
-from trl_drgrpo.search.sampling import Continuation
+from trl_drgrpo.process_rewards.sampling import Continuation
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def asked(saved_model, tokenizer, monkeypatch):
             return [[Continuation(tuple(ids[i % 2]), len(ids[i % 2]), end) for i, end in enumerate(ends)]]
 
     monkeypatch.setattr(models, "load_model", lambda name, loading: None)
-    monkeypatch.setattr(running, "ModelSampler", Echo)
+    monkeypatch.setattr(running, "model_sampler", Echo)
     return prompts
 
 

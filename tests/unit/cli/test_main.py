@@ -1,38 +1,20 @@
 """The command line's errors, exit codes and version."""
 
 import argparse
-import importlib
+import shlex
 
 import pytest
+from case_tables import cases
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.main import command as find
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import RewardError
 
 
-@pytest.mark.parametrize(
-    ("argv", "got", "remedy"),
-    [
-        (["train", "--scale_reward", "none"], "--scale_reward: got an unknown flag", "Did you mean --scale_rewards?"),
-        (["train", "--scale-reward=none"], "--scale-reward: got an unknown flag", "Did you mean --scale_rewards?"),
-        (["train", "--max-prompt-length", "9"], "--max-prompt-length: got an unknown flag", "no longer truncates"),
-        (["train", "--no_cuda", "true"], "--no_cuda: got an unknown flag", "It is called --use_cpu now."),
-        (["train", "--learning", "1"], "--learning: got an unknown flag", "Did you mean --learning_rate?"),
-        (["train", "stray"], "stray: got a value without a flag", "lists the flags."),
-        (["train", "--num_generations"], "--num_generations: got no value; expected one argument", "--help"),
-        (["train", "--num_generations", "x"], "num_generations: got 'x'; expected a whole number", "default is 8"),
-        (["train", "--config", "no.yaml"], "--config: got no.yaml, which does not exist", "current directory"),
-        (["trian"], "command: got 'trian'; expected one of train, ", "Did you mean `trl-drgrpo train`?"),
-        (["qwertz"], "command: got 'qwertz'", "`trl-drgrpo --help` describes them."),
-        (["merge", "a"], "--output_dir: got nothing; expected a value", "`trl-drgrpo merge --help`"),
-        (["report", "a", "--format", "htm"], "--format: got 'htm'; expected one of html, md", "Did you mean html?"),
-        (["score", "--rewards", "a", "--limit", "x"], "--limit: got 'x'; expected a whole number", "score --help"),
-        (["eval", "--max_prompts", "9"], "--max_prompts: got an unknown flag", "--limit takes the first ones only."),
-        (["--verson"], "--verson: got an unknown flag", "Did you mean --version?"),
-    ],
-)
-def test_errors_are_one_line_on_stderr(argv, got, remedy, capsys):
-    assert main(argv) == 2
+@pytest.mark.parametrize(("_", "argv", "got", "remedy"), cases("cli.tsv", "command lines"))
+def test_errors_are_one_line_on_stderr(_, argv, got, remedy, capsys):
+    assert main(shlex.split(argv)) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -66,7 +48,8 @@ def test_debug_shows_the_traceback(capsys, monkeypatch):
 )
 def test_flags_have_trls_names_and_the_former_short_ones(command, names):
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"trl_drgrpo.cli.{command.replace('-', '_')}").add_arguments(parser)
+    add_arguments, _, _ = find(command)
+    add_arguments(parser)
     options = parser._option_string_actions
     for name, former in names.items():
         assert options[f"--{name}"] is options[f"--{former}"]

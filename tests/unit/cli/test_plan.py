@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,31 +12,23 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from case_tables import cases
 from misbehaving import kill_self
 from peft import PromptTuningConfig, get_peft_model
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.cli import plan_probe
-from trl_drgrpo.cli.flags import read_flags
+from trl_drgrpo.cli import plan as plans
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.plan_probe import Probe, run_probe
+from trl_drgrpo.cli.plan import Probe, run_probe
 from trl_drgrpo.cli.recipe import read_recipe
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch, setup_of
 
 ROOT = Path(__file__).parents[3]
-QWEN_7B = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}
+QWEN_7B = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False}
+QWEN_7B |= {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
+QWEN_7B |= {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
 
 
 @pytest.fixture
@@ -57,7 +50,7 @@ def test_a_plan_is_a_recipe_and_a_table(seven, tmp_path, capsys):
     code, out, err = plan(capsys, "--model", seven, "--memory", "24GB", "--preset", "qlora")
     assert code == 0
     (tmp_path / "recipe.yaml").write_text(out)
-    keys = read_recipe(str(tmp_path / "recipe.yaml"), read_flags()).values
+    keys = read_recipe(str(tmp_path / "recipe.yaml")).values
     assert keys["load_in_4bit"] is True
     assert keys["lora_target_modules"] == ["all-linear"]
     rows = keys["per_device_train_batch_size"] * keys["steps_per_generation"]
@@ -151,7 +144,7 @@ def test_a_probe_that_runs_out_of_memory_says_what_to_lower(capfd):
 
 
 def test_a_probe_that_the_system_kills_is_out_of_memory_too(monkeypatch):
-    monkeypatch.setattr(plan_probe, "_measure", kill_self)  # as the kernel does on a host without memory
+    monkeypatch.setattr(plans, "_measure", kill_self)  # as the kernel does on a host without memory
     assert run_probe(str(MODEL_DIR), {}, "cpu", 8) == Probe("this CPU", "real", "loading the model")
 
 
@@ -168,40 +161,17 @@ def test_what_to_lower(ended_in, lower):
     assert said.startswith(f"Probe on NVIDIA L4, real weights: out of memory in {ended_in}. Lower {lower}")
 
 
-def test_bad_input(seven, tmp_path, capsys):
+@pytest.mark.parametrize(("_", "arguments", "message"), cases("cli.tsv", "plan"))
+def test_bad_input(_, arguments, message, seven, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "alien").mkdir()
     (tmp_path / "alien" / "config.json").write_text('{"model_type": "no-such-thing"}')
-    cases = [
-        (("--memory", "24GB"), "--model_name_or_path: got none"),
-        (("--model", seven), "--memory: got none"),
-        *[(("--model", seven, "--memory", text), "--memory: got") for text in ("0", "minus", "24 apples")],
-        (("--model", str(tmp_path / "empty"), "--memory", "24"), "a folder without config.json"),
-        (("--model", str(tmp_path / "gone"), "--memory", "24"), "which does not exist"),
-        (("--model", str(tmp_path / "alien"), "--memory", "24"), "a model that transformers knows"),
-        (("--model", seven, "--memory", "24", "--max_prompt_length", "-5"), "--max_prompt_length: got"),
-        (("--model", seven, "--memory", "-24GB"), "expected one argument"),
-        (("--model", seven, "--device", "RTX 4070"), "Did you mean RTX-4090 or RTX-4080?"),
-        (("--model", seven, "--device", "A100"), "Did you mean A100-40GB or A100-80GB?"),
-        (("--model", seven, "--device", "abacus"), "Known cards: T4, L4, A10G"),
-        (("--model", seven, "--device", "T4", "--margin", "14.6"), "--margin: got 14.6 GB, which leaves nothing of"),
-        (("--model", seven, "--device", "T4", "--margin=-1GB"), "--margin: got '-1GB'"),
-        (("--model", seven, "--device", "T4", "--margin", "100%"), "which leaves nothing of 14.6 GB"),
-        (("--model", seven, "--memory", "24", "--load_in_4bit", "true"), "a quantized model without an adapter"),
-        (("--model", seven, "--memory", "24", "--lora_rank", "3"), "Did you mean --lora_r"),
-        (("--model", seven, "--memory", "24", "--max_prompt_length", "32768"), "--max_prompt_length: got 32768;"),
-        (("--model", seven, "--memory", "24", "--max_completion_length", "32768"), "at most 32768 tokens together"),
-        (("--model", seven, "--memory", "24", "--probe", "--use_vllm", "true"), "--probe: got use_vllm"),
-        *[
-            (("--model", seven, "--memory", "24", "--probe"), "--probe: got a plan for a GPU on a machine without one")
-            for _ in range(not torch.cuda.is_available())
-        ],
-    ]
-    for arguments, message in cases:
-        code, out, err = plan(capsys, *arguments)
-        assert (code, out) == (2, ""), arguments
-        assert message in err
-        assert "Traceback" not in err
+    code, out, err = plan(capsys, *shlex.split(arguments))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow
@@ -223,15 +193,8 @@ def test_a_7b_plan_takes_seconds_of_one_core_and_imports_no_trainer(seven):
     assert used < 10  # 3.8 to 6 where it was written, the more with other work on the same two cores
 
 
-ONE_AND_A_HALF = {
-    **QWEN_7B,
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
+ONE_AND_A_HALF = {**QWEN_7B, "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960}
+ONE_AND_A_HALF |= {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
 # The memory that a recipe's header names, less what a process reward model of 7B in bfloat16 takes; prompts.
 RECIPES = {
     "gsm8k_lora": (ONE_AND_A_HALF, "16GB", 512),
@@ -257,7 +220,7 @@ def test_a_recipe_fits_the_hardware_that_it_names(name, tmp_path, capsys):
     arguments = ("--model", str(tmp_path), "--memory", memory, "--max_prompt_length", str(prompt), "--json")
     code, out, _ = plan(capsys, "--config", path, *arguments)
     found = json.loads(out)
-    given = read_recipe(path, read_flags()).values
+    given = read_recipe(path).values
     assert code == 0, found["phases"]
     assert found["recipe"].get("load_in_4bit", False) == (given.get("preset") == "qlora")
     assert found["recipe"].get("lora_r") == (16 if "preset" in given else None)

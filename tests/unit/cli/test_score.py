@@ -2,12 +2,14 @@
 
 import csv
 import json
+import shlex
 from pathlib import Path
 
 import pyarrow
 import pytest
+from case_tables import DATA, cases
 from pyarrow import parquet
-from runs import train
+from runs import train, write_lines
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
@@ -21,53 +23,15 @@ ROWS = [
     {"prompt": "1+1=", "completion": "2", "answer": "2"},
     {"prompt": "0/0=", "completion": "0", "answer": None},
 ]
-REWARDS = """
-import sys, time
-def exact(completions, answer, **kwargs):
-    return [None if a is None else float(a == c) for c, a in zip(completions, answer)]
-def lenient(completions, answer, **kwargs):
-    return [None if a is None else float(abs(int(a) - int(c)) <= 1) for c, a in zip(completions, answer)]
-def broken(completions, log_metric, **kwargs):
-    log_metric("rewards/broken/seen", 1.0)
-    return [1.0 / int(c) for c in completions]
-def slow(completions, **kwargs):
-    time.sleep(0.3 if "6" in completions else 0)
-    return [0.0] * len(completions)
-def counting(completions, log_metric, **kwargs):
-    failed = [c == "6" for c in completions]
-    log_metric("rewards/counting/failed_frac", sum(failed) / len(failed))
-    return [None if f else 1.0 for f in failed]
-async def later(prompts, completions, trainer_state, log_extra, **kwargs):
-    log_extra("x", [1] * len(completions))
-    return [float(len(p)) for p in prompts]
-def text(completions, **kwargs):
-    return "1.0"
-def lengths(completion_ids, **kwargs):
-    return [float(len(ids)) for ids in completion_ids]
-def size(completions, **kwargs):
-    print("HELLO")
-    return [float(len(completions))] * len(completions)
-def exits(completions, **kwargs):
-    sys.exit(0)
-def step_lengths(steps, answer=None, **kwargs):
-    return [[None if len(step) > 9 else len(step) / 10 for step in each] for each in steps]
-def step_outcome(steps, **kwargs):
-    return 1 / 0 if any(len(each) == 1 for each in steps) else [0.5] * len(steps)
-"""
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A directory with completions and with rewards to score them."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(REWARDS)
-    write_json_lines("rows.jsonl", ROWS)
+    (tmp_path / "mine.py").write_text((DATA / "score_rewards.txt").read_text())
+    write_lines("rows.jsonl", ROWS)
     return tmp_path
-
-
-def write_json_lines(path, rows):
-    with open(path, "w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def score(*argv):
@@ -125,7 +89,7 @@ def test_a_failure_costs_its_row_and_is_exit_code_1(report, capsys):
 @pytest.mark.parametrize("batch_size", ["1", "4"])
 def test_golds_that_cannot_be_read_are_named(report, capsys, batch_size):
     answers = ["4", "x", "1 and " * 50, None]
-    write_json_lines("golds.jsonl", [{**row, "answer": gold} for row, gold in zip(ROWS, answers, strict=True)])
+    write_lines("golds.jsonl", [{**row, "answer": gold} for row, gold in zip(ROWS, answers, strict=True)])
     _, found = report("numeric_reward|exact", "--batch_size", batch_size, data="golds.jsonl")
     unscored = found["rewards"]["numeric_reward"]["unscored"]
     assert [one["row"] for one in unscored] == [2, 3, 4]
@@ -140,7 +104,7 @@ def test_golds_that_cannot_be_read_are_named(report, capsys, batch_size):
     assert "numeric_reward gave None to 3 of 4 rows, with these gold values:\n  row 2: answer x (column" in out
     assert "row 3: answer" not in out
     rows = [{"prompt": "q", "completion": "#### 4", "solution": gold} for gold in ("4", "x +")]
-    write_json_lines("golds.jsonl", rows)
+    write_lines("golds.jsonl", rows)
     (one,) = report("math_reward", data="golds.jsonl")[1]["rewards"]["math_reward"]["unscored"]
     assert (one["row"], one["columns"]) == (2, {"solution": "x +"})
     assert one["reason"]
@@ -164,7 +128,7 @@ def test_calls_are_timed_are_of_a_batch_and_print_nothing(report):
 def test_rows_are_written_with_their_scores_and_can_be_scored_again(here, report):
     code, _ = report("exact|broken", "--output", "out/scored.jsonl")
     assert code == 1
-    written = [json.loads(line) for line in (here / "out" / "scored.jsonl").read_text().splitlines()]
+    written = read_rows("out/scored.jsonl")
     assert [row["scores"]["exact"] for row in written] == [1.0, 0.0, 1.0, None]
     assert [row["answer"] for row in written] == ["4", "5", "2", None]
     assert ["failures" in row for row in written] == [False, False, False, True]
@@ -176,7 +140,7 @@ def test_names_options_conversations_and_renamed_columns(here, report, capsys):
     prompt = [{"role": "user", "content": "2+2="}]
     texts = [f"<think>hm</think>\\boxed{{{given}}}" for given in (4, 5)]
     rows = [{"prompt": prompt, "completion": [{"role": "assistant", "content": text}], "truth": "4"} for text in texts]
-    write_json_lines("chat.jsonl", rows)
+    write_lines("chat.jsonl", rows)
     code, found = report("accuracy_reward|think_format_reward", "--columns", "truth=solution", data="chat.jsonl")
     assert code == 0
     assert [each["mean"] for each in found["rewards"].values()] == [0.5, 1.0]
@@ -208,7 +172,7 @@ LABELED = [
 
 
 def test_step_rewards_are_compared_with_labels_and_outcomes(here, report, capsys):
-    write_json_lines("labeled.jsonl", LABELED)
+    write_lines("labeled.jsonl", LABELED)
     argv = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "labeled.jsonl")
     assert score(*argv, "--json", "--output", "scored.jsonl", "--plot", "plots/calibration.png") == 0
     found = json.loads(capsys.readouterr().out)["step_rewards"]["step_lengths"]
@@ -242,7 +206,7 @@ def test_step_rewards_are_compared_with_labels_and_outcomes(here, report, capsys
 
 def test_step_rewards_of_plain_completions_and_of_a_recipe(here, capsys):
     rows = [{"prompt": "p", "completion": "ab\n\ncd\n\n \n"}, {"prompt": "q", "completion": ""}]
-    write_json_lines("plain.jsonl", rows)
+    write_lines("plain.jsonl", rows)
     argv = ("--step_reward_funcs", "mine.py:step_lengths", "mine.py:step_outcome", "--data", "plain.jsonl")
     assert score(*argv, "--output", "scored.jsonl") == 1  # numbers in the place of lists
     out = capsys.readouterr().out
@@ -271,7 +235,7 @@ def test_other_files_hold_the_same(report, ending):
     elif ending == "parquet":
         parquet.write_table(pyarrow.Table.from_pylist(rows), "rows.parquet")
     else:
-        write_json_lines("rows.json", rows)
+        write_lines("rows.json", rows)
     assert read_rows(f"rows.{ending}") == rows
     code, found = report("exact", data=f"rows.{ending}")
     assert (code, found["rewards"]["exact"]["mean"]) == (0, pytest.approx(2 / 3))
@@ -291,7 +255,7 @@ def test_what_a_run_has_logged_is_scored_again(here, report, capsys, tokenizer, 
     settings |= {"max_steps": 2, "log_completions": True, "num_completions_to_print": 0}
     train(DrGRPOTrainer, settings, Dataset.from_list(prompts), tokenizer, early)
     capsys.readouterr()
-    write_json_lines("dataset.jsonl", prompts)
+    write_lines("dataset.jsonl", prompts)
     # The same rule, and one that finds the last rows wrong.
     (here / "again.py").write_text(
         "def early(completions, answer, size, **kwargs):\n"
@@ -310,43 +274,19 @@ def test_what_a_run_has_logged_is_scored_again(here, report, capsys, tokenizer, 
     samples = run / "_drgrpo" / "evaluations" / "samples"
     samples.mkdir(parents=True)
     for name in ("a", "b"):
-        write_json_lines(samples / f"{name}.jsonl", ROWS)
+        write_lines(samples / f"{name}.jsonl", ROWS)
     for folder in (samples, run):
         assert report("exact", data=str(folder))[1]["rewards"]["exact"]["rows"] == 8
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------
 
-PAIR = b'{"prompt": "p", "completion": '
 
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("gone.jsonl", None, "data: got 'gone.jsonl', which is not a file"),
-        (".", None, "data: got '.', a folder without any; expected a folder of .parquet or .jsonl files"),
-        ("empty.jsonl", b"\n \n", "data: got 'empty.jsonl' without rows"),
-        ("cut.jsonl", PAIR + b'"c"}\n{"prompt": "p", "comp', "cut.jsonl, line 2: got invalid JSON"),
-        ("list.jsonl", b"[1]\n", "list.jsonl, line 1: got list; expected a JSON object"),
-        ("deep.jsonl", b"[" * 100_000, "deep.jsonl, line 1: got invalid JSON"),
-        ("latin.jsonl", '{"prompt": "é"}'.encode("latin-1"), "data: got 'latin.jsonl' ('utf-8' codec"),
-        ("rows.txt", b"x", "expected a file that ends in .jsonl, .json, .csv, .parquet"),
-        ("rows.parquet", b"PAR1 not really", "data: got 'rows.parquet' ("),
-        ("short.csv", b"prompt,completion\np\n", "short.csv, line 2: got fewer fields"),
-        ("long.csv", b"prompt,completion\np,c,x\n", "long.csv, line 2: got more fields"),
-        ("quote.csv", b'prompt,completion\np,"c\n', "quote.csv, line 2: got invalid CSV (unexpected end of data)"),
-        ("named.jsonl", b'{"prompt": "p", "response": "c"}\n', "data, row 1: got the columns prompt, response"),
-        ("number.jsonl", PAIR + b"4}\n", "data, row 1: got a completion of type int: 4"),
-        ("null.jsonl", PAIR + b"null}\n", "data, row 1: got a completion of type NoneType"),
-        ("strings.jsonl", PAIR + b'["a"]}\n', "data, row 1: got a completion of type list"),
-        ("content.jsonl", PAIR + b'[{"content": 4}]}\n', "data, row 1: got a completion of"),
-        ("column.jsonl", PAIR + b'"c"}\n', "reward exact: got a dataset with the columns prompt"),
-    ],
-)
-def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, message):
+@pytest.mark.parametrize(("_", "name", "content", "message"), cases("cli.tsv", "files"))
+def test_bad_files_are_one_line_and_exit_code_2(here, capsys, _, name, content, message):
     (here / "rows.jsonl").unlink()
     if content is not None:
-        (here / name).write_bytes(content)
+        (here / name).write_text(content * (100_000 if name == "deep.jsonl" else 1), encoding="latin-1")
     assert score("--rewards", "mine.py:exact", "--data", name) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -354,69 +294,20 @@ def test_bad_files_are_one_line_and_exit_code_2(here, capsys, name, content, mes
     assert err.count("\n") == 1
 
 
-CALL = ("--rewards", "mine.py:exact", "--data", "rows.jsonl")
-STEPS = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "rows.jsonl")
+CALL = "--rewards mine.py:exact --data rows.jsonl"
+STEPS = "--step_reward_funcs mine.py:step_lengths --data rows.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--rewards", "mine.py:exact"], "--data: got nothing; expected a value"),
-        (["--data", "rows.jsonl"], "reward_funcs: got none; expected a reward or a step reward"),
-        (["--rewards", *["mine.py:exact"] * 2, "--data", "rows.jsonl"], "reward_funcs: got mine.py:exact mine.py"),
-        ([*CALL, "--batch_size", "0"], "batch_size: got 0"),
-        ([*CALL, "--limit", "0"], "limit: got 0"),
-        ([*CALL, "--columns", "answer"], "columns: got 'answer'"),
-        ([*CALL, "--columns", "x=y"], "one of the columns: prompt, comp"),
-        ([*CALL, "--columns", "answer=prompt"], "there is a column prompt"),
-        ([*CALL, "--output", "rows.jsonl/x"], "output: got rows.jsonl, but"),
-        ([*CALL, "--dataset", "gone.csv"], "dataset_name: got gone.csv, which does not exist"),
-        ([*CALL, "--output", ""], "output: got ''"),
-        ([*CALL, "--output", "./rows.jsonl"], "which is also an input"),
-        ([*CALL, "--output", "linked.jsonl"], "which is also an input or another output; expected a file of its own"),
-        ([*CALL, "--pass_rates", "rows.jsonl"], "pass_rates: got rows.jsonl, which is also an input"),
-        (
-            ["--reward_funcs", "list_sum_line_reward", *STEPS[2:]],
-            "reward line_reward: got a step reward; expected one",
-        ),
-        ([*CALL, "--plot", "x.png"], "plot: got x.png; expected none without step_reward_funcs"),
-        (
-            ["--step_reward_funcs", "ends.py:by_token", *STEPS[2:]],
-            "got a step reward that reads the policy's",
-        ),
-        ([*STEPS, "--pass_rates", "x.jsonl"], "pass_rates: got x.jsonl; expected none without reward_funcs"),
-        ([*STEPS, "--step_separator", "tokens:4"], "step_separator: got 'tokens:4'; expected separators or a regex"),
-        ([*STEPS, "--step_separator", ""], "step_separator: got an empty separator"),
-        (["--step_reward_funcs", "gone/prm", *STEPS[2:]], "step_reward_funcs: prm.model: got gone/prm"),
-        (["--step_reward_funcs", ".", *STEPS[2:]], "step_reward_funcs: prm.model: got ., a folder without config"),
-        ([*STEPS[:2], "--data", "cut.jsonl"], "data, row 1: got the labels [True, False]; expected 1 labels, one per"),
-        ([*STEPS[:2], "--data", "soft.jsonl"], "data, row 1: got the labels [0.75]; expected"),
-        ([*STEPS[:2], "--data", "steps.jsonl"], "data, row 1: got steps of another form; expected a list of texts"),
-        ([*CALL, "--batchsize", "2"], "Did you mean --batch_size?"),
-        *[
-            ([*CALL[2:], "--rewards", reward], message)
-            for reward, message in {
-                "acuracy_reward": "Did you mean accuracy_reward",
-                "{weighted_sums: {}}": "Did you mean weighted_sum",
-                "{exact_match_reward: {column: 5}}": "column: got 5",
-                "{weighted_sum: {parts: 5}}": "weighted_sum.parts: got 5",
-                "{openrlhf: mine.py:exact}": "openrlhf.function: got exact(",
-                "exits.py:reward": "importing exits",
-                "exits.reward": "importing exits",
-                "raises.py:reward": "importing raises",
-            }.items()
-        ],
-    ],
-)
-def test_bad_flags_are_one_line_and_exit_code_2(here, capsys, argv, message):
+@pytest.mark.parametrize(("_", "argv", "message"), cases("cli.tsv", "score"))
+def test_bad_flags_are_one_line_and_exit_code_2(here, capsys, _, argv, message):
     (here / "linked.jsonl").hardlink_to(here / "rows.jsonl")
     (here / "exits.py").write_text("import sys; sys.exit(3)")
     for name, more in (("cut", {"labels": [True, False]}), ("soft", {"labels": [0.75]}), ("steps", {"steps": "a"})):
-        write_json_lines(f"{name}.jsonl", [{"prompt": "p", "steps": ["a"], **more}])
+        write_lines(f"{name}.jsonl", [{"prompt": "p", "steps": ["a"], **more}])
     (here / "ends.py").write_text("def by_token(steps, step_ends, **kwargs): return step_ends")
     (here / "raises.py").write_text("class E(Exception): pass\nraise E('own')")
     before = (here / "rows.jsonl").read_text()
-    assert score(*argv) == 2
+    assert score(*shlex.split(argv.replace("CALL", CALL).replace("STEPS", STEPS))) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
@@ -434,7 +325,7 @@ def test_bad_configuration_of_a_reward_is_no_failure_of_a_row():
 
 def test_pass_rates_by_the_first_reward(here, capsys):
     rows = [*ROWS, {"prompt": "2+2=", "completion": "5", "answer": "4"}]
-    write_json_lines("rows.jsonl", rows)
+    write_lines("rows.jsonl", rows)
     argv = ("--data", "rows.jsonl", "--pass_rates", "out/rates.jsonl", "--rewards")
     assert score(*argv, "mine.py:exact", "mine.py:lenient") == 0
     assert read_pass_rates(here / "out/rates.jsonl") == {

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import written_elsewhere
+import yaml
+from case_tables import cases
+from runs import read_lines, write_lines, written_elsewhere
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.demo import MODEL_DIR
@@ -15,27 +17,22 @@ from trl_drgrpo.rewards.scoring import read_json_lines
 
 DEMO_MODEL = str(MODEL_DIR)
 PROBLEMS = 5
+MOODY = """
+import os
+def score(completions, answer, **kwargs):
+    if os.environ.get('BROKEN') and '15' in answer:
+        raise KeyError('answer')
+    return [float(f'boxed{{{a}}}' in c[-1]['content']) for c, a in zip(completions, answer)]
+"""
 
 
 def search(output, *more, strategy="puct", prm="list_sum_line_reward", reward="list_sum_reward", **options):
-    given = {
-        "model": "trl_drgrpo:demo",
-        "dataset_name": f"trl_drgrpo:list_sum?size={PROBLEMS}&test_size=0",
-        "strategy": strategy,
-        "budget_tokens": 160,
-        "max_completion_length": 48,
-        "output": output,
-        "reward_funcs": reward,
-        "prm": prm,
-        "problems_at_once": 2,
-        **options,
-    }
+    source = f"trl_drgrpo:list_sum?size={PROBLEMS}&test_size=0"
+    given = {"model": "trl_drgrpo:demo", "dataset_name": source, "strategy": strategy, "budget_tokens": 160}
+    given |= {"max_completion_length": 48, "output": output, "reward_funcs": reward, "prm": prm}
+    given |= {"problems_at_once": 2, **options}
     flags = [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
     return main(["search", *flags, *more])
-
-
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,7 @@ def found(tmp_path_factory):
 
 def test_the_summary_is_that_of_the_rows(found):
     output, sft, printed = found
-    rows = read(output)
+    rows = read_lines(output)
     counts = {row["search"]["problem"]: row["search"] for row in rows}
     assert list(counts) == list(range(PROBLEMS)) == list(range(int(printed["problems"])))
     assert int(printed["sampled_tokens"]) == sum(each["sampled_tokens"] for each in counts.values())
@@ -65,7 +62,7 @@ def test_the_summary_is_that_of_the_rows(found):
     any_correct = {row["search"]["problem"] for row in rows if row["correct"]}
     assert float(printed["pass_rate_any"]) == len(any_correct) / PROBLEMS > 0
     assert int(printed["completions"]) == len(rows)
-    assert int(printed["sft_rows"]) == len(read(sft)) == sum(row["correct"] for row in rows) > 0
+    assert int(printed["sft_rows"]) == len(read_lines(sft)) == sum(row["correct"] for row in rows) > 0
     for row in rows:
         assert row["outcome"] == list_sum_reward([row["completion"]], [row["answer"]])[0]
         assert "".join(row["steps"]) == row["completion"][0]["content"]
@@ -82,20 +79,20 @@ def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     assert f"rows {len(labeled)}" in capsys.readouterr().out
     assert main(["score", "--rewards", "list_sum_reward", "--data", str(output), "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["rewards"]["list_sum_reward"]
-    assert scores["mean"] == pytest.approx(sum(row["correct"] for row in read(output)) / len(labeled))
+    assert scores["mean"] == pytest.approx(sum(row["correct"] for row in read_lines(output)) / len(labeled))
     labels = ["--data", str(output), "--reward", "list_sum_reward", "--output", str(tmp_path / "labels.jsonl")]
     assert main(["label-steps", "--model", DEMO_MODEL, "--rollouts", "1", "--max_new_tokens", "32", *labels]) == 0
-    assert [row["steps"] for row in read(tmp_path / "labels.jsonl")] == [
-        [step.removesuffix("\n") for step in row["steps"]] for row in read(output)
+    assert [row["steps"] for row in read_lines(tmp_path / "labels.jsonl")] == [
+        [step.removesuffix("\n") for step in row["steps"]] for row in read_lines(output)
     ]
     named = ["--model", "trl_drgrpo:demo", "--max_new_tokens", "48"]
     named += ["--data", "trl_drgrpo:list_sum?size=2&test_size=0"]
     labels = ["--reward", "list_sum_reward", "--rollouts", "1", "--output", str(tmp_path / "named.jsonl")]
     assert main(["label-steps", *named, *labels]) == 0
-    assert len({row["answer"] for row in read(tmp_path / "named.jsonl")}) == 2
+    assert len({row["answer"] for row in read_lines(tmp_path / "named.jsonl")}) == 2
     # And what train-prm saved guides a search, by its folder.
     assert search(tmp_path / "guided.jsonl", prm=tmp_path / "prm", limit=1, budget_tokens=100) == 0
-    assert all(0 < score < 1 for row in read(tmp_path / "guided.jsonl") for score in row["prm_scores"])
+    assert all(0 < score < 1 for row in read_lines(tmp_path / "guided.jsonl") for score in row["prm_scores"])
 
 
 def test_trls_sft_trainer_reads_the_file_of_right_completions(found, tmp_path):
@@ -127,10 +124,8 @@ def test_the_same_command_gives_the_same_file_also_when_it_was_killed(found, tmp
         assert output.read_bytes() == whole
         assert sft.read_bytes() == found[1].read_bytes()
         printed = capsys.readouterr()
-        assert (
-            printed.out.replace(str(output), str(found[0])).split()
-            == " ".join(f"{name} {value}" for name, value in found[2].items()).split()
-        )
+        due = " ".join(f"{name} {value}" for name, value in found[2].items())
+        assert printed.out.replace(str(output), str(found[0])).split() == due.split()
         assert (f"{done} of 5 problems are in" in printed.err) == bool(done)
 
 
@@ -142,17 +137,11 @@ def test_a_file_to_which_another_search_writes(tmp_path, capsys):
 
 def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monkeypatch):
     module = tmp_path / "mine.py"
-    module.write_text(
-        "import os\n"
-        "def score(completions, answer, **kwargs):\n"
-        "    if os.environ.get('BROKEN') and '15' in answer:\n"
-        "        raise KeyError('answer')\n"
-        "    return [float(f'boxed{{{a}}}' in c[-1]['content']) for c, a in zip(completions, answer)]\n"
-    )
+    module.write_text(MOODY)
     data = tmp_path / "sums.jsonl"
     sums = ["3+8", "2+5", "7+8", "1+4"]
     rows = [{"q": [{"role": "user", "content": text}], "answer": str(sum(map(int, text.split("+"))))} for text in sums]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(data, rows)
     options = {"dataset_name": data, "rename_columns": "q=prompt", "reward": f"{module}:score", "prm": None}
     options |= {"strategy": "best_of_n", "budget_tokens": 96}
     monkeypatch.setenv("BROKEN", "1")
@@ -160,38 +149,15 @@ def test_a_reward_that_fails_keeps_the_finished_problems(tmp_path, capsys, monke
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "error: reward function 'score': got KeyError" in printed.err
-    assert {row["search"]["problem"] for row in read(tmp_path / "found.jsonl")} == {0, 1}
+    assert {row["search"]["problem"] for row in read_lines(tmp_path / "found.jsonl")} == {0, 1}
     monkeypatch.delenv("BROKEN")
     assert search(tmp_path / "found.jsonl", **options) == 0
     assert search(tmp_path / "at_once.jsonl", **options) == 0
     assert (tmp_path / "found.jsonl").read_bytes() == (tmp_path / "at_once.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"strategy": "mcts"}, "strategy: got 'mcts'; expected one of best_of_n, beam, puct"),
-        ({"budget_tokens": 47}, "budget_tokens: got 47; expected a whole number, at least 48"),
-        ({"budget_tokens": "many"}, "--budget_tokens: got 'many'; expected a whole number"),
-        ({"limit": 0}, "limit: got 0"),
-        ({"prm": None, "reward": None}, "reward_funcs: got none, and no prm"),
-        ({"reward": None, "sft_output": "sft.jsonl"}, "sft_output: got a file without reward_funcs"),
-        ({"reward": "list_sum_rewards"}, "reward_funcs: got 'list_sum_rewards'"),
-        ({"prm": "list_sum_line"}, "prm: got 'list_sum_line'"),
-        ({"reward": "accuracy_reward"}, "reward accuracy_reward: got a dataset with the columns prompt, answer"),
-        ({"dataset_name": "none.jsonl"}, "dataset_name: got none.jsonl, which does not exist"),
-        ({"dataset_name": "steps.jsonl"}, "dataset_name: got a column 'steps'; expected a dataset without it"),
-        ({"model": "./none"}, "model: got ./none, which does not exist"),
-        ({"output": "."}, "output: got ., a folder"),
-        ({"sft_output": "new.jsonl"}, "sft_output: got new.jsonl, which is also an input or"),
-        ({"dataset_name": "sums.jsonl", "sft_output": "./sums.jsonl"}, "sft_output: got ./sums.jsonl, which is also"),
-        ({"output": "sums.jsonl"}, "output: got sums.jsonl, which exists and was not written by this command"),
-        ({"output": "other.jsonl"}, "output: got other.jsonl, written with budget_tokens 512, not 160"),
-        ({"dataset_name": "trl_drgrpo:list_sum?size=3", "output": "other.jsonl"}, "output: got other.jsonl, written"),
-        ({"vllm_server_base_url": "localhost:8000"}, "vllm_server_base_url: got an address of another form"),
-    ],
-)
-def test_bad_input_is_one_line_before_a_model_loads(changes, message, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("_", "changes", "message"), cases("cli.tsv", "search"))
+def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("trl_drgrpo.process_rewards.loading.load_model", lambda *a, **k: pytest.fail("too late"))
     monkeypatch.chdir(tmp_path)
     Path("steps.jsonl").write_text('{"prompt": "3+8", "answer": "11", "steps": ["a"]}\n')
@@ -199,7 +165,7 @@ def test_bad_input_is_one_line_before_a_model_loads(changes, message, tmp_path, 
     Path("other.jsonl").write_text("")
     Path("other.search.json").write_text('{"budget_tokens": 512}')
     before = {path: path.read_bytes() for path in Path().iterdir()}
-    assert search(**{"output": "new.jsonl", **changes}) == 2
+    assert search(**{"output": "new.jsonl", **yaml.safe_load(changes)}) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines()[-1].startswith(f"error: {message}")

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.objective.advantages import group_advantages
-from trl_drgrpo.objective.fork_advantages import (
-    Forks,
-    fork_step_advantages,
-    fork_token_advantages,
-    node_advantages,
-)
-from trl_drgrpo.objective.step_advantages import step_advantages
+from trl_drgrpo.objective.fork_advantages import Forks, fork_step_advantages, fork_token_advantages, node_advantages
 
 CREDITS = ("return_to_go", "immediate", "min_increments")
 eighths = st.integers(-8, 8).map(lambda n: n / 8)  # sums are exact, so ties are ties for the oracle too
@@ -89,30 +83,6 @@ def test_steps_agree_with_the_definition(batch, credit, data):
     assert [len(row) for row in got] == [len(row) for row in ends]
     for ours, theirs in zip(got, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-12)
-
-
-@given(forked())
-def test_where_nothing_is_cut_parents_are_left_out_of_their_own_mean(batch):
-    rewards, size, branches, cuts, lengths = batch
-    leaves = branches ** len(cuts[0])
-    parents = tensor(rewards[::leaves]).nan_to_num()  # all leaves of a parent are the same row
-    whole = [[length] * len(cuts[0]) for length in lengths[::leaves] for _ in range(leaves)]
-    mask = torch.tensor(mask_of([row[0] for row in whole]))
-    got = fork_token_advantages(parents.repeat_interleave(leaves), size, Forks(branches, whole), mask)
-    flat = group_advantages(parents, size // leaves, "leave_one_out").repeat_interleave(leaves)
-    torch.testing.assert_close(got, (flat.unsqueeze(1) * mask).float(), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("credit", CREDITS)
-def test_where_nothing_is_cut_steps_are_to_go_among_parents(credit):
-    parents, ends = [[1.0, 0.5], [None], [0.25, 0.0, 1.0]], [[1, 3], [2], [0, 1, 4]]
-    cuts = [[row[-1] + 1] for row in ends for _ in range(2)]
-    got = fork_step_advantages(
-        [row for row in parents for _ in range(2)], [row for row in ends for _ in range(2)], 6, Forks(2, cuts), credit
-    )
-    flat = step_advantages(parents, 3, credit, "to_go")
-    for i, row in enumerate(got):
-        assert row == pytest.approx(flat[i // 2], abs=1e-12)
 
 
 def test_equal_siblings_get_exactly_nothing():

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny import tiny_tokenizer
-from tiny_prms import CLEAN, PROMPTS, STEPS, built, close, config, implicit, line_break_tokenizer
+from tiny import save_tiny, tiny_tokenizer
+from tiny_prms import CLEAN, PROMPTS, SCORERS, STEPS, built, close, config, line_break_tokenizer
 from transformers import Qwen2ForCausalLM
 
 from trl_drgrpo.common.errors import InputError
@@ -29,19 +29,19 @@ def by_hand(model, tokenizer, prompt, steps):
 
 
 def test_a_steps_reward_is_the_log_ratio_of_its_tokens():
-    scorer = implicit(beta=0.3)
+    scorer = SCORERS["implicit"](beta=0.3)
     mine = by_hand(scorer.model, scorer.tokenizer, PROMPTS[0], CLEAN[0])
     reference = by_hand(scorer.reference, scorer.tokenizer, PROMPTS[0], CLEAN[0])
     expected = [0.3 * (one - other) for one, other in zip(mine, reference, strict=True)]
     close(scorer(PROMPTS[:1], steps=STEPS[:1]), [expected], 1e-4)
     assert max(map(abs, expected)) > 0.1
-    close(implicit(beta=0.3, cumulative=True)(PROMPTS[:1], steps=STEPS[:1]), [[expected[0], sum(expected)]], 1e-4)
+    summed = SCORERS["implicit"](beta=0.3, cumulative=True)(PROMPTS[:1], steps=STEPS[:1])
+    close(summed, [[expected[0], sum(expected)]], 1e-4)
 
 
 def test_a_token_across_a_boundary_belongs_to_the_step_before():
     tokenizer = line_break_tokenizer()  # a full stop and an empty line are one token
-    models = [built(Qwen2ForCausalLM, config(tokenizer), seed) for seed in (0, 1)]
-    row = ImplicitRewardScorer(*models, tokenizer)._encode("1?", ["is 1.", "so"])
+    row = SCORERS["implicit"](tokenizer=tokenizer)._encode("1?", ["is 1.", "so"])
     ends = [tokenizer.decode(row.input_ids[: position + 1]) for position in row.positions]
     assert [ends[0][-8:], ends[1][-6:], ends[2][-2:]] == ["sistant\n", "s 1.\n\n", "so"]
 
@@ -58,10 +58,9 @@ def test_an_adapters_reference_is_what_is_under_it():
 
 
 def test_two_folders_in_a_recipe(tmp_path):
-    scorer = implicit()
+    scorer = SCORERS["implicit"]()
     for name, model in (("eurusprm", scorer.model), ("base", scorer.reference)):
-        model.save_pretrained(tmp_path / name)
-        scorer.tokenizer.save_pretrained(tmp_path / name)
+        save_tiny(tmp_path / name, scorer.tokenizer, model)
     options = {"model": str(tmp_path / "eurusprm"), "reference": str(tmp_path / "base"), "device": "cpu"}
     for name in ("implicit_prm", "prm"):
         named = resolve_reward({name: options}, "step_reward_funcs")

@@ -52,9 +52,7 @@ def call_of(prompts, completions, steps, **more):
 
 
 CALL = call_of(
-    ["p:"] * 4,
-    ["a b !", "a b ?", "z !", ""],
-    [("a ", "b ", "!"), ("a ", "b ", "?<|im_end|>"), ("z ", "!"), ()],
+    ["p:"] * 4, ["a b !", "a b ?", "z !", ""], [("a ", "b ", "!"), ("a ", "b ", "?<|im_end|>"), ("z ", "!"), ()]
 )
 
 
@@ -105,23 +103,13 @@ def test_the_verifier_is_called_as_the_trainer_calls_it():
     prompt = [{"role": "user", "content": "q"}]
     completion = [{"role": "assistant", "content": "ab"}]
     scorer = MonteCarloScorer(generate, verifier, Characters(), k=2)
-    values = scorer(
-        prompts=[prompt],
-        completions=[completion],
-        steps=[("a", "b<eos>")],
-        completion_ids=[[97, 98, 3]],
-        step_ends=[[0, 2]],
-        trainer_state="state",
-        answer=["z"],
-    )
+    tokens = {"completion_ids": [[97, 98, 3]], "step_ends": [[0, 2]]}
+    values = scorer([prompt], [completion], [("a", "b<eos>")], **tokens, trainer_state="state", answer=["z"])
     assert values == [[1.0, 1.0]]
     assert generated == [([[1, 113, 2, 97]], 2)]  # exact to the token: the rendered prompt, and the first step's ids
     said = [[{"role": "assistant", "content": text}] for text in ("ago", "aon")]  # the format of the completion
     ids = [[97, 103, 111], [97, 111, 110, *map(ord, "<eos>")]]
-    assert calls == [
-        ([prompt], [completion], [[97, 98, 3]], "state", ["z"]),
-        ([prompt, prompt], said, ids, "state", ["z", "z"]),
-    ]
+    assert calls == [([prompt] * 3, [completion, *said], [[97, 98, 3], *ids], "state", ["z"] * 3)]
 
 
 def test_rollouts_that_cannot_be_scored_are_not_counted():
@@ -170,11 +158,11 @@ def test_rollouts_continue_the_prefix_they_belong_to(model, tokenizer):
     """A model that repeats its last byte forever: each continuation tells its prefix."""
 
     class Repeats(torch.nn.Module):
-        device = torch.device("cpu")
+        device, generation_config = torch.device("cpu"), model.generation_config
 
-        def generate(self, input_ids, attention_mask, max_new_tokens, **kwargs):
+        def generate(self, input_ids, attention_mask, generation_config):
             assert (input_ids[attention_mask == 0] == tokenizer.pad_token_id).all()
-            return torch.cat([input_ids, input_ids[:, -1:].repeat(1, max_new_tokens)], dim=1)
+            return torch.cat([input_ids, input_ids[:, -1:].repeat(1, generation_config.max_new_tokens)], dim=1)
 
     rollouts = TransformersRollouts(Repeats(), tokenizer, max_new_tokens=2, batch_size=3)
     prefixes = [tokenizer(text)["input_ids"] for text in ("long a", "b", "longer c")]

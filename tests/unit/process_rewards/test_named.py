@@ -8,41 +8,38 @@ from transformers import BertConfig, Qwen2Config
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import step_verifier
-from trl_drgrpo.process_rewards.named import SCORERS, _format_of
+from trl_drgrpo.process_rewards.named import FORMATS, _format_of
 from trl_drgrpo.rewards.contract import declared
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
+PUBLISHED = {
+    "peiyi9979/math-shepherd-mistral-7b-prm": "math_shepherd_prm",
+    "UW-Madison-Lee-Lab/VersaPRM-Base-8B": "versa_prm",
+    "openreasoner/Math-psa": "math_psa_prm",
+    "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data": "chat_turn_prm",
+    "PRIME-RL/EurusPRM-Stage2": "implicit_prm",
+}
 
-@pytest.mark.parametrize(
-    ("model", "scorer"),
-    [
-        ("peiyi9979/math-shepherd-mistral-7b-prm", "math_shepherd_prm"),
-        ("UW-Madison-Lee-Lab/VersaPRM-Base-8B", "versa_prm"),
-        ("openreasoner/Math-psa", "math_psa_prm"),
-        ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "chat_turn_prm"),
-        ("PRIME-RL/EurusPRM-Stage2", "implicit_prm"),
-    ],
-)
-def test_the_format_is_that_of_the_published_id(model, scorer):
-    assert _format_of(model) == scorer
+
+def test_the_format_is_that_of_the_published_id():
+    assert {model: _format_of(model) for model in PUBLISHED} == PUBLISHED
 
 
 def test_each_says_whether_a_score_reads_later_text():
-    specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in SCORERS}
+    specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in FORMATS}
     later = {"implicit_prm": False}
     unknown = {"token_classification_prm": None}  # a decoder or an encoder, as its configuration says
     said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
-    assert said == {**dict.fromkeys(SCORERS, True), **later, **unknown}
-    assert all("is_causal" in inspect.getdoc(scorer._class) for scorer in specs.values())
+    assert said == {**dict.fromkeys(FORMATS, True), **later, **unknown}
+    assert all("is_causal" in inspect.getdoc(type(scorer)) for scorer in specs.values())
     assert step_verifier(lambda prompt, before, step: 1.0).is_causal
 
 
 @pytest.mark.parametrize(("kind", "said"), [(Qwen2Config, True), (BertConfig, False)])
 def test_a_token_classifier_says_so_before_its_weights_are_read(kind, said, tmp_path):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    kind(**sizes, architectures=[f"{kind.__name__.removesuffix('Config')}ForTokenClassification"]).save_pretrained(
-        tmp_path
-    )
+    architecture = f"{kind.__name__.removesuffix('Config')}ForTokenClassification"
+    kind(**sizes, architectures=[architecture]).save_pretrained(tmp_path)
     assert resolve_reward({"prm": str(tmp_path)}, "step_reward_funcs").is_causal is said
 
 
@@ -59,20 +56,17 @@ def test_nothing_loads_before_the_first_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("name", "options", "message"),
     [
-        (
-            {"qwen_math_prm": {"model": "./nowhere"}},
-            "step_reward_funcs: qwen_math_prm.model: got ./nowhere, which does",
-        ),
-        ({"qwen_math_prm": {"model": "a/b", "markr": "x"}}, "qwen_math_prm.markr: .* Did you mean marker?"),
-        ({"math_shepherd_prm": {"model": 3}}, "math_shepherd_prm.model: got 3; expected a path or Hub id"),
-        ({"token_classification_prm": {}}, "got no model"),
-        ({"qwen_math_prn": {"model": "a/b"}}, "Did you mean qwen_math_prm"),
-        ({"prm": {"model": "a/b"}}, "prm.model: got a/b, which is not in the local cache"),
-        ({"step_judge": {"model": "m", "base_url": "nowhere"}}, "step_judge.base_url: got an address of another form"),
+        ("qwen_math_prm", {"model": "./nowhere"}, "step_reward_funcs: qwen_math_prm.model: got ./nowhere, which does"),
+        ("qwen_math_prm", {"model": "a/b", "markr": "x"}, "qwen_math_prm.markr: .* Did you mean marker?"),
+        ("math_shepherd_prm", {"model": 3}, "math_shepherd_prm.model: got 3; expected a path or Hub id"),
+        ("token_classification_prm", {}, "got no model"),
+        ("qwen_math_prn", {"model": "a/b"}, "Did you mean qwen_math_prm"),
+        ("prm", {"model": "a/b"}, "prm.model: got a/b, which is not in the local cache"),
+        ("step_judge", {"model": "m", "base_url": "here"}, "step_judge.base_url: got an address of another form"),
     ],
 )
-def test_what_can_be_known_is_said_before_anything_loads(spec, message):
+def test_what_can_be_known_is_said_before_anything_loads(name, options, message):
     with pytest.raises(InputError, match=message):
-        resolve_reward(spec, "step_reward_funcs")
+        resolve_reward({name: options}, "step_reward_funcs")

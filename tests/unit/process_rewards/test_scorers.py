@@ -8,32 +8,13 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny import tiny_tokenizer
-from tiny_prms import (
-    CLEAN,
-    PROMPTS,
-    SCORERS,
-    STEPS,
-    built,
-    chat_turn,
-    close,
-    config,
-    line_break_tokenizer,
-    marked_tokenizer,
-    math_psa,
-    metaspace_tokenizer,
-    skywork,
-    token_classification,
-    versa,
-)
+from tiny import save_tiny, tiny_tokenizer
+from tiny_prms import CLEAN, PROMPTS, SCORERS, STEPS, close, marked_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForTokenClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForTokenClassification,
 )
@@ -42,14 +23,10 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards import (
     ChatTurnScorer,
     MathPSAScorer,
-    MathShepherdScorer,
-    QwenMathScorer,
     SkyworkScorer,
     TokenClassificationScorer,
-    VersaScorer,
     step_verifier,
 )
-from trl_drgrpo.process_rewards.formats import Qwen2ForPrmModel, Qwen2ForProcessRewardModel
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
@@ -161,19 +138,18 @@ def test_scores_are_those_of_the_published_recipe(kind):
     assert max(flat) - min(flat) > 0.02  # scores that do not vary prove nothing
 
 
-@pytest.mark.parametrize("make", [versa, math_psa])
-def test_line_breaks_of_the_policy_end_no_step(make):
-    scorer = make()
-    marker_id = scorer.marker_id
+@pytest.mark.parametrize("kind", ["versa", "math_psa"])
+def test_line_breaks_of_the_policy_end_no_step(kind):
+    scorer = SCORERS[kind]()
     for written in ("so\n\n\n\n\n\nit", "so \n \n\n\n\n it", "so   \n\n\n\n\n\n\n\n\n"):
         row = scorer._encode("1?\n\n \n\n\n\n2?", [scorer._cleaner.step(written), "2"])
         text = scorer.tokenizer.decode(row.input_ids)
         assert len(re.findall(r"\n\s*\n\s*\n\s*\n", text)) == 2  # the format's own
-        assert [row.input_ids[position] for position in row.positions] == [marker_id] * 2
+        assert [row.input_ids[position] for position in row.positions] == [scorer.marker_id] * 2
 
 
 def test_skywork_scores_a_step_of_several_lines_at_its_last_one():
-    scorer = skywork()
+    scorer = SCORERS["skywork"]()
     steps = ["first\n\nsecond", "third.\nfourth"]
     every_line = every_line_by_recipe(scorer, "1?", "\n".join(steps))
     assert len(every_line) == 5
@@ -228,9 +204,8 @@ def test_prompts_as_messages(make):
     scorer = make()
     messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     assert scorer(messages, steps=STEPS) == scorer(PROMPTS, steps=STEPS)
-    parts = [
-        [{"role": "user", "content": [{"type": "text", "text": prompt}, {"type": "image"}]}] for prompt in PROMPTS
-    ]
+    contents = [[{"type": "text", "text": prompt}, {"type": "image"}] for prompt in PROMPTS]
+    parts = [[{"role": "user", "content": content}] for content in contents]
     assert scorer(parts, steps=STEPS) == scorer(PROMPTS, steps=STEPS)
     loud = make(prompt_text=lambda prompt: prompt[-1]["content"].upper())
     assert loud(messages, steps=STEPS) == scorer([prompt.upper() for prompt in PROMPTS], steps=STEPS)
@@ -292,7 +267,7 @@ def test_an_encoder_says_that_it_reads_later_text():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     encoder = BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), num_labels=2, **sizes))
     assert TokenClassificationScorer(encoder, tokenizer).is_causal is False
-    assert token_classification().is_causal is True
+    assert SCORERS["token_classification"]().is_causal is True
     assert TokenClassificationScorer.is_causal is None  # before it is loaded
 
 
@@ -314,18 +289,13 @@ def test_names_and_evaluation_mode(make):
     [
         ("token_classification", "Qwen2ForTokenClassification", {"score.weight"}),
         ("chat_turn", "Qwen2ForCausalLM", {"lm_head.weight"}),
-        (
-            "qwen_math",
-            "Qwen2ForProcessRewardModel",
-            {"score.0.weight", "score.0.bias", "score.2.weight"},
-        ),
+        ("qwen_math", "Qwen2ForProcessRewardModel", {"score.0.weight", "score.0.bias", "score.2.weight"}),
         ("skywork", "Qwen2ForPrmModel", {"v_head.summary.weight", "v_head.summary.bias"}),
     ],
 )
 def test_a_checkpoint_loads_from_a_folder(kind, architecture, published, tmp_path):
     scorer = SCORERS[kind]()
-    scorer.model.save_pretrained(tmp_path)
-    scorer.tokenizer.save_pretrained(tmp_path)
+    save_tiny(tmp_path, scorer.tokenizer, scorer.model)
     weights = load_file(tmp_path / "model.safetensors")
     assert {*published, "model.norm.weight"} <= set(weights)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
@@ -338,7 +308,7 @@ def test_a_checkpoint_loads_from_a_folder(kind, architecture, published, tmp_pat
             named = resolve_reward({name: {"model": str(tmp_path), "device": "cpu"}}, "step_reward_funcs")
             close(named(prompts=PROMPTS, steps=STEPS, completions=PROMPTS, trainer_state=None), expected, 1e-6)
             assert named.__name__ == name
-            assert isinstance(named._scorer, type(scorer))
+            assert type(named) is type(scorer)
             assert named.is_causal
     half = type(scorer)(str(tmp_path), device="cpu", dtype="bfloat16")
     assert next(half.model.parameters()).dtype == torch.bfloat16
@@ -346,7 +316,7 @@ def test_a_checkpoint_loads_from_a_folder(kind, architecture, published, tmp_pat
 
 
 def test_models_with_adapters_are_scored_alike():
-    scorer = chat_turn()
+    scorer = SCORERS["chat_turn"]()
     expected = scorer(PROMPTS, steps=STEPS)
     adapted = get_peft_model(scorer.model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     with_adapter = ChatTurnScorer(adapted, scorer.tokenizer)
@@ -362,19 +332,13 @@ def test_token_classifiers_load_quantized(tmp_path):
     from transformers import BitsAndBytesConfig
 
     assert bitsandbytes is not None
-    scorer = token_classification()
-    scorer.model.save_pretrained(tmp_path)
-    scorer.tokenizer.save_pretrained(tmp_path)
+    scorer = SCORERS["token_classification"]()
+    save_tiny(tmp_path, scorer.tokenizer, scorer.model)
     options = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True), "device": "cpu"}
     quantized = TokenClassificationScorer(str(tmp_path), **options)
     close(quantized(PROMPTS, steps=STEPS), scorer(PROMPTS, steps=STEPS), 0.2)
     with pytest.raises(InputError, match="quantization_config: got a model that is already loaded"):
         TokenClassificationScorer(scorer.model, scorer.tokenizer, **options)
-
-
-def of(kind, model, tokenizer, configuration=Qwen2Config, **changes):
-    """Builds a model with a tokenizer, and its scorer."""
-    return lambda **options: kind(built(model, config(tokenizer, configuration, **changes)), tokenizer, **options)
 
 
 def without_template():
@@ -383,44 +347,44 @@ def without_template():
     return tokenizer
 
 
-PLAIN, MARKED, PIECES, LINES = tiny_tokenizer(), marked_tokenizer(), metaspace_tokenizer(), line_break_tokenizer()
-three = {"num_labels": 3}
+def merging():
+    vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġx"])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("Ġ", "x")]))  # " x" is one token, but not that of "x"
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="a", pad_token="b")
+
+
+PLAIN = tiny_tokenizer()
+CLASSES = {"model": Qwen2ForTokenClassification, "changes": {"num_labels": 3}}
 REFUSED = [
-    (of(TokenClassificationScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "3 outputs per .* 2 classes"),
-    (of(QwenMathScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "got 3 outputs per token"),
-    (of(QwenMathScorer, Qwen2ForCausalLM, MARKED), {}, "2 classes per token"),
-    (of(ChatTurnScorer, Qwen2ForTokenClassification, MARKED, **three), {}, "without a language modeling head"),
-    (of(QwenMathScorer, Qwen2ForProcessRewardModel, PLAIN), {}, "marker of 'qwen_math_prm': got '<extra_0>'"),
-    (
-        of(VersaScorer, Qwen2ForCausalLM, PLAIN),
-        {},
-        r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which is",
-    ),
-    (of(MathShepherdScorer, LlamaForCausalLM, PIECES, LlamaConfig), {"good": "good"}, "good of 'math_shepherd_prm'"),
-    # The unknown token is no marker.
-    (of(MathShepherdScorer, LlamaForCausalLM, PIECES, LlamaConfig), {"marker": "#"}, "marker of .*: got '#'"),
-    (of(QwenMathScorer, Qwen2ForProcessRewardModel, without_template()), {}, "no chat template"),
-    (of(SkyworkScorer, Qwen2ForTokenClassification, LINES), {}, "got 2 outputs .* a head of 1 output per token"),
-    (
-        of(SkyworkScorer, Qwen2ForPrmModel, LINES),
-        {"step_token": "<step>"},
-        "step_token of .*: got '<step>'",
-    ),
-    (token_classification, {"batch_size": 0}, "batch_size: got 0"),
-    (token_classification, {"bach_size": 1}, "bach_size: got an unknown option; .* Did you mean batch_size?"),
-    (token_classification, {"tokenizer": None}, "tokenizer: got none for a model that is already loaded"),
+    ("token_classification", CLASSES, "3 outputs per .* 2 classes"),
+    ("qwen_math", CLASSES, "got 3 outputs per token"),
+    ("qwen_math", {"model": Qwen2ForCausalLM}, "2 classes per token"),
+    ("chat_turn", CLASSES, "without a language modeling head"),
+    ("qwen_math", {"tokenizer": PLAIN}, "marker of 'qwen_math_prm': got '<extra_0>'"),
+    ("versa", {"tokenizer": PLAIN}, r"marker of 'versa_prm': got ' \\n\\n\\n\\n', which is"),
+    ("math_shepherd", {"good": "good"}, "good of 'math_shepherd_prm'"),
+    ("math_shepherd", {"marker": "#"}, "marker of .*: got '#'"),  # the unknown token is no marker
+    ("math_shepherd", {"tokenizer": merging(), "marker": "x"}, "merges the marker"),
+    ("qwen_math", {"tokenizer": without_template()}, "no chat template"),
+    ("skywork", {"model": Qwen2ForTokenClassification}, "got 2 outputs .* a head of 1 output per token"),
+    ("skywork", {"step_token": "<step>"}, "step_token of .*: got '<step>'"),
+    ("token_classification", {"batch_size": 0}, "batch_size: got 0"),
+    ("chat_turn", {"bach_size": 1}, "bach_size: got an unknown option; .* Did you mean batch_size?"),
 ]
 
 
-@pytest.mark.parametrize(("build", "options", "message"), REFUSED)
-def test_what_does_not_fit_the_format_is_refused(build, options, message):
+@pytest.mark.parametrize(("kind", "options", "message"), REFUSED)
+def test_what_does_not_fit_the_format_is_refused(kind, options, message):
     with pytest.raises(InputError, match=message):
-        build(**options)
+        SCORERS[kind](**options)
 
 
 def test_folders_without_a_model_or_without_its_head_are_refused(saved_model, tmp_path):
     nothing = str(tmp_path / "nothing")
+    loaded = SCORERS["token_classification"]().model
     for kind, arguments, message in (
+        (TokenClassificationScorer, (loaded,), "tokenizer: got none for a model that is already loaded"),
         (TokenClassificationScorer, (saved_model,), "a checkpoint without score"),
         (SkyworkScorer, (saved_model,), "a checkpoint without v_head.summary.bias, v_head.summary.weight"),
         (TokenClassificationScorer, (nothing,), "tokenizer: got"),
@@ -430,23 +394,13 @@ def test_folders_without_a_model_or_without_its_head_are_refused(saved_model, tm
             kind(*arguments, device="cpu")
 
 
-def test_a_marker_that_merges_with_its_surroundings_is_refused():
-    vocab = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġx"])}
-    merging = Tokenizer(models.BPE(vocab=vocab, merges=[("Ġ", "x")]))  # " x" is one token, but not that of "x"
-    merging.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging, eos_token="a", pad_token="b")
-    with pytest.raises(InputError, match="merges the marker"):
-        MathShepherdScorer(built(Qwen2ForCausalLM, config(tokenizer)), tokenizer, marker="x")
-
-
 @pytest.mark.parametrize("kind", ["qwen_math", "implicit"])
 def test_an_answer_that_the_chat_template_cuts_is_worth_nothing(kind):
     """Templates of reasoning models write an answer without what it thought."""
     scorer = SCORERS[kind]()
     expected = scorer(["1?"], steps=[("1", "it is 1")])
-    scorer.tokenizer.chat_template = scorer.tokenizer.chat_template.replace(
-        "message['content']", "message['content'].split('</think>')[-1]"
-    )
+    content, template = "message['content']", scorer.tokenizer.chat_template
+    scorer.tokenizer.chat_template = template.replace(content, f"{content}.split('</think>')[-1]")
     with pytest.warns(UserWarning, match="the chat template left a part of the answer out; such steps get 0"):
         scores = scorer(["1?", "1?"], steps=[("1", "so</think>", "it is 1"), ("1", "it is 1")])
     close(scores[1:], expected)
@@ -454,17 +408,17 @@ def test_an_answer_that_the_chat_template_cuts_is_worth_nothing(kind):
 
 
 def test_an_adapter_is_loaded_on_the_model_under_it(tmp_path):
-    tokenizer, base, folder = line_break_tokenizer(), tmp_path / "base", tmp_path / "adapter"
-    model = built(Qwen2ForCausalLM, config(tokenizer))
+    scorer, base, folder = SCORERS["math_psa"](), tmp_path / "base", tmp_path / "adapter"
+    model, tokenizer = scorer.model, scorer.tokenizer
     model.save_pretrained(base)
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     adapted = get_peft_model(Qwen2ForCausalLM.from_pretrained(base), lora)
-    adapted.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    named = resolve_reward({"math_psa_prm": {"model": str(folder), "device": "cpu"}}, "step_reward_funcs")
+    named = resolve_reward(
+        {"math_psa_prm": {"model": save_tiny(folder, tokenizer, adapted), "device": "cpu"}}, "step_reward_funcs"
+    )
     scores = named(prompts=PROMPTS, steps=STEPS)
     close(scores, MathPSAScorer(adapted, tokenizer)(PROMPTS, steps=STEPS), 1e-6)
-    bare = MathPSAScorer(model, tokenizer)(PROMPTS, steps=STEPS)
+    bare = scorer(PROMPTS, steps=STEPS)
     assert max(abs(one - other) for one, other in zip(scores[1], bare[1], strict=True)) > 1e-3
     with pytest.raises(InputError, match=r"an adapter; expected a whole checkpoint with its head"):
         TokenClassificationScorer(str(folder), tokenizer)
@@ -481,22 +435,11 @@ def test_a_verifier_sees_the_prompt_the_steps_before_and_its_row():
         return len(seen) > 1
 
     reward = step_verifier(verify)
-    rewards = reward(
-        prompts=["p", "q"],
-        completions=["ab", "c"],
-        steps=[("a", "b"), ("c",)],
-        completion_ids=[[1, 2], [3]],
-        step_ends=[[0, 1], [0]],
-        trainer_state=object(),
-        log_metric=print,
-        answer=["x", "y"],
-    )
-    assert rewards == [[0.0, 1.0], [1.0]]
-    assert seen == [
-        ("p", (), "a", {"answer": "x"}),
-        ("p", ("a",), "b", {"answer": "x"}),
-        ("q", (), "c", {"answer": "y"}),
-    ]
+    of_the_trainer = {"completion_ids": [[1, 2], [3]], "step_ends": [[0, 1], [0]], "trainer_state": object()}
+    call = {"prompts": ["p", "q"], "completions": ["ab", "c"], "steps": [("a", "b"), ("c",)], "answer": ["x", "y"]}
+    assert reward(**call, **of_the_trainer, log_metric=print) == [[0.0, 1.0], [1.0]]
+    x, y = {"answer": "x"}, {"answer": "y"}
+    assert seen == [("p", (), "a", x), ("p", ("a",), "b", x), ("q", (), "c", y)]
     assert reward.__name__ == "verify"
     same = step_verifier(lambda prompt, previous_steps, step, answer: float(step == answer), name="same")
     assert same(["p"], ["a"], [("a", "b")], answer=["a"], other=[1], step=[1]) == [[1.0, 0.0]]  # columns that it names
@@ -506,8 +449,7 @@ def test_a_verifier_sees_the_prompt_the_steps_before_and_its_row():
 
 
 @pytest.mark.parametrize(
-    ("result", "message"),
-    [("good", "str 'good'"), (float("inf"), "inf"), (ZeroDivisionError(), "ZeroDivision")],
+    ("result", "message"), [("good", "str 'good'"), (float("inf"), "inf"), (ZeroDivisionError(), "ZeroDivision")]
 )
 def test_a_verifier_that_fails_names_row_and_step(result, message):
     def broken(prompt, previous_steps, step):

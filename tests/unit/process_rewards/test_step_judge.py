@@ -49,9 +49,8 @@ def test_the_prompt_is_the_one_the_model_was_trained_on(server):
     steps = [("2+2=4.\n\n", "\n", "4+2 is {problem} 6.<|im_end|>")]
     rewards, metrics = score(judge(server, reads="solution"), steps)
     (_, _, body), *_ = server.requests
-    assert body["messages"] == [
-        {"role": "user", "content": PROMPT + "Step 1: 2+2=4.\nStep 2: 4+2 is {problem} 6." + END}
-    ]
+    asked = PROMPT + "Step 1: 2+2=4.\nStep 2: 4+2 is {problem} 6." + END
+    assert body["messages"] == [{"role": "user", "content": asked}]
     assert body["max_tokens"] == 4096
     assert rewards == [[1.0, None, 1.0]]  # a step without text is not asked about
     assert metrics["rewards/step_judge/failed_frac"] == 0.0

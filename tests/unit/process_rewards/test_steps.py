@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac, step_segmenter
 from trl_drgrpo.process_rewards.steps.alignment import CONTEXT, Aligner
 
 EOS = "<|end|>"
+ALPHABET = bytes_to_unicode()  # GPT-2's, from bytes to characters
 
 
 def wrapped(backend, **special):
@@ -21,30 +23,20 @@ def wrapped(backend, **special):
 
 def byte_level():
     """Byte-level BPE with the merges that matter, and entries that no text encodes to but a model may emit."""
-    byte_of = dict(zip(ALPHABET_BYTES, ALPHABET, strict=True))
 
     def spell(raw):
-        return "".join(byte_of[byte] for byte in raw)
+        return "".join(map(ALPHABET.__getitem__, raw))
 
     merges = [(b"\n", b"\n"), (b".", b"\n\n"), (b"\n\n", b"\n"), (b"!", b"\n\n"), (b"!\n\n", b"B"), (b"\r", b"\n")]
     merges += [(b"\r\n", b"\r\n"), (b"\xf0", b"\x9f"), (b"\xc3", b"\xa9"), (b"o", b"k"), (b" ", b"ok")]
     odd = [b"\x80\xc3", b"\x98\x80A", b"\xff\xff", b"\x9f\x98", b"a\xf0\x9f", b"\xef\xbf", b"\xbd.", b"\n\n\xf0\x9f"]
-    vocab = {spell(bytes([byte])): i for i, byte in enumerate(ALPHABET_BYTES)}
+    vocab = {spell(bytes([byte])): i for i, byte in enumerate(ALPHABET)}
     for raw in [first + second for first, second in merges] + odd:
         vocab.setdefault(spell(raw), len(vocab))
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[(spell(first), spell(second)) for first, second in merges]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return wrapped(backend, eos_token=EOS, pad_token="<|pad|>")
-
-
-# GPT-2's table from bytes to characters: printable ones stand for themselves, the others move up from 256
-ALPHABET_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
-ALPHABET = [chr(byte) for byte in ALPHABET_BYTES]
-for byte in range(256):
-    if byte not in ALPHABET_BYTES:
-        ALPHABET.append(chr(256 + len(ALPHABET) - 188))
-        ALPHABET_BYTES.append(byte)
 
 
 def sentencepiece(decoder="llama"):
@@ -560,7 +552,7 @@ def test_long_completions_of_text_are_decoded_once(name):
 
 @pytest.mark.parametrize("unit", [[0xF0, 0x9F, 0x98, 0x80], [0xFF], [0x98, 0x41, 0xE6], [0x0A, 0xF0, 0x9F]])
 def test_long_completions_of_broken_bytes_are_decoded_in_windows(unit):
-    byte_ids = dict(zip(ALPHABET_BYTES, range(256), strict=True))
+    byte_ids = {byte: i for i, byte in enumerate(ALPHABET)}
     counting = Counting(BYTES)
     ids = [byte_ids[byte] for byte in unit] * (3000 // len(unit))
     check_partition(step_segmenter("\n")(ids, counting), ids, BYTES)

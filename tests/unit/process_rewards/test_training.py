@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -43,21 +44,26 @@ def write(path, rows):
     return str(path)
 
 
+@pytest.fixture
+def command(capsys):
+    """The numbers that a command prints, and nothing else; of one that fails the message."""
+
+    def command(line, code=0):
+        assert main(shlex.split(line)) == code
+        printed = capsys.readouterr()
+        return printed.err if code else dict(each.split(" ", 1) for each in printed.out.splitlines())
+
+    return command
+
+
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-def test_train_prm_learns_and_its_checkpoint_scores(saved_model, tmp_path, capsys):
-    out = tmp_path / "prm"
-    code = main(
-        [
-            "train-prm",
-            *("--model", saved_model, "--data", write(tmp_path / "train.jsonl", separable(96, 0, "completions"))),
-            *("--eval_data", write(tmp_path / "eval.jsonl", separable(24, 1)), "--output_dir", str(out)),
-            *("--learning_rate", "1e-2", "--max_steps", "80", "--step_separator", r"\n\n"),
-        ]
-    )
-    assert code == 0
-    printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())  # results and nothing else
+def test_train_prm_learns_and_its_checkpoint_scores(saved_model, tmp_path, command):
+    out, data = tmp_path / "prm", write(tmp_path / "train.jsonl", separable(96, 0, "completions"))
+    held_out = write(tmp_path / "eval.jsonl", separable(24, 1))
+    fit = r"--learning_rate 1e-2 --max_steps 80 --step_separator '\n\n'"
+    printed = command(f"train-prm --model {saved_model} --data {data} --eval_data {held_out} --output_dir {out} {fit}")
     assert printed["rows"] == "96"
     assert float(printed["eval_good_recall"]) > 0.9
     assert float(printed["eval_bad_recall"]) > 0.9
@@ -74,24 +80,15 @@ def test_train_prm_learns_and_its_checkpoint_scores(saved_model, tmp_path, capsy
     assert sum(right) / len(right) > 0.9
 
 
-def test_an_adapter_is_merged_checkpointed_evaluated_and_resumed(tmp_path, capsys):
+def test_an_adapter_is_merged_checkpointed_evaluated_and_resumed(tmp_path, command):
     out = tmp_path / "prm"
     rows = Dataset.from_list([{**row, "labels": [int(label) for label in row["labels"]]} for row in separable(96, 0)])
     rows.to_parquet(tmp_path / "data" / "train.parquet")
     Dataset.from_list(separable(24, 1)).to_parquet(tmp_path / "data" / "test.parquet")
-    call = [
-        "train-prm",
-        "--model",
-        "trl_drgrpo:demo",
-        "--dataset_name",
-        str(tmp_path / "data"),
-        "--output_dir",
-        str(out),
-    ]
-    call += ["--dataset_test_split", "test", "--use_peft", "--lora_r", "4", "--learning_rate", "5e-3"]
-    call += ["--gradient_checkpointing", "--eval_strategy", "steps", "--eval_steps", "20", "--save_strategy", "steps"]
-    assert main([*call, "--save_steps", "30", "--max_steps", "60"]) == 0
-    printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    call = f"train-prm --model trl_drgrpo:demo --dataset_name {tmp_path / 'data'} --output_dir {out} --max_steps 60"
+    call += " --dataset_test_split test --use_peft --lora_r 4 --learning_rate 5e-3 --gradient_checkpointing"
+    call += " --eval_strategy steps --eval_steps 20 --save_strategy steps"
+    printed = command(f"{call} --save_steps 30")
     assert float(printed["eval_accuracy"]) > 0.8
     assert float(printed["eval_loss"]) < float(printed["eval_chance_loss"])
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-30", "checkpoint-60"}
@@ -100,7 +97,7 @@ def test_an_adapter_is_merged_checkpointed_evaluated_and_resumed(tmp_path, capsy
     scorer = resolve_reward({"prm": str(out)}, "step_reward_funcs")  # without peft, by its architecture
     row = separable(1, 2)[0]
     before = scorer(prompts=[row["prompt"]], steps=[row["steps"]])
-    assert main([*call, "--max_steps", "60", "--resume_from_checkpoint", str(out / "checkpoint-30")]) == 0
+    command(f"{call} --resume_from_checkpoint {out / 'checkpoint-30'}")
     again = resolve_reward({"prm": str(out)}, "step_reward_funcs")
     assert again(prompts=[row["prompt"]], steps=[row["steps"]])[0] == pytest.approx(before[0], abs=1e-4)
     assert "LoRA of rank 4" in (out / "README.md").read_text()
@@ -183,7 +180,7 @@ def test_data_that_cannot_be_trained_on(rows, message, saved_model, tokenizer, t
         train_prm(str(tmp_path / "none"), separable(4, 0), tmp_path, tokenizer=tokenizer)
 
 
-def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, capsys):
+def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, command):
     data = write(tmp_path / "bad.jsonl", [*separable(2, 0), {"prompt": "p", "steps": ["a"], "labels": []}])
     calls = {
         data: "bad.jsonl, row 3: got 0 labels for 1 steps",
@@ -191,12 +188,9 @@ def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, capsy
         write(tmp_path / "empty.jsonl", []): "without rows",
     }
     for path, message in calls.items():
-        out = str(tmp_path / "out")
-        assert main(["train-prm", "--model", saved_model, "--data", path, "--output_dir", out]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert message in printed.err
-        assert printed.err.count("\n") == 1
+        said = command(f"train-prm --model {saved_model} --data {path} --output_dir {tmp_path / 'out'}", 2)
+        assert message in said
+        assert said.count("\n") == 1
 
 
 # Converters ----------------------------------------------------------------------------------------------------------
@@ -214,12 +208,7 @@ def test_prm800k_gives_a_row_per_alternative_and_one_for_the_path():
         {"completions": None, "chosen_completion": None, "human_completion": None},
     ]
     record = {"question": {"problem": "p"}, "label": {"steps": steps}}
-    expected = [
-        (["b"], [False]),
-        (["c"], [True]),
-        (["a", "h", "d"], [True, True, None]),
-        (["a", "h"], [True, True]),
-    ]
+    expected = [(["b"], [False]), (["c"], [True]), (["a", "h", "d"], [True, True, None]), (["a", "h"], [True, True])]
     rows = convert_prm800k(record)
     assert [(row["steps"], row["labels"]) for row in rows] == expected
     assert {row["prompt"] for row in rows} == {"p"}
@@ -263,15 +252,14 @@ def test_files_are_converted(tmp_path):
 # Labeling -----------------------------------------------------------------------------------------------------------
 
 
-def test_label_steps_then_train_prm_on_the_demo_task(tmp_path, capsys):
+def test_label_steps_then_train_prm_on_the_demo_task(tmp_path, command):
     problems = make_problems(8, "train", seed=1)
     rows = [{"prompt": prompt_of(numbers), "answer": str(sum(numbers))} for numbers in problems]
     rows[0]["steps"] = ["1+1=2", "\\boxed{2}"]  # given: labeled as it is
     output = tmp_path / "labels" / "labeled.jsonl"
-    call = ["label-steps", "--model", DEMO_MODEL, "--data", write(tmp_path / "prompts.jsonl", rows)]
-    call += ["--reward", "list_sum_reward", "--rollouts", "4", "--completions", "2", "--max_new_tokens", "64"]
-    assert main([*call, "--output", str(output)]) == 0
-    printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    data = write(tmp_path / "prompts.jsonl", rows)
+    call = f"label-steps --model {DEMO_MODEL} --data {data} --reward list_sum_reward --output {output}"
+    printed = command(f"{call} --rollouts 4 --completions 2 --max_new_tokens 64")
     labeled = [json.loads(line) for line in output.read_text().splitlines()]
     assert printed["rows"] == str(len(labeled)) == "15"
     assert labeled[0]["steps"] == rows[0]["steps"]
@@ -281,23 +269,23 @@ def test_label_steps_then_train_prm_on_the_demo_task(tmp_path, capsys):
         assert row["labels"] == [value > 0 for value in row["values"]]
         assert all(value * 4 == round(value * 4) for value in row["values"])
     assert len({value for row in labeled for value in row["values"]}) > 2
-    train = ["train-prm", "--model", DEMO_MODEL, "--data", str(output), "--output_dir", str(tmp_path / "prm")]
-    assert main([*train, "--max_steps", "2"]) == 0
-    weights = (tmp_path / "prm" / "model.safetensors").read_bytes()
-    capsys.readouterr()
-    assert main([*train, "--max_steps", "1"]) == 2  # a trained model is not lost
-    assert "which holds another run (a saved model, model.safetensors); expected a folder" in capsys.readouterr().err
-    assert (tmp_path / "prm" / "model.safetensors").read_bytes() == weights
-    assert main([*train, "--max_steps", "1", "--overwrite_output_dir"]) == 0
-    assert (tmp_path / "prm" / "model.safetensors").read_bytes() != weights
+    train = f"train-prm --model {DEMO_MODEL} --data {output} --output_dir {tmp_path / 'prm'} --max_steps"
+    command(f"{train} 2")
+    saved = tmp_path / "prm" / "model.safetensors"
+    weights = saved.read_bytes()
+    said = command(f"{train} 1", 2)  # a trained model is not lost
+    assert "which holds another run (a saved model, model.safetensors); expected a folder" in said
+    assert saved.read_bytes() == weights
+    command(f"{train} 1 --overwrite_output_dir")
+    assert saved.read_bytes() != weights
     scorer = TokenClassificationScorer(str(tmp_path / "prm"), device="cpu")
     assert [len(row) for row in scorer([rows[1]["prompt"]], steps=[["3+8=11\n", "\\boxed{11}"]])] == [2]
 
 
 def test_labels_go_on_where_they_stopped_and_are_not_overwritten(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("trl_drgrpo.cli.label_steps._GROUP", 2)
-    call = ["label-steps", "--model", DEMO_MODEL, "--data", "trl_drgrpo:list_sum?size=5&test_size=0"]
-    call += ["--reward", "list_sum_reward", "--rollouts", "2", "--max_new_tokens", "32", "--output"]
+    monkeypatch.setattr("trl_drgrpo.cli.search.GROUP", 2)
+    call = f"label-steps --model {DEMO_MODEL} --data 'trl_drgrpo:list_sum?size=5&test_size=0'"
+    call = shlex.split(f"{call} --reward list_sum_reward --rollouts 2 --max_new_tokens 32 --output")
     output = tmp_path / "labels.jsonl"
     assert main([*call, str(output)]) == 0
     whole, said = output.read_bytes(), capsys.readouterr().out
@@ -340,14 +328,13 @@ def test_label_steps_takes_any_generator(tokenizer):
         list(label_steps([{"question": "p"}], generate, verifier, tokenizer))
 
 
-def test_label_steps_refuses_before_a_model_loads(tmp_path, capsys):
-    data = write(tmp_path / "prompts.jsonl", [{"prompt": "1+1"}])
-    call = ["label-steps", "--model", "none", "--data", data, "--output", str(tmp_path / "out.jsonl")]
+def test_label_steps_refuses_before_a_model_loads(tmp_path, command):
+    data, output = write(tmp_path / "prompts.jsonl", [{"prompt": "1+1"}]), tmp_path / "out.jsonl"
     for more, message in (
-        (["--reward", "list_sum_rewards"], "Did you mean list_sum_reward"),
-        (["--reward", "list_sum_reward"], "a column 'answer'"),
-        (["--reward", "list_sum_reward", "--rollouts", "0"], "rollouts: got 0"),
+        ("list_sum_rewards", "Did you mean list_sum_reward"),
+        ("list_sum_reward", "a column 'answer'"),
+        ("list_sum_reward --rollouts 0", "rollouts: got 0"),
     ):
-        assert main([*call, *more]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "out.jsonl").exists()
+        said = command(f"label-steps --model none --data {data} --output {output} --reward {more}", 2)
+        assert message in said
+    assert not output.exists()

@@ -1,6 +1,7 @@
 """What environments give to their turns, and what they may not."""
 
 import asyncio
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ def changed(**methods):
 
 def rewarded(environments, turns, tokenizer, begun=None, failures=None):
     """Rewards of environments that go through so many turns, or begin so many."""
+    failures = failures or Failures()
     record = TurnRecord(environments, reads_states=True, failures=failures)
     for row, count in enumerate(begun or turns):
         for _ in range(count):
@@ -64,16 +66,6 @@ def test_each_turn_gets_what_its_environment_says(tokenizer):
     assert record.state_keys == [[("turn", 1), ("turn", 2)], [None] * 3, [("turn", 1)], [("turn", 1)]]
 
 
-def test_an_asynchronous_method_is_awaited(tokenizer):
-    async def get_turn_rewards(self):
-        await asyncio.sleep(0)
-        return self.paid
-
-    environments = [changed(get_turn_rewards=get_turn_rewards)() for _ in range(2)]
-    environments[1].__class__ = type(environments[0])
-    assert rewarded(environments, [2, 1], tokenizer)[0] == [[1.0, 2.0], [1.0]]
-
-
 @pytest.mark.parametrize(
     ("paid", "expected"),
     [([1.0, 2.0, 4.0], [1.0, 6.0]), ([1.0, None, None], [1.0, None]), ([1.0, 2.0, float("nan")], [1.0, 2.0])],
@@ -88,29 +80,24 @@ def test_a_turn_without_room_pays_to_the_one_before(paid, expected, tokenizer, c
 
 
 @pytest.mark.parametrize(
-    ("methods", "message"),
+    ("name", "method", "message"),
     [
+        ("get_turn_rewards", lambda self: [1.0], "1 rewards for row 1; expected 2, one per turn of the model. Append"),
+        ("get_turn_rewards", lambda self: 1.0, "float for row 1; expected a list of 2"),
+        ("get_turn_rewards", lambda self: [0.0, math.inf], "inf for turn 1 of row 1; expected a finite number"),
         (
-            {"get_turn_rewards": lambda self: self.paid[:-1]},
-            "Broken.get_turn_rewards: got 1 rewards for row 1; expected 2, one per turn of the model. Append a 0",
+            "state_key",
+            lambda self: torch.zeros(2),
+            "Tensor .* row 1, turn 0; expected a hashable that equals its copy",
         ),
-        ({"get_turn_rewards": lambda self: 1.0}, "Broken.get_turn_rewards: got float for row 1; expected a list of 2"),
-        (
-            {"get_turn_rewards": lambda self: [0.0, float("inf")]},
-            "Broken.get_turn_rewards: got inf for turn 1 of row 1; expected a finite number",
-        ),
-        (
-            {"state_key": lambda self: torch.zeros(2)},
-            "Broken.state_key: got Tensor .* for row 1, turn 0; expected a hashable that equals its copy",
-        ),
-        ({"state_key": lambda self: (1, float("nan"))}, "Broken.state_key: got tuple .* for row 1, turn 0"),
-        ({"state_key": lambda self: lambda: 0}, "Broken.state_key: got function .* for row 1, turn 0"),
-        ({"on_turn_begin": lambda self: 1 / 0}, "Broken.on_turn_begin: got ZeroDivisionError: .* for row 1, turn 0"),
+        ("state_key", lambda self: (1, math.nan), "tuple .* for row 1, turn 0"),
+        ("state_key", lambda self: lambda: 0, "function .* for row 1, turn 0"),
+        ("on_turn_begin", lambda self: 1 / 0, "ZeroDivisionError: .* for row 1, turn 0"),
     ],
 )
-def test_a_method_that_breaks_its_contract_is_one_line(methods, message, tokenizer):
-    with pytest.raises(RewardError, match=f"^{message}"):
-        rewarded([Mute(), changed(**methods)()], [1, 2], tokenizer)
+def test_a_method_that_breaks_its_contract_is_one_line(name, method, message, tokenizer):
+    with pytest.raises(RewardError, match=f"^Broken.{name}: got {message}"):
+        rewarded([Mute(), changed(**{name: method})()], [1, 2], tokenizer)
 
 
 def test_a_result_that_breaks_the_contract_may_cost_one_row(tokenizer, caplog):
@@ -159,21 +146,22 @@ async def later(self):
 
 
 @pytest.mark.parametrize(
-    ("methods", "message"),
+    ("name", "method", "message"),
     [
-        ({"state_key": later}, "Broken.state_key: got an asynchronous method; expected a plain one"),
-        ({"get_turn_rewards": [1.0]}, "Broken.get_turn_rewards: got list; expected a method"),
+        ("state_key", later, "an asynchronous method; expected a plain one"),
+        ("get_turn_rewards", [1.0], "list; expected a method"),
         (
-            {"state_key": lambda self, row: row},
-            r"Broken.state_key: got state_key\(self, row\); expected a method without arguments: .* another name",
+            "state_key",
+            lambda self, row: row,
+            r"state_key\(self, row\); expected a method without arguments: .* another name",
         ),
-        ({"state_key": lambda self, row=0: row}, r"Broken.state_key: got state_key\(self, row=0\)"),
-        ({"on_turn_begin": classmethod(lambda cls, row: row)}, r"Broken.on_turn_begin: got on_turn_begin\(row\)"),
+        ("state_key", lambda self, row=0: row, r"state_key\(self, row=0\)"),
+        ("on_turn_begin", classmethod(lambda cls, row: row), r"on_turn_begin\(row\)"),
     ],
 )
-def test_a_method_that_cannot_be_called_is_refused(methods, message):
-    with pytest.raises(InputError, match=f"^{message}"):
-        check_turn_methods(changed(**methods))
+def test_a_method_that_cannot_be_called_is_refused(name, method, message):
+    with pytest.raises(InputError, match=f"^Broken.{name}: got {message}"):
+        check_turn_methods(changed(**{name: method}))
     check_turn_methods(changed(get_turn_rewards=later, state_key=staticmethod(lambda: 0)))
     check_turn_methods(changed(state_key=lambda *args, **kwargs: 0))  # as a decorator leaves it
 

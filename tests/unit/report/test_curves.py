@@ -3,11 +3,11 @@
 import pytest
 from report_runs import write_run_log
 
-from trl_drgrpo.report.completions import RecordedCompletions
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.curves import Curve, axes_of, curves_of, headline
 from trl_drgrpo.report.panels import other_metrics, panels_for
 from trl_drgrpo.report.reading import Logged, Run, Warned, read_run
+from trl_drgrpo.report.records import RecordedCompletions
 
 
 def test_gaps_stay_gaps():

@@ -3,12 +3,12 @@
 import pytest
 
 from trl_drgrpo import write_report
+from trl_drgrpo.common.drawing import draw_histories, smoothed
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.figure import draw_histories, smoothed
 
 
 def test_without_matplotlib(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_drgrpo.report.figure.find_spec", lambda name: None)
+    monkeypatch.setattr("trl_drgrpo.report.page.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install \"trl-drgrpo\[report\]\""):
         write_report(runs, tmp_path / "x.png", "png")
     assert "![" not in write_report(runs, tmp_path / "x.md", "md").read_text()

@@ -1,7 +1,6 @@
 """The page of a run that goes on: its server, and the command."""
 
 import http.client
-import json
 import os
 import signal
 import socket
@@ -10,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from report_runs import data_of, write_run_log
+from report_runs import append_lines, data_of, following, write_run_log
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
@@ -24,12 +23,8 @@ def folder(tmp_path):
 
 @pytest.fixture
 def server(folder):
-    with FollowServer(FollowedReport([folder])) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with following(folder) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def get(server, path="/", **headers):
@@ -45,8 +40,8 @@ def test_the_page_is_sent_again_only_when_a_file_has_changed(server, folder):
     assert "connect-src 'self'" in page
     version = headers["ETag"]
     assert get(server, If_None_Match=version)[:2] == (304, "")
-    with (folder / "_drgrpo" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 7, "time": None, "mode": "train", "logs": {"reward": 0.5}}) + "\n")
+    line = {"step": 7, "time": None, "mode": "train", "logs": {"reward": 0.5}}
+    append_lines(folder / "_drgrpo" / "metrics.jsonl", line)
     status, page, headers = get(server, If_None_Match=version)
     assert (status, data_of(page)["runs"][0]["last_step"]) == (200, 7)
     assert headers["ETag"] != version

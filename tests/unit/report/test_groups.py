@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from report_runs import forked_line, group_line
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.completions import group_of
 from trl_drgrpo.report.groups import (
     TEXT_LIMITS,
     fork_tree,
@@ -20,20 +19,16 @@ from trl_drgrpo.report.groups import (
     spread,
 )
 from trl_drgrpo.report.page import embedded
+from trl_drgrpo.report.records import group_of
 
 
-class InMemory:
+class InMemory(list):
     """Completions that need no file."""
 
-    def __init__(self, groups):
-        self.all = groups
-        self.groups = len(groups)
+    load = list.__getitem__
 
     def looked_at(self):
-        return reversed(list(enumerate(self.all)))
-
-    def load(self, number):
-        return self.all[number]
+        return reversed(list(enumerate(self)))
 
 
 def groups_of(count, text_length=100):
@@ -41,14 +36,19 @@ def groups_of(count, text_length=100):
     return [group_of(group_line(rng, step, 0, g=2, text_length=text_length)) for step in range(count)]
 
 
-def size(sample):
-    return len(embedded([group_json(group) for group in sample.groups]).encode())
+def size(groups):
+    return len(embedded([group_json(group) for group in groups]).encode())
 
 
-def test_everything_is_shown_where_it_fits():
-    sample = sample_groups(InMemory(groups_of(10)), budget=10_000_000)
-    assert [group.step for group in sample.groups] == list(range(10))
-    assert sample.groups_total == 10
+def test_everything_is_shown_where_it_fits_and_at_most_max_groups():
+    assert steps_of(groups_of(10), 10_000_000) == list(range(10))
+    assert steps_of(groups_of(50), 10_000_000, max_groups=1) == [49]
+    assert steps_of(groups_of(50), 10_000_000, max_groups=0) == []
+    assert sample_groups(None, 1000)[0] == []
+
+
+def steps_of(groups, *limits, **more):
+    return [group.step for group in sample_groups(InMemory(groups), *limits, **more)[0]]
 
 
 def test_the_newest_the_spread_and_the_extremes():
@@ -57,36 +57,29 @@ def test_the_newest_the_spread_and_the_extremes():
     groups[211].rows[1].reward = None
     groups[288].rows[0].length = 9999
     budget = sum(len(embedded(group_json(group))) for group in groups) // 5
-    sample = sample_groups(InMemory(groups), budget)
-    steps = [group.step for group in sample.groups]
+    sample, _ = sample_groups(InMemory(groups), budget)
+    steps = [group.step for group in sample]
     assert size(sample) <= budget * 1.01  # the commas between the groups
     assert {497, 498, 499} <= set(steps)
     assert {137, 211, 288} <= set(steps)
     assert all(any(start <= step < start + 50 for step in steps) for start in range(0, 500, 50))
     assert steps == sorted(steps)
-    assert sample.groups_total == 500
-
-
-def test_max_groups():
-    assert [g.step for g in sample_groups(InMemory(groups_of(50)), 10_000_000, max_groups=1).groups] == [49]
-    nothing = sample_groups(InMemory(groups_of(50)), 10_000_000, max_groups=0), sample_groups(None, 1000)
-    assert [sample.groups for sample in nothing] == [[], []]
 
 
 def test_long_texts_lose_their_middle_when_too_few_groups_fit():
-    sample = sample_groups(InMemory(groups_of(70, text_length=6_000)), budget=500_000)
-    assert sample.text_limit < TEXT_LIMITS[0]
-    assert len(sample.groups) >= 40
-    assert all(row.cut > 0 and len(row.text) <= sample.text_limit + 10 for g in sample.groups for row in g.rows)
+    sample, limit = sample_groups(InMemory(groups_of(70, text_length=6_000)), budget=500_000)
+    assert limit < TEXT_LIMITS[0]
+    assert len(sample) >= 40
+    assert all(row.cut > 0 and len(row.text) <= limit + 10 for g in sample for row in g.rows)
     assert size(sample) <= 505_000
 
 
 def test_one_enormous_completion_does_not_push_the_others_out():
     groups = groups_of(30)
     groups[29].rows[0].spans[0].text = "x" * 5_000_000
-    sample = sample_groups(InMemory(groups), budget=400_000)
-    assert len(sample.groups) == 30
-    assert sample.groups[29].rows[0].cut > 4_900_000
+    sample, _ = sample_groups(InMemory(groups), budget=400_000)
+    assert len(sample) == 30
+    assert sample[29].rows[0].cut > 4_900_000
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=6), st.integers(4, 60))
@@ -106,13 +99,9 @@ def test_shortening_keeps_start_and_end(texts, limit):
     assert all(span.text in texts[int(span.advantage)] for span in kept)  # every part keeps its own advantage
 
 
-@given(st.integers(0, 200))
-def test_the_spread_is_a_permutation(count):
+@given(st.integers(0, 200), st.integers(4, 20))
+def test_the_spread_is_a_permutation_of_which_every_prefix_is_even(count, taken):
     assert sorted(spread(range(count))) == list(range(count))
-
-
-@given(st.integers(20, 200), st.integers(4, 20))
-def test_every_prefix_of_the_spread_is_even(count, taken):
     chosen = sorted(spread(range(count))[:taken])
     gaps = [b - a for a, b in zip([0, *chosen], [*chosen, count], strict=True)]
     assert max(gaps) <= 4 * count / taken + 1

@@ -10,13 +10,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import START, about, group_line, write_lines, write_run_log
+from report_runs import START, about, append_lines, group_line, write_lines, write_run_log
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_log import RunLog
-from trl_drgrpo.report.completions import RecordedCompletions, conversation, group_of
 from trl_drgrpo.report.reading import read_run, read_runs
-from trl_drgrpo.report.records import JsonLines, Starts
+from trl_drgrpo.report.records import JsonLines, RecordedCompletions, Starts, conversation, group_of
 
 
 @pytest.fixture
@@ -73,19 +72,17 @@ def test_what_a_resumed_run_did_again_is_left_out(tmp_path):
     log = folder / "_drgrpo"
     starts = [{"time": START, "step": 0}, {"time": START + 1000, "step": 6}]
     (log / "run.json").write_text(json.dumps(about(starts=starts)))
-    again = [group_line(random.Random(5), step, 0, time=START + 1000 + step) for step in (8,)]
-    old = [json.loads(line) for line in (log / "completions.jsonl").read_text().splitlines()]
-    write_lines(log / "completions.jsonl", [*old, *again])
-    logged = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+    again = group_line(random.Random(5), 8, 0, time=START + 1008)
+    append_lines(log / "completions.jsonl", again)
     new = {"step": 7, "time": START + 1007, "mode": "train", "logs": {"reward": 0.5}}
-    write_lines(log / "metrics.jsonl", [*logged, new])
+    append_lines(log / "metrics.jsonl", new)
     run = read_run(folder)
     # steps 7 to 10 of the first start came after step 6, at which the second one began
     assert [entry.step for entry in run.logged] == [1, 2, 3, 4, 5, 6, 7]
     assert run.logged[-1].metrics == {"reward": 0.5}
     groups = looked_at(run)
     assert sorted(group.step for group in groups.values()) == [2, 4, 6, 8]
-    assert next(g.prompt for g in groups.values() if g.step == 8) == again[0]["prompt"]
+    assert next(g.prompt for g in groups.values() if g.step == 8) == again["prompt"]
     assert run.resumed_at == [6]
     assert any("4 logged entries were done again after a crash" in note for note in run.notes)
 
@@ -95,9 +92,9 @@ def test_a_run_started_anew_in_the_folder_of_another_is_alone(tmp_path):
     log = folder / "_drgrpo"
     starts = [{"time": START - 50, "step": 0}, {"time": START + 60, "step": 2}, {"time": START + 1000, "step": 0}]
     (log / "run.json").write_text(json.dumps(about(starts=starts)))
-    with (log / "metrics.jsonl").open("a") as file:
-        for step, mode in ((0, "eval"), (1, "train")):
-            file.write(json.dumps({"step": step, "time": START + 1001, "mode": mode, "logs": {"reward": 0.5}}) + "\n")
+    for step, mode in ((0, "eval"), (1, "train")):
+        line = {"step": step, "time": START + 1001, "mode": mode, "logs": {"reward": 0.5}}
+        append_lines(log / "metrics.jsonl", line)
     run = read_run(folder)
     assert [(entry.step, entry.mode) for entry in run.logged] == [(0, "eval"), (1, "train")]
     assert run.completions is None
@@ -129,7 +126,7 @@ def test_values_of_other_types_and_beyond_every_type_are_survived(folder):
         (log / "run.json").write_text(json.dumps(about(**odd, starts=starts)))
         assert read_run(folder).formula == []
     rows = [7, {"spans": "text", "rewards": [], "reward": "1", "length": 2.5, "right": 1}]
-    write_lines(log / "completions.jsonl", [{"step": 1, "rows": rows}])
+    write_lines(log / "completions.jsonl", [{"step": 1, "time": None, "mode": "train", "group": 0, "rows": rows}])
     logged = [{"step": "1"}, {"step": 10**400}, {"step": 2, "logs": {"reward": "x", "kl": 1e400}}]
     write_lines(log / "metrics.jsonl", [*logged, {"step": 3, "time": 10**400, "logs": {"reward": 10**400}}])
     run = read_run(folder)

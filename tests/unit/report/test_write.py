@@ -117,7 +117,7 @@ def test_what_the_curriculum_keeps_is_part_of_the_difficulty():
 
 @pytest.mark.parametrize("format", ["html", "md", "json"])
 def test_no_folder_of_the_machine_is_in_a_report(tmp_path, format, monkeypatch):
-    monkeypatch.setattr("trl_drgrpo.report.figure.has_matplotlib", lambda: False)  # the figure takes seconds
+    monkeypatch.setattr("trl_drgrpo.report.page.find_spec", lambda name: None)  # the figure takes seconds
     secret = "/home/somebody/secret_project"
     settings = {"seed": 0, "peft": {"path": f"{secret}/a"}}
     folder = write_run_log(tmp_path / "run", steps=4, every=2, model=f"{secret}/models/m-1", settings=settings)

@@ -13,9 +13,9 @@ import torch
 import yaml
 from case_tables import DATA, cases
 
-from trl_drgrpo.cli import flags, train, values
+from trl_drgrpo.cli import flags, train
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.cli.recipe import read_given
+from trl_drgrpo.cli.recipe import coerce, read_given
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import SampleReward, Sandbox, clipped, gated, weighted_sum
 from trl_drgrpo.rewards.contract import reward_name
@@ -59,13 +59,13 @@ def test_rewards_as_recipes_write_them(_, text, due):
     assert list(resolve_reward(spec)(**row)) == [due and float(due)]
     if isinstance(spec, dict):  # after a flag the same text, or JSON
         flag = flags.read_flags()["reward_funcs"]
-        assert values.coerce(flag, [text, "accuracy_reward"]) == [spec, "accuracy_reward"]
-        assert values.coerce(flag, [json.dumps(spec)]) == [spec]
+        assert coerce(flag, [text, "accuracy_reward"]) == [spec, "accuracy_reward"]
+        assert coerce(flag, [json.dumps(spec)]) == [spec]
 
 
 def test_flags_know_the_floats_of_recipes():
     flag = flags.read_flags()["reward_funcs"]
-    assert values.coerce(flag, ["{clipped: {low: 1e-3}}"]) == [{"clipped": {"low": 0.001}}]
+    assert coerce(flag, ["{clipped: {low: 1e-3}}"]) == [{"clipped": {"low": 0.001}}]
 
 
 def test_the_help_of_the_flag_names_every_reward():

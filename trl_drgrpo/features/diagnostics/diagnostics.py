@@ -1,4 +1,4 @@
-"""The diagnostics inside the trainer: statistics of every generation batch, phase times, run log, warnings. Glue only.
+"""The diagnostics inside the trainer: statistics of every generation batch, phase times, run log, warnings.
 
 Everything is seen through hooks: `on_credit` after the advantages are made, `rolling_out` and `scoring` around the
 phases, a callback's events for steps and logs. Ranks exchange a few numbers per row and the recorded rows, once per
@@ -9,19 +9,28 @@ nothing here ends a run (`upstream/description.py`).
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trl_drgrpo.common.errors import DiskFullError
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
-from trl_drgrpo.features.diagnostics.run_log import RunLog, group_records, recorded_groups
-from trl_drgrpo.features.diagnostics.snapshot import BatchSnapshot
-from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics, step_statistics
-from trl_drgrpo.features.diagnostics.warn_once import RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.run_log import (
+    RunLog,
+    group_records,
+    prompt_text,
+    readable,
+    recorded_groups,
+    short_text,
+    spans_of,
+)
+from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.statistics import BatchRows, CorrectnessRule, batch_statistics, step_statistics
 from trl_drgrpo.process_rewards.scoring import process_only
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.rewards.contract import reward_name
@@ -34,8 +43,6 @@ GENERATE, SCORE, TRAIN = "generate", "score", "train"
 # Places, as the guard names them.
 _STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
 _END = "The end of the run log"
-# One rank's view of a generation batch: all rewards, correctness of each row, and its recorded rows.
-_Seen = tuple[BatchSnapshot, list[bool | None] | None, list[dict[str, Any]]]
 
 
 class PhaseClock:
@@ -68,28 +75,23 @@ class PhaseClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
-        self._running: str | None = None
+        self._is_running = False
         self._began: float | None = None
-        self._clear()
-
-    def _clear(self) -> None:
-        self._seconds = {GENERATE: 0.0, SCORE: 0.0}
-        self._in_steps = 0.0
-        self._finished = self._tokens = 0
+        self._sums: dict[str, float] = defaultdict(float)  # seconds of the phases and of whole steps; steps; tokens
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the block as a phase, `"generate"` or `"score"`; inside of another one, as that one. Outside of a step
         (evaluation) not at all."""
-        if self._running is not None or self._began is None:
+        if self._is_running or self._began is None:
             yield
             return
-        self._running, start = name, self._clock()
+        self._is_running, start = True, self._clock()
         try:
             yield
         finally:
-            self._running = None
-            self._seconds[name] += self._clock() - start
+            self._is_running = False
+            self._sums[name] += self._clock() - start
 
     def step_begins(self) -> None:
         """An optimizer step begins."""
@@ -99,9 +101,9 @@ class PhaseClock:
         """An optimizer step has ended. `tokens`: completion tokens generated in it over all ranks, 0 when it reused
         some."""
         if self._began is not None:
-            self._in_steps += self._clock() - self._began
-            self._finished += 1
-            self._tokens += tokens
+            self._sums["whole"] += self._clock() - self._began
+            self._sums["steps"] += 1
+            self._sums["tokens"] += tokens
         self._began = None
 
     def read(self) -> dict[str, float]:
@@ -111,14 +113,115 @@ class PhaseClock:
             `dict[str, float]`: `time/generate_s`, `time/score_s`, `time/train_s`: seconds per optimizer step;
             `time/tokens_per_s`: completion tokens per second of these steps. Empty when no step has ended.
         """
-        if not self._finished:
+        if not self._sums["steps"]:
             return {}
-        seconds = {**self._seconds, TRAIN: max(self._in_steps - sum(self._seconds.values()), 0.0)}
-        result = {f"time/{name}_s": total / self._finished for name, total in seconds.items()}
-        if self._in_steps > 0:
-            result["time/tokens_per_s"] = self._tokens / self._in_steps
-        self._clear()
+        sums, self._sums = self._sums, defaultdict(float)
+        rest = sums["whole"] - sums[GENERATE] - sums[SCORE]
+        seconds = {GENERATE: sums[GENERATE], SCORE: sums[SCORE], TRAIN: max(rest, 0.0)}
+        result = {f"time/{name}_s": total / sums["steps"] for name, total in seconds.items()}
+        if sums["whole"] > 0:
+            result["time/tokens_per_s"] = sums["tokens"] / sums["whole"]
         return result
+
+
+_NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
+
+
+class BatchSnapshot:
+    """A credited generation batch in plain Python numbers.
+
+    Args:
+        batch ([`CreditedBatch`]): The batch.
+        first_row (`int`): Index of this rank's first row among all ranks' rows.
+        stop_token_ids (`Collection[int]`): Tokens that end a completion.
+        recorded (`Collection[int]`): Groups, over all ranks, that are to be recorded.
+
+    Attributes:
+        rewards (`list[float]` of length `B`): Over all ranks; NaN = unscorable.
+        per_func (`list[list[float]]` of shape `(F, B)`): Each function's rewards, over all ranks.
+        own (`dict[str, list]`, each of length `b`): This rank's rows, as columns of [`BatchRows`].
+    """
+
+    def __init__(
+        self, batch: CreditedBatch, first_row: int, stop_token_ids: Collection[int], recorded: Collection[int]
+    ):
+        self.batch, self.first_row = batch, first_row
+        self._recorded = [
+            i for i in range(len(batch.scored.prompts)) if (first_row + i) // batch.num_generations in recorded
+        ]
+        advantages = batch.token_advantages
+        tensors = {
+            "rewards": batch.rewards,
+            "row advantages": batch.row_advantages,
+            **{f"reward {f}": column for f, column in enumerate(batch.scored.rewards_per_func.unbind(dim=1))},
+            "tokens": batch.completion_mask.sum(dim=1),
+            "trained": batch.trained_mask.sum(dim=1),
+            "gradient_weight": advantages.abs().sum(dim=1),
+            "token advantages": advantages[self._recorded],
+            "token masks": batch.trained_mask[self._recorded],
+        }
+        if (weights := batch.row_weights) is not None:
+            tensors["weights"] = weights
+        copied = to_host(tensors)
+        self.rewards, self._advantages = copied["rewards"], copied["row advantages"]
+        self._token_advantages, self._token_masks = copied["token advantages"], copied["token masks"]
+        self.per_func = [copied[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
+        ids = batch.scored.completion_ids
+        written = zip(ids, copied["tokens"], copied["trained"], strict=True)
+        self.own: dict[str, list[Any]] = {
+            # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
+            "lengths": [len(row) - int(tokens - trained) for row, tokens, trained in written],
+            "trained": [int(tokens) for tokens in copied["trained"]],
+            "gradient_weights": copied["gradient_weight"],
+            "truncated": [len(row) > 0 and row[-1] not in stop_token_ids for row in ids],
+            "texts": [hash(tuple(row)) for row in ids],
+        }
+        if weights is not None:
+            self.own["weights"] = copied["weights"]
+
+    def records(
+        self, names: Sequence[str], correct: Sequence[bool | None] | None, aligner: Aligner
+    ) -> Iterator[dict[str, Any]]:
+        """This rank's rows of the groups that are recorded, as they stand in `completions.jsonl`, with what their
+        group needs under `index`, `prompt`, `columns`. `names`: the `F` reward functions; `correct`: `B` values, over
+        all ranks."""
+        scored, steps, forks = self.batch.scored, self.batch.steps, self.batch.forks
+        width = self.batch.trained_mask.size(1)
+        for n, i in enumerate(self._recorded):
+            row, ids = self.first_row + i, list(scored.completion_ids[i])
+            tokens = slice(n * width, n * width + len(ids))
+            spans = spans_of(
+                ids,
+                self._token_advantages[tokens],
+                self._token_masks[tokens],
+                aligner,
+                step_ends=steps.steps[i].ends if steps else (),
+                step_rewards=steps.rewards[i] if steps else (),
+                cuts=forks.cuts[row] if forks else None,
+            )
+            columns = {name: short_text(value) for name, value in scored.inputs[i].items() if name not in _NO_COLUMNS}
+            yield {
+                "index": row,
+                "prompt": prompt_text(scored.prompts[i]),
+                "columns": columns,
+                "spans": list(spans),
+                "rewards": {name: readable(values[row]) for name, values in zip(names, self.per_func, strict=True)},
+                "reward": readable(self.rewards[row]),
+                "advantage": readable(self._advantages[i]),
+                "length": self.own["lengths"][i],
+                "truncated": self.own["truncated"][i],
+                "right": correct[row] if correct else None,
+            }
+
+
+def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+    """Flat lists of numbers from tensors of one device, in one transfer (as float32)."""
+    flat: list[Any] = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()]).tolist()
+    result, start = {}, 0
+    for name, tensor in tensors.items():
+        result[name] = flat[start : start + tensor.numel()]
+        start += tensor.numel()
+    return result
 
 
 class Diagnostics(DescribingFeature):
@@ -209,11 +312,16 @@ class Diagnostics(DescribingFeature):
         seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
         everyone = self.trainer.gathered([(seen[0].own, seen[2]) if seen else None])
         metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, everyone), otherwise={})
-        metrics |= self.describing.value("The statistics of the steps", lambda: _of_steps(batch), otherwise={})
+        if (step_rewards := batch.step_rewards) is not None:
+            metrics |= self.describing.value(
+                "The statistics of the steps",
+                lambda: step_statistics(step_rewards, batch.rewards.tolist()),
+                otherwise={},
+            )
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
-    def _look_at(self, batch: CreditedBatch) -> _Seen:
-        """This rank's part."""
+    def _look_at(self, batch: CreditedBatch) -> tuple[BatchSnapshot, list[bool | None] | None, list[dict[str, Any]]]:
+        """This rank's part: its rows, correctness of each row of all ranks, and its recorded rows."""
         trainer = self.trainer
         wanted = trainer.args.record_groups if trainer.args.run_log and trainer.state.max_steps else 0
         recorded = recorded_groups(len(batch.rewards) // batch.num_generations, wanted)
@@ -222,7 +330,7 @@ class Diagnostics(DescribingFeature):
         correct = rule.judge(seen.per_func[rule.index]) if rule else None
         return seen, correct, list(seen.records(trainer.reward_func_names, correct, self._aligner))
 
-    def _described(self, seen: _Seen | None, everyone: list[Any]) -> dict[str, float]:
+    def _described(self, seen: Any, everyone: list[Any]) -> dict[str, float]:
         """The batch's metrics, from what the ranks have seen; the main process writes down what they recorded."""
         if seen is None:
             return {}  # said already
@@ -242,19 +350,15 @@ class Diagnostics(DescribingFeature):
         if trains:
             self._new_tokens += sum(rows.lengths)
         mode, step = ("train", step + 1) if trains else ("eval", step)
-        first_group = self._groups_before(mode, step, len(rows.groups))
+        # Earlier batches of the step: one that accumulates, and an evaluation, may generate several.
+        first_group = self._counted[2] if self._counted[:2] == (mode, step) else 0
+        self._counted = (mode, step, first_group + len(rows.groups))
         records = [record for _, each in everyone for record in each]
         if records and self.trainer.accelerator.is_main_process:
             with self.describing("The run log's completions"):
                 groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
                 self.run_log.completions(groups)
         return batch_statistics(rows, trains)
-
-    def _groups_before(self, mode: str, step: int, groups: int) -> int:
-        """Groups in earlier batches of the step: one that accumulates, and an evaluation, may generate several."""
-        before = self._counted[2] if self._counted[:2] == (mode, step) else 0
-        self._counted = (mode, step, before + groups)
-        return before
 
     # Run log and warnings, on the main process
 
@@ -312,7 +416,3 @@ class Diagnostics(DescribingFeature):
             if self.correctness_rule is not None:
                 self.correctness_rule.is_binary = state["right_is_binary"] is not False
             self.run_warnings.load_state_dict(state["warnings"])
-
-
-def _of_steps(batch: CreditedBatch) -> dict[str, float]:
-    return {} if batch.step_rewards is None else step_statistics(batch.step_rewards, batch.rewards.tolist())

@@ -63,8 +63,7 @@ class ProgressCallback(DescribingCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move the bar on."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=state.global_step, status=self._line(state))
+        self._move(state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Take the newest numbers and show them."""
@@ -76,8 +75,7 @@ class ProgressCallback(DescribingCallback):
         if "reward" not in logs:  # that, or the summary at the end
             return
         self._status = status_line(logs)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=state.global_step, status=self._line(state))
+        self._move(state)
         if self._is_due(state):
             self._printed = self._clock()
             left = "" if self._bar is not None else self._left(state)
@@ -103,8 +101,10 @@ class ProgressCallback(DescribingCallback):
             return state.global_step % self.every_steps == 0
         return self._clock() - self._printed >= self.every_seconds
 
-    def _line(self, state: Any) -> str:
-        return f"{self._status}{self._left(state)}".lstrip()
+    def _move(self, state: Any) -> None:
+        if self._bar is not None:
+            status = f"{self._status}{self._left(state)}".lstrip()
+            self._bar.update(self._task, completed=state.global_step, status=status)
 
     def _left(self, state: Any) -> str:
         done = state.global_step - self._first_step

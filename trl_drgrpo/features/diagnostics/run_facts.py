@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
-from trl_drgrpo.features.model_card.card import is_conversational
-from trl_drgrpo.features.model_card.card_facts import objective_of, plain_data
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
+from trl_drgrpo.features.model_card.card import is_conversational, objective_of, plain_data
 from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 

@@ -2,14 +2,16 @@
 
 Completions are kept as text cut into spans of equal advantage, with rewards and steps. Which groups of a generation
 batch are kept depends on their number alone, not on a random generator, so the same ones are kept after a resume. Each
-rank makes the records of its own rows (`snapshot.py`, `spans_of`); the main process puts the groups together
+rank makes the records of its own rows (`BatchSnapshot`, `spans_of`); the main process puts the groups together
 (`group_records`) and writes (`RunLog`).
 """
 
 import json
 import math
 import re
+import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -63,32 +65,29 @@ def group_records(
         branches at each level, `[b] * D`; only of groups that fork.
     """
     ordered = sorted(rows, key=lambda row: row["index"])
-    groups = groupby(ordered, key=lambda row: row["index"] // num_generations)
-    records = [_group_record(first_group + number, list(members), step, mode) for number, members in groups]
-    if forks is not None:
-        for record in records:
-            record["forks"] = [forks.branches] * forks.depth
+    forked = {} if forks is None else {"forks": [forks.branches] * forks.depth}
+    records = []
+    for number, grouped in groupby(ordered, key=lambda row: row["index"] // num_generations):
+        members = list(grouped)
+        rewards = [row["reward"] for row in members if row["reward"] is not None]
+        records.append(
+            {
+                "step": step,
+                "mode": mode,
+                "group": first_group + number,
+                "prompt": members[0]["prompt"],
+                "G": len(members),
+                "baseline": readable(statistics.fmean(rewards) if rewards else None),
+                "std": readable(statistics.stdev(rewards) if len(rewards) > 1 else None),
+                "rows": [{key: value for key, value in row.items() if key not in _OF_THE_GROUP} for row in members],
+                "columns": members[0]["columns"],
+                **forked,
+            }
+        )
     return records
 
 
-def _group_record(number: int, members: list[dict[str, Any]], step: int, mode: str) -> dict[str, Any]:
-    rewards = [row["reward"] for row in members if row["reward"] is not None]
-    mean = math.fsum(rewards) / len(rewards) if rewards else None
-    std = None
-    if mean is not None and len(rewards) > 1:
-        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    outside = ("index", "prompt", "columns")
-    return {
-        "step": step,
-        "mode": mode,
-        "group": number,
-        "prompt": members[0]["prompt"],
-        "G": len(members),
-        "baseline": readable(mean),
-        "std": readable(std),
-        "rows": [{key: value for key, value in row.items() if key not in outside} for row in members],
-        "columns": members[0]["columns"],
-    }
+_OF_THE_GROUP = ("index", "prompt", "columns")
 
 
 def spans_of(
@@ -111,8 +110,8 @@ def spans_of(
         step_rewards (`Sequence[float or None]`, *optional*): One per step.
         cuts (`Sequence[int]`, *optional*): Tokens before each fork, see [`Forks`]; `None` in a group without.
     """
-    step_of: list[int | None] = [k for k, _ in enumerate(step_ends) for _ in range(_step_size(step_ends, k))]
-    step_of += [None] * (len(token_ids) - len(step_of))  # the closing, or a row without steps
+    steps = [bisect_left(step_ends, t) for t in range(len(token_ids))]  # one beyond the last: none, as the closing
+    step_of = [step if step < len(step_ends) else None for step in steps]
     levels = [None if cuts is None else sum(cut <= t for cut in cuts) for t in range(len(token_ids))]
     kinds = zip(advantages, step_of, [mask <= 0 for mask in trained], levels, strict=True)
     runs = [(kind, len(list(tokens))) for kind, tokens in groupby(kinds)]
@@ -134,10 +133,6 @@ def spans_of(
             **({} if level is None else {"level": level}),  # forks in front of it
         }
         start = stop
-
-
-def _step_size(ends: Sequence[int], k: int) -> int:
-    return ends[k] - (ends[k - 1] if k else -1)
 
 
 def prompt_text(prompt: Any) -> str:
@@ -292,16 +287,9 @@ def to_json(value: Any, indent: int | None = None) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
-    return text.encode("utf-8", errors="replace").decode("utf-8") if not text.isascii() else text
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        value = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _append(path: Path, text: str) -> None:

@@ -2,38 +2,45 @@
 
 TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
 of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
-`card_facts.py` reads the run, `card.md.jinja` lays it out, and what is left of secrets or paths is taken out at the
+functions of facts read the run, `card.md.jinja` lays it out, and what is left of secrets or paths is taken out at the
 end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and two points exist.
+
+Nothing is guessed: what the run does not know is left out. Names that others chose must not act in Markdown: they are
+escaped (`common/markdown.py`).
 """
 
+import dataclasses
+import platform
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from huggingface_hub import ModelCardData
 
+from trl_drgrpo.common import markdown
 from trl_drgrpo.common.disk import write_whole
-from trl_drgrpo.common.drawing import new_figure, save_figure
-from trl_drgrpo.common.secrets import redacted
-from trl_drgrpo.features.model_card import card_facts
-from trl_drgrpo.features.model_card.card_facts import objective_of, plain, plain_data, template
+from trl_drgrpo.common.drawing import draw_panels, save_figure
+from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
+from trl_drgrpo.common.secrets import redacted, scrubbed
+from trl_drgrpo.upstream.versions import installed_versions
 
-Panels = Sequence[tuple[str, Sequence[str]]]  # title, and the metrics in it
-
-PANELS = (
-    ("mean reward", ("reward", "eval_reward")),
-    ("mean completion length (tokens)", ("completions/mean_length", "eval_completions/mean_length")),
-)
+# Metric -> title of its panel, which evaluations share.
+PANELS = {"reward": "mean reward", "completions/mean_length": "mean completion length (tokens)"}
 
 
-def curves(history: list[dict[str, Any]], wanted: Panels = PANELS) -> dict[str, dict[str, list[tuple[int, float]]]]:
+def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """The points `(step, value)` of each metric of each panel, without panels that have fewer than two points."""
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     logged = dict.fromkeys(name for entry in history for name in entry)
-    for title, stems in wanted:
-        names = [name for name in logged if name.partition(" (")[0] in stems]
+    for metric, title in PANELS.items():
+        names = [name for name in logged if name.partition(" (")[0].removeprefix("eval_") == metric]
         lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
         lines = {name: points for name, points in lines.items() if len(points) > 1}
         if lines:
@@ -41,22 +48,15 @@ def curves(history: list[dict[str, Any]], wanted: Panels = PANELS) -> dict[str, 
     return panels
 
 
-def draw_curves(history: list[dict[str, Any]], target: Path, wanted: Panels = PANELS) -> bool:
+def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
     """Write the picture; returns whether there is one: not without matplotlib, nor without two points."""
-    panels = curves(history, wanted)
+    panels = curves(history)
     if not panels:
         return False
-    try:
-        figure, drawn = new_figure(1, len(panels), 5.5 * len(panels), 3.5)
-    except ImportError:
-        return False
-    for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
-        for name, points in lines.items():
-            label = name if len(lines) > 1 else None
-            axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 50 else None)
-        axes.set(xlabel="optimizer step", title=title)
-    save_figure(figure, target)
-    return True
+    with suppress(ImportError):
+        save_figure(draw_panels(panels, 5.5, 3.5), target)
+        return True
+    return False
 
 
 def is_conversational(dataset: Any) -> bool:
@@ -74,7 +74,7 @@ def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name
     drawn. `metadata` is what TRL would put into the card; it is repaired in place."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     is_adapter = hasattr(model, "peft_config")
-    _repair(metadata, model, is_adapter, dataset_name or card_facts.dataset_id(trainer.train_dataset))
+    _repair(metadata, model, is_adapter, dataset_name or dataset_id(trainer.train_dataset))
     text = card_text(trainer, model, is_adapter, readme.parent, dataset_name)
     content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
     write_whole(readme, content)
@@ -83,41 +83,54 @@ def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name
 def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_name: str | None) -> str:
     """The card without its metadata, in Markdown. `folder` is where the card will be; the picture goes below it."""
     args = trainer.args
-    history = card_facts.history_by_split(trainer.state.log_history, trainer.eval_dataset)
+    history = history_by_split(trainer.state.log_history, trainer.eval_dataset)
     formula, notes = objective_of(trainer)
     drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
-    settings = card_facts.changed_settings(args)
+    settings = changed_settings(args)
+    dataset, evaluation = trainer.train_dataset, trainer.eval_dataset
+    splits = evaluation if isinstance(evaluation, dict) else {"": evaluation}
     values = {
         "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
-        "what": f"{'An adapter' if is_adapter else 'A model'} ({type(model).__name__})",
-        "base": _base(model),
-        "snippet": _snippet(trainer, is_adapter),
+        "model_class": type(model).__name__,
+        "base": base_model_of(model),
+        "base_class": kind_of(model),
+        # A processor takes images, too.
+        "is_text_only": hasattr(trainer.processing_class, "convert_tokens_to_ids"),
+        "model_id": repr(trainer.hub_model_id or "."),
+        "is_chat": is_conversational(dataset),
         "formula": "\n".join(formula),
         "notes": notes,
-        "data": card_facts.data_rows(trainer, dataset_name),
-        "rewards": card_facts.reward_rows(trainer),
-        "metrics": card_facts.metric_rows(history),
+        "dataset_name": dataset_name if is_hub_id(dataset_name) else dataset_id(dataset),
+        "columns": list(getattr(dataset, "column_names", None) or []),
+        "prompts": _size(dataset),
+        "splits": {split: _size(data) for split, data in splits.items() if data is not None},
+        "rewards": reward_rows(trainer),
+        "metrics": metric_rows(history),
         "picture": PICTURE if drawn else "",
-        "training": card_facts.training_rows(trainer),
-        "adapter": card_facts.adapter_rows(model),
+        "training": training_rows(trainer),
+        "adapter": adapter_rows(model),
         "is_adapter": is_adapter,
         "settings": yaml.safe_dump(settings, sort_keys=True, allow_unicode=True) if settings else "# none",
-        "machine": card_facts.machine_rows(trainer),
+        "machine": machine_rows(trainer),
         "citation": textwrap.dedent(trainer._paper["citation"]),
     }
     values = redacted(values, vars(args))  # before Markdown's escapes take them apart
     return template("card.md.jinja").render(values, trainer=trainer, args=args, state=trainer.state)
 
 
+def _size(dataset: Any) -> str | None:
+    return f"{len(dataset):,}" if hasattr(dataset, "__len__") else None  # a stream is not counted
+
+
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
     """Hub metadata: corrects TRL's values and adds PEFT's."""
     data.pop("licence")  # a misspelled placeholder; the license is the author's to state
-    data.base_model = card_facts.base_model_of(model)
+    data.base_model = base_model_of(model)
     data.library_name = "transformers"
     data.model_name = data.model_name or None
-    if dataset_name and card_facts.is_hub_id(dataset_name):
+    if dataset_name and is_hub_id(dataset_name):
         data.datasets = dataset_name
-    elif not card_facts.is_hub_id(data.datasets):
+    elif not is_hub_id(data.datasets):
         data.datasets = None
     tags = set(data.tags or [])
     if is_adapter:
@@ -126,25 +139,215 @@ def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str
         if data.base_model:
             tags.add(f"base_model:adapter:{data.base_model}")
     data.tags = sorted(tags)
-    if data.pipeline_tag is None and "CausalLM" in card_facts.kind_of(model):
+    if data.pipeline_tag is None and "CausalLM" in kind_of(model):
         data.pipeline_tag = "text-generation"
 
 
-def _base(model: Any) -> str:
-    name = card_facts.base_model_of(model)
-    return (
-        f"[{name}](https://huggingface.co/{name})" if name else f"a local model ({plain(card_facts.kind_of(model))})"
-    )
+def without_paths(values: Any) -> Any:
+    """Nested mappings and lists with `"(local path)"` for every path of the machine."""
+    if isinstance(values, dict):
+        return {name: without_paths(value) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [without_paths(value) for value in values]
+    return "(local path)" if is_local_path(values) else values
 
 
-def _snippet(trainer: Any, is_adapter: bool) -> str:
-    if not hasattr(trainer.processing_class, "convert_tokens_to_ids"):  # a processor: images come in, too
-        return ""
-    args = trainer.args
-    return template("usage.jinja").render(
-        model_id=repr(trainer.hub_model_id or "."),
-        is_adapter=is_adapter,
-        is_chat=is_conversational(trainer.train_dataset),
-        length=min(args.max_completion_length or 256, 256),
-        temperature=args.temperature,
+def template(name: str) -> Any:
+    """A template of this room."""
+    return markdown.template("trl_drgrpo.features.model_card", name, {}, keep_trailing_newline=True)
+
+
+def lines_of(name: str, **values: Any) -> list[str]:
+    """The lines of a rendered template, without empty ones."""
+    return [line for line in template(name).render(values).splitlines() if line.strip()]
+
+
+Rows = list[tuple[str, Any]]
+
+# Of the machine or of the run's surroundings: no part of what others need to repeat it.
+_SURROUNDINGS = ("output_dir", "run_name", "report_to", "disable_tqdm", "do_eval", "debug", "use_cpu", "tf32")
+_SURROUNDINGS_START = ("hub_", "push_to_hub", "log_", "logging_", "trackio_", "save_", "resume_", "ddp_", "local_rank")
+_SURROUNDINGS_START += ("overwrite_", "dataloader_", "accelerator_config", "deepspeed", "fsdp", "vllm_server_")
+_PACKAGES = ["trl-drgrpo", "trl", "transformers", "torch", "accelerate", "datasets", "tokenizers", "peft"]
+_PACKAGES += ["bitsandbytes"]
+_ADAPTER = {"adapter": "peft_type", "rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
+_ADAPTER |= {"rsLoRA": "use_rslora", "target modules": "target_modules", "modules trained in full": "modules_to_save"}
+
+
+def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
+    """The objective that a trainer minimizes, also before its first step: the formula with the run's numbers, in lines
+    of plain text, and one sentence per choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
+
+    Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
+    compared with another.
+    """
+    args, scorer = trainer.args, trainer.step_scorer
+    values = {
+        "args": args,
+        "trainer": trainer,
+        "scorer": scorer,
+        "reward_weights": trainer.reward_weights.tolist(),
+        "on_policy": args.gradient_accumulation_steps % trainer.generate_every == 0,
+        "rows": args.num_generations or 1,
+        "adapters": getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {}),
+        "segmenter": scorer.segmenter.name if scorer else None,
+    }
+    return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
+
+
+def base_model_of(model: Any) -> str | None:
+    """Hub id of the model that was trained or carries the adapter; `None` when it is no Hub model."""
+    name = getattr(model.config, "_name_or_path", None)
+    return name if is_hub_id(name) else None
+
+
+def kind_of(model: Any) -> str:
+    """Class of the model, or of the one that carries the adapter."""
+    return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+
+
+def dataset_id(dataset: Any) -> str | None:
+    """Hub id that the dataset itself reports; `None` for local, generated and streamed data."""
+    checksums = getattr(getattr(dataset, "info", None), "download_checksums", None) or {}
+    for source in checksums:
+        name = str(source).partition("hf://datasets/")[2].partition("@")[0]
+        if name and is_hub_id(name):
+            return name
+    return None
+
+
+def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
+    """Name, kind and weight of each reward."""
+    weights = [f"{weight:g}" for weight in trainer.reward_weights.tolist()]
+    kinds = ["model" if isinstance(func, torch.nn.Module) else "function" for func in trainer.reward_funcs]
+    rows = list(zip(trainer.reward_func_names, kinds, weights, strict=True))
+    if trainer.step_scorer:
+        scorer = trainer.step_scorer
+        steps = zip(scorer.names, scorer.funcs, scorer.weights, strict=True)
+        rows += [(name, f"step reward{_source(func)}", f"{weight:g}") for name, func, weight in steps]
+    return rows
+
+
+def _source(func: Any) -> str:
+    """Of a model that scores steps: its id with the revision, or the name of its folder."""
+    source = getattr(func, "source", "")
+    name, at_revision, revision = source.partition(" at revision ")
+    if not source or is_hub_id(name):
+        return f": {source}" if source else ""
+    return f": {Path(name).name}{at_revision}{revision}, a local model"
+
+
+def training_rows(trainer: Any) -> Rows:
+    """Optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
+    args, (optimizer, scheduler) = trainer.args, trainer.given_optimizers
+    groups = [{"lr": args.learning_rate, "weight_decay": args.weight_decay}]
+    if optimizer is not None:
+        groups = optimizer.param_groups
+    processes = trainer.accelerator.num_processes
+    lines = lines_of(
+        "training.jinja",
+        args=args,
+        state=trainer.state,
+        trained=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        rows=args.per_device_train_batch_size * args.gradient_accumulation_steps * processes,
+        processes=processes,
+        rates=" and ".join(sorted({f"{group.get('initial_lr', group['lr']):g}" for group in groups})),
+        decay=" and ".join(sorted({f"{group.get('weight_decay', 0):g}" for group in groups})),
+        optimizer=optimizer and type(optimizer).__name__,
+        scheduler=scheduler and type(scheduler).__name__,
     )
+    return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
+
+
+def adapter_rows(model: Any) -> Rows:
+    """The adapter and the quantization of its base; empty for a full model that is not quantized."""
+    rows: Rows = []
+    for name, config in (getattr(model, "peft_config", None) or {}).items():
+        if name == "ref":  # TRL's copy of an adapter that was there before
+            continue
+        for label, key in _ADAPTER.items():
+            value = plain_data(getattr(config, key, None))
+            if value not in (None, [], ""):
+                rows.append((label, ", ".join(sorted(value)) if isinstance(value, list) else value))
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is not None:
+        values = quantization if isinstance(quantization, dict) else quantization.to_dict()
+        kept = ("quant_method", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+        text = ", ".join(f"{key} {plain_data(values[key])}" for key in kept if values.get(key) not in (None, False))
+        rows.append(("base model quantized", text or type(quantization).__name__))
+    return rows
+
+
+def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dict[str, Any]]:
+    """The log history with the split in the names of metrics, `eval_reward (<split>)`, where `trainer.eval_dataset`
+    has several: TRL calls them all the same."""
+    splits = list(evaluation) if isinstance(evaluation, dict) else []
+    labeled = []
+    for entry in history:
+        split = next((split for split in splits if f"eval_{split}_runtime" in entry), None)
+        mark = "" if split is None else f" ({split})"
+        labeled.append({name if name in ("step", "epoch") else f"{name}{mark}": entry[name] for name in entry})
+    return labeled
+
+
+_WORTH_A_LINE = re.compile(
+    r"(reward|reward_std|kl|entropy|loss|grad_norm)(/|$)|rewards/|process_rewards/|process/reward"
+    r"|completions/mean_length|completions/clipped_ratio|drgrpo/zero_signal"
+)
+
+
+def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Name, first and last logged value of each metric worth a line, and the step of the last."""
+    values: dict[str, list[tuple[int, float]]] = {}
+    for entry in history:
+        for name, value in entry.items():
+            stem = name.removeprefix("eval_").partition(" (")[0]
+            if isinstance(value, (int, float)) and _WORTH_A_LINE.match(stem):
+                values.setdefault(name, []).append((int(entry.get("step", 0)), float(value)))
+    order = sorted(values, key=lambda name: (not name.startswith("eval_"), not name.endswith("reward"), name))
+    return [
+        (name, f"{values[name][0][1]:.4g}", f"{values[name][-1][1]:.4g}", f"{values[name][-1][0]}") for name in order
+    ]
+
+
+def changed_settings(args: Any) -> dict[str, Any]:
+    """Every field that somebody has set to another value than its default, without secrets and paths of the machine:
+    what the tables leave out."""
+    derived = getattr(args, "derived", {})  # a plain GRPOConfig's were not recorded
+    shown = {}
+    for field in dataclasses.fields(args):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        value = getattr(args, field.name)
+        surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
+        given, made = derived.get(field.name, (value, value))  # what it was made into from what was given
+        if surrounding or not field.init or value == default or (given == default and value == made):
+            continue
+        shown[field.name] = plain_data(value)
+    return without_paths(scrubbed(shown))
+
+
+def plain_data(value: Any) -> Any:
+    """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
+    if isinstance(value, Enum):
+        return plain_data(value.value)
+    if isinstance(value, Mapping):
+        return {key if type(key) in (str, int) else str(key): plain_data(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_data(each) for each in value]
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
+
+
+def machine_rows(trainer: Any) -> Rows:
+    """Hardware, how long the run took where transformers has noted it, and the packages that the result depends on."""
+    accelerator = trainer.accelerator
+    device = accelerator.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
+    rows: Rows = [("device", f"{accelerator.num_processes} x {name}")]
+    runtimes = [entry["train_runtime"] for entry in trainer.state.log_history if "train_runtime" in entry]
+    if runtimes:
+        rows.append(("training time since the last start", f"{runtimes[-1]:,.0f} s"))
+    # Of torch with its build, which metadata may not name.
+    versions = {"Python": platform.python_version(), **installed_versions(_PACKAGES), "torch": torch.__version__}
+    return rows + list(versions.items())

@@ -1,4 +1,4 @@
-"""Selection of training prompts: dynamic sampling and curriculum, both unbiased (`objective/group_selection.py`).
+"""Selection of training prompts: dynamic sampling and curriculum, both unbiased (`objective/advantages.py`).
 
 A generation batch draws rows of the training set (`prompt_stream.py`) until K groups are selected. They are generated
 in rounds: a round is as large as the running share of selected groups says that the missing ones need. All processes
@@ -19,10 +19,10 @@ import torch
 from datasets import Dataset
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates, unknown_prompts
 from trl_drgrpo.features.sampling.prompt_stream import Draw, PromptStream, cap_warning, sampling_metrics
-from trl_drgrpo.objective.group_selection import Selection, keep_probability, select_groups
+from trl_drgrpo.objective.advantages import Selection, keep_probability, select_groups
 from trl_drgrpo.upstream.batches import OF_THE_BATCH, CreditedBatch, joined_rows, row_of, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature
 

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS, bucket_index
-from trl_drgrpo.objective.group_selection import Selection
+from trl_drgrpo.objective.advantages import Selection
 from trl_drgrpo.rewards.sample import prompt_key
 
 

@@ -60,18 +60,19 @@ class Completion:
 Span = tuple[int, int]  # a separator in a text: its first character and its exclusive end
 
 
+@dataclass(frozen=True)
 class Rule:
     """Says after which tokens steps end.
 
-    Attributes:
+    Args:
+        spans (`Callable[[str], Iterable[Span]]`): The separators of a text, in order.
         by_prefix (`bool`): Whether the tokens before a step determine where it begins, by the rule's construction.
+        separators (`tuple[str, ...]`): The strings that end a step, where the rule is made of them.
     """
 
-    by_prefix = False
-
-    def spans(self, text: str) -> Iterable[Span]:
-        """The separators of a text, in order; for a rule that reads the text only."""
-        raise NotImplementedError
+    spans: Callable[[str], Iterable[Span]] = lambda text: ()
+    by_prefix: bool = False
+    separators: tuple[str, ...] = ()
 
     def ends(self, completion: Completion) -> tuple[list[int], bool]:
         """Last tokens of the steps that are complete, ascending, and whether a further step follows them. A separator
@@ -89,84 +90,6 @@ class Rule:
         return [alignment.tokens[cut] for cut in cuts], readable or completion.visible[read:].strip() != ""
 
 
-class Separators(Rule):
-    """One or several strings; the first one to be complete ends the step.
-
-    Args:
-        separators (sequence of `str`): Not empty. `"\\n"` in them also stands for `"\\r\\n"`.
-
-    Example:
-
-    ```python
-    >>> list(Separators(["\\n\\n"]).spans("a\\r\\n\\r\\nb"))
-    [(1, 5)]
-
-    ```
-    """
-
-    by_prefix = True
-
-    def __init__(self, separators: Sequence[str]):
-        normal = [separator.replace("\r\n", "\n") for separator in separators]
-        self.separators = sorted(set(normal), key=lambda separator: (len(separator), separator))
-        self.patterns = [re.compile(LINE_BREAK.join(map(re.escape, each.split("\n")))) for each in self.separators]
-
-    def spans(self, text: str) -> Iterator[Span]:
-        """The separators of a text, in order."""
-        start = 0
-        while matches := [match for pattern in self.patterns if (match := pattern.search(text, start))]:
-            first = min(matches, key=lambda match: match.end())
-            yield first.span()
-            start = first.end()
-
-
-@dataclass(frozen=True)
-class Regex(Rule):
-    """A regular expression, used as it is (it sees `"\\r\\n"`). A match without width ends a step: `(?=Step )`.
-
-    Args:
-        pattern (`re.Pattern`): Does not match the empty string.
-    """
-
-    pattern: re.Pattern[str]
-
-    def spans(self, text: str) -> Iterator[Span]:
-        """The separators of a text, in order."""
-        return (match.span() for match in self.pattern.finditer(text))
-
-
-@dataclass(frozen=True)
-class Offsets(Rule):
-    """A function `f(text) -> list[int]`: the exclusive end of each step, in characters, ascending."""
-
-    function: Callable[[str], Sequence[int]]
-    field: str
-
-    def spans(self, text: str) -> list[Span]:
-        """The ends that the function gives, checked.
-
-        Raises:
-            `InputError`: Not a list of strictly ascending integers from 1 to the length of the text.
-        """
-        offsets, name = self.function(text), getattr(self.function, "__name__", type(self.function).__name__)
-        got = "" if isinstance(offsets, list | tuple) else f"{type(offsets).__name__} from {name}"
-        previous = 0
-        for position, offset in enumerate(() if got else offsets):
-            place = f"at position {position} of what {name} returned"
-            if isinstance(offset, bool) or not isinstance(offset, Integral):
-                got = f"{offset!r} {place}"
-            elif not previous < offset <= len(text):
-                got = f"{offset} after {previous} {place} for a text of {len(text)} characters"
-            if got:
-                break
-            previous = offset
-        if got:
-            expected = "a list of strictly ascending integers from 1 to len(text)"
-            remedy = "Return the exclusive end of each step, in characters of the text it was given."
-            raise InputError(self.field, got, expected, remedy)
-        return [(int(offset), int(offset)) for offset in offsets]
-
-
 @dataclass(frozen=True)
 class Interval(Rule):
     """A step ends after every `size` tokens of the model, or as soon after as a character is complete.
@@ -174,8 +97,8 @@ class Interval(Rule):
     Steps of whitespace only are possible here, but not as the last one: that is the closing.
     """
 
-    size: int
-    by_prefix = True
+    size: int = 1
+    by_prefix: bool = True
 
     def ends(self, completion: Completion) -> tuple[list[int], bool]:
         """As in [`Rule`]."""
@@ -188,6 +111,7 @@ class Interval(Rule):
         return [alignment.tokens[cut] for cut in cuts], completion.visible[read:].strip() != ""
 
 
+@dataclass(frozen=True)
 class Turns(Rule):
     """One environment turn = one step: the model's tokens and the tool results that follow them.
 
@@ -195,7 +119,7 @@ class Turns(Rule):
     model wrote nothing but EOS is a step. Without a tool mask (nobody called a tool) the completion is one turn.
     """
 
-    by_prefix = True
+    by_prefix: bool = True
 
     def ends(self, completion: Completion) -> tuple[list[int], bool]:
         """As in [`Rule`]."""
@@ -221,13 +145,13 @@ def rule_of(spec: RuleSpec, field: str) -> Rule:
     if isinstance(spec, re.Pattern):
         return _regex(spec, field)
     if callable(spec):
-        return Offsets(spec, field)
+        return _offsets(spec, field)
     if isinstance(spec, list | tuple):
         return _separators(spec, field)
     raise InputError(field, repr(spec), "a string, a list of strings, a regex, an integer or a function", _FORMS)
 
 
-def _from_string(spec: str, field: str) -> Separators | Regex | Interval | Turns:
+def _from_string(spec: str, field: str) -> Rule:
     name, colon, value = spec.partition(":")
     if name == "re" and colon:
         return _regex(value, field)
@@ -242,7 +166,9 @@ def _from_string(spec: str, field: str) -> Separators | Regex | Interval | Turns
     return _separators([spec], field)
 
 
-def _separators(separators: Sequence[str], field: str) -> Separators:
+def _separators(separators: Sequence[str], field: str) -> Rule:
+    """One or several strings; the first one to be complete ends the step. A line break in them also stands for
+    `"\\r\\n"`."""
     if not separators:
         raise InputError(field, "an empty list", "at least one separator", _FORMS)
     for separator in separators:
@@ -255,12 +181,47 @@ def _separators(separators: Sequence[str], field: str) -> Separators:
             raise InputError(field, f"{separator!r} in a list", "plain separators", remedy)
     # One of escapes alone, as a shell or a quoted YAML string passes it on, means the characters that it spells.
     escaped = re.compile(r"(\\[nrt])+")
-    return Separators(
-        [each.encode().decode("unicode_escape") if escaped.fullmatch(each) else each for each in separators]
-    )
+    meant = [each.encode().decode("unicode_escape") if escaped.fullmatch(each) else each for each in separators]
+    known = sorted({each.replace("\r\n", "\n") for each in meant}, key=lambda each: (len(each), each))
+    patterns = [re.compile(LINE_BREAK.join(map(re.escape, each.split("\n")))) for each in known]
+
+    def spans(text: str) -> Iterator[Span]:
+        start = 0
+        while matches := [match for pattern in patterns if (match := pattern.search(text, start))]:
+            first = min(matches, key=lambda match: match.end())
+            yield first.span()
+            start = first.end()
+
+    return Rule(spans, by_prefix=True, separators=tuple(known))
 
 
-def _regex(pattern: str | re.Pattern[str], field: str) -> Regex:
+def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
+    """A function `f(text) -> list[int]`: the exclusive end of each step, in characters, ascending."""
+
+    def spans(text: str) -> list[Span]:
+        offsets, name = function(text), getattr(function, "__name__", type(function).__name__)
+        got = "" if isinstance(offsets, list | tuple) else f"{type(offsets).__name__} from {name}"
+        previous = 0
+        for position, offset in enumerate(() if got else offsets):
+            place = f"at position {position} of what {name} returned"
+            if isinstance(offset, bool) or not isinstance(offset, Integral):
+                got = f"{offset!r} {place}"
+            elif not previous < offset <= len(text):
+                got = f"{offset} after {previous} {place} for a text of {len(text)} characters"
+            if got:
+                break
+            previous = offset
+        if got:
+            expected = "a list of strictly ascending integers from 1 to len(text)"
+            remedy = "Return the exclusive end of each step, in characters of the text it was given."
+            raise InputError(field, got, expected, remedy)
+        return [(int(offset), int(offset)) for offset in offsets]
+
+    return Rule(spans)
+
+
+def _regex(pattern: str | re.Pattern[str], field: str) -> Rule:
+    """A regular expression, used as it is (it sees `"\\r\\n"`). A match without width ends a step: `(?=Step )`."""
     got = pattern if isinstance(pattern, str) else pattern.pattern
     try:
         compiled = re.compile(pattern)
@@ -273,7 +234,7 @@ def _regex(pattern: str | re.Pattern[str], field: str) -> Regex:
         got = f"the regex {got!r}, which matches the empty string"
         remedy = "It would end a step after every character: use + in place of *, for example."
         raise InputError(field, got, "a regex that needs at least one character", remedy)
-    return Regex(compiled)
+    return Rule(lambda text: (match.span() for match in compiled.finditer(text)))
 
 
 def _interval(size: str | int, field: str) -> Interval:
@@ -281,4 +242,4 @@ def _interval(size: str | int, field: str) -> Interval:
     if number < 1:
         got, remedy = f"an interval of {size!r} tokens", "For example 'tokens:64'."
         raise InputError(field, got, "an integer of at least 1", remedy)
-    return Interval(number)
+    return Interval(size=number)

@@ -31,8 +31,8 @@ from trl_drgrpo.rewards.contract import (
     reward_number,
 )
 from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers, settled
-from trl_drgrpo.rewards.isolation.pool import Call, Failure
-from trl_drgrpo.rewards.isolation.worker import failure_of
+from trl_drgrpo.rewards.isolation.pool import Call
+from trl_drgrpo.rewards.isolation.worker import Failure, failure_of
 from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values, completion_text
 from trl_drgrpo.rewards.signatures import signature_of
@@ -314,7 +314,7 @@ class AsyncPerCompletion(PerCompletion):
                 result = await asyncio.wait_for(result, self.limits and self.limits.timeout)
             return reward_number(self.convention.read(result), f"reward function '{self.__name__}'")
         except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
-            return Failure(*failure_of(error))
+            return failure_of(error)
 
 
 def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | None:

@@ -1,8 +1,8 @@
 """Reward functions in worker processes that can be killed.
 
 [`isolate`] wraps any reward function, [`scored_in_workers`] is what rewards here call themselves, [`Limits`] says what
-one completion may take. Behind them: `pool` and `handles` (the trainer's side: deadlines, channels), `nursery` (how a
-function gets to the process that forks and kills), `worker` (what runs there).
+one completion may take. Behind them: `pool` (deadlines, and who does what), `nursery` (the process that forks and
+kills, and the trainer's side of it and of the workers), `worker` (what runs there).
 """
 
 from typing import TYPE_CHECKING

@@ -10,21 +10,24 @@ Workers protect a run from accidents. They are no sandbox: they may do whatever 
 
 import inspect
 import logging
+import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
+
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.columns import pass_on_checks
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_on_error, declared, reward_name
-from trl_drgrpo.rewards.isolation.nursery import pickled, portable
-from trl_drgrpo.rewards.isolation.pool import Call, Failure, pool_for
-from trl_drgrpo.rewards.isolation.worker import RewardCaller, SampleScorer, Scored, failure_of
+from trl_drgrpo.rewards.isolation.pool import Call, pool_for
+from trl_drgrpo.rewards.isolation.worker import Failure, RewardCaller, SampleScorer, Scored, failure_of, unpickled
 from trl_drgrpo.rewards.limits import Limits
-from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.signatures import parameters, signature_of
+from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_reward
+from trl_drgrpo.rewards.signatures import behind_partials, parameters, signature_of
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +104,7 @@ class IsolatedReward:
         self.__doc__ = inspect.getdoc(function)
         known = parameters(function)  # of some built-in functions nobody knows them
         self.__signature__ = signature_of(()) if known is None else inspect.Signature(known)
-        self.reward = portable(function)
+        self.reward = function
         self.lowest_reward: float | None = (
             declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
         )
@@ -127,10 +130,57 @@ class IsolatedReward:
         return [one.reward if one else None for one in scored]
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
-        return pickled(RewardCaller(self.reward, self.__name__, loggers), self.__name__)
+        return pickled(RewardCaller(self.reward, self.__name__, loggers))
 
 
 isolate = IsolatedReward
+
+
+def pickled(caller: SampleScorer) -> bytes:
+    """A reward in the form in which it is sent to workers.
+
+    Plain pickle names a function by its module, which a worker cannot import where that is the running script or a
+    file that was loaded by its path. Files that were named as rewards are loaded again by the worker; whatever else
+    cannot be imported by name goes by value, with `cloudpickle`. Refuses what no other process can have: a lock, an
+    open file, a client.
+    """
+    reward = behind_partials(caller.function)
+    owner = getattr(reward, "__self__", reward)
+    for part in (reward, type(owner)):
+        module = sys.modules.get(getattr(part, "__module__", None) or "")
+        if module is not None and not _is_importable(module.__name__):
+            cloudpickle.register_pickle_by_value(module)
+    try:
+        function = cloudpickle.dumps(caller)
+    except Exception as error:  # any type: `__reduce__` of whatever the function refers to
+        raise InputError(
+            f"reward function '{caller.name}'",
+            f"one that cannot be sent to a worker process ({type(error).__name__}: {error})",
+            "a function that pickles with cloudpickle",
+            "Create clients, locks and files inside the function, or move it to a file of its own and name it as "
+            "`path/to/file.py:function`, or run it without limits.",
+        ) from error
+    named = [module for name, module in list(sys.modules.items()) if name.startswith(FILE_PREFIX)]
+    files = [str(module.__file__) for module in named if module.__name__.encode() in function]
+    return pickle.dumps(_OfFiles(files, function)) if files else function
+
+
+class _OfFiles:
+    """Pickles as what [`unpickled`] makes of it."""
+
+    def __init__(self, files: list[str], function: bytes):
+        self.sent = files, function
+
+    def __reduce__(self):
+        return unpickled, self.sent
+
+
+def _is_importable(module: str) -> bool:
+    """Whether a new interpreter finds the module by its name; `importlib` would say yes to all that is loaded here."""
+    package = module.partition(".")[0]
+    if package == "__main__" or module.startswith(FILE_PREFIX):
+        return True  # cloudpickle, or the worker, knows better
+    return any(finder.find_spec(package, None) is not None for finder in sys.meta_path if hasattr(finder, "find_spec"))
 
 
 def scored_in_workers(
@@ -171,8 +221,7 @@ def scored_in_workers(
     if limits is None:
         outcomes = _run_here(SampleScorer(score, name), calls, threads)
     elif calls:
-        function = pickled(SampleScorer(portable(score), name), name)
-        outcomes = pool_for(limits).run(function, calls)
+        outcomes = pool_for(limits).run(pickled(SampleScorer(score, name)), calls)
     else:
         outcomes = []
     return settled(outcomes, name, on_error, log_metric, failed)
@@ -183,7 +232,7 @@ def _run_here(score: Callable[..., Any], calls: Sequence[Call], threads: int) ->
         try:
             return score(*call[0], **call[1])
         except (Exception, SystemExit) as error:  # sys.exit() in a reward is its failure, as it is in a worker
-            return Failure(*failure_of(error))
+            return failure_of(error)
 
     if threads == 1:
         return [outcome(call) for call in calls]

@@ -1,110 +1,141 @@
-"""The process between the trainer and its workers, and how a reward function gets to them.
+"""The process between the trainer and its workers, and the trainer's side of both.
 
 Why a process of its own: the trainer must not fork (CUDA, threads), a fresh interpreter per worker costs a tenth of a
 second, and `multiprocessing` would run the training script again in each. This one is small and single-threaded and
 runs no user code, so forking it is safe and takes milliseconds.
+
+Each worker has two sockets to the trainer: its channel, for calls and answers, and its leash, which the nursery holds.
+The trainer lets go of a leash to have the worker killed, and reads from it how the worker ended.
 
 Why nothing is left behind: on Linux the nursery and every worker are *subreapers*, so a process that a reward
 started, however it detached itself, ends up a child of the worker or, once that is dead, of the nursery, which kills
 every child that is no worker. The nursery ends, with all of these, when its control socket closes or its parent is
 gone: also after `kill -9` of the trainer. Should the nursery itself be killed, the kernel kills the workers
 (`PR_SET_PDEATHSIG`). Elsewhere than on Linux a killed worker takes its process group along, and no more than that.
-
-A function travels as bytes ([`pickled`]). Plain pickle names it by its module, which a worker cannot import where that
-is the running script or a file that was loaded by its path. So functions and classes of a file that was named as a
-reward go as its path, for the worker to load by itself; whatever else cannot be imported by name goes by value, with
-`cloudpickle`.
 """
 
 import contextlib
 import ctypes
-import functools
-import inspect
-import io
+import math
 import os
+import pickle
 import resource
-import select
+import selectors
 import signal
 import socket
+import struct
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import cloudpickle
+from trl_drgrpo.rewards.isolation.worker import LENGTH, serve
+from trl_drgrpo.rewards.limits import ONE_THREAD
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.isolation.worker import COMMAND, ENDED, serve
-from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, module_from_file
-from trl_drgrpo.rewards.signatures import behind_partials
-
-
-def portable(reward: Callable) -> Callable:
-    """The same reward function, which `pickled` can now send."""
-    for part in _parts(reward):
-        module = sys.modules.get(getattr(part, "__module__", None) or "")
-        if module is not None and not _is_of_file(module.__name__) and not _is_importable(module.__name__):
-            cloudpickle.register_pickle_by_value(module)
-    return reward
+_PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
+_FRAME_LIMIT = 1 << 30  # bytes; a longer frame is none: something else was written to the channel
+_SEND_LIMIT = 30.0  # seconds in which an idle worker takes what it is sent, or counts as dead
+_END_PATIENCE = 0.5  # seconds in which the nursery says how a killed worker ended
+_MEMORY = struct.Struct("<Q")  # of a new worker in MB, or 0; sent with the ends of its two sockets
+_STATUS = struct.Struct("<q")  # of a worker that ended, as `os.waitstatus_to_exitcode` gives it
 
 
-def pickled(worker_function: Any, name: str) -> bytes:
-    """A callable that holds the [`portable`] form of a reward, as bytes for a worker. Refuses one that refers to what
-    no other process can have: a lock, an open file, a client. `name`: the reward's, for the message."""
-    try:
-        buffer = io.BytesIO()
-        _Pickler(buffer).dump(worker_function)
-        return buffer.getvalue()
-    except Exception as error:  # any type: `__reduce__` of whatever the function refers to
-        raise InputError(
-            f"reward function '{name}'",
-            f"one that cannot be sent to a worker process ({type(error).__name__}: {error})",
-            "a function that pickles with cloudpickle",
-            "Create clients, locks and files inside the function, or move it to a file of its own and name it as "
-            "`path/to/file.py:function`, or run it without limits.",
-        ) from error
+@dataclass(eq=False)
+class WorkerHandle:
+    """The trainer's side of one worker.
+
+    Args:
+        channel (`socket.socket`): To send it calls and receive its answers.
+        leash (`socket.socket`): To the nursery.
+    """
+
+    channel: socket.socket
+    leash: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    loaded: set[bytes] = field(default_factory=set)  # keys of functions
+    jobs: deque[Any] = field(default_factory=deque)  # what it was given, the running one first: calls, or one key
+    deadline: float = math.inf  # of the running one
+    calls: int = 0
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether it has calls to do; it may also be loading a function, or have nothing to do."""
+        return bool(self.jobs) and isinstance(self.jobs[0], int)
+
+    def frames(self) -> Iterator[tuple[Any, ...]]:
+        """The messages that have arrived completely; one that is none raises when it is reached, not before."""
+        while len(self.received) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
+            if end > _FRAME_LIMIT:
+                raise ValueError(f"a frame of {end} bytes")
+            if len(self.received) < end:
+                break
+            body = bytes(self.received[LENGTH.size : end])
+            del self.received[:end]
+            yield pickle.loads(body)
+
+    def kill(self) -> None:
+        """Has it killed, and all that it started; does not wait for it."""
+        with contextlib.suppress(OSError):
+            self.leash.shutdown(socket.SHUT_WR)  # not only closed: a forked child of the trainer may hold it, too
+
+    def end(self) -> str:
+        """How it ended. Kills it first: one that has only closed its channel lives on. Others are dead."""
+        self.kill()
+        try:
+            self.leash.settimeout(_END_PATIENCE)
+            (status,) = _STATUS.unpack(self.leash.recv(_STATUS.size))
+        except (OSError, struct.error):
+            return "status unknown"
+        return f"exit status {status}" if status >= 0 else f"signal {-status}"
+
+    def close(self) -> None:
+        """Ends it, and the connection to it."""
+        self.kill()
+        self.channel.close()
+        self.leash.close()
 
 
-class _Pickler(cloudpickle.Pickler):
-    """Names functions and classes of a file that was loaded by its path as members of that file."""
+class NurseryHandle:
+    """The trainer's side of the nursery: one subprocess, started with exec, never by a plain fork."""
 
-    def reducer_override(self, obj: Any) -> Any:
-        if inspect.isfunction(obj) or inspect.isclass(obj):
-            module = sys.modules.get(getattr(obj, "__module__", None) or "")
-            if module is not None and _is_of_file(module.__name__) and _member(module, obj.__qualname__) is obj:
-                return _load_member, (os.path.abspath(str(module.__file__)), obj.__qualname__)
-        return super().reducer_override(obj)
+    def __init__(self):
+        self._control, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid()), *sys.path]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C at the terminal is for the trainer, which then ends it
+                env=ONE_THREAD | os.environ,
+            )
 
+    def is_alive(self) -> bool:
+        """Whether it can be asked for workers."""
+        return self._process.poll() is None
 
-def _is_of_file(module: str) -> bool:
-    return module.startswith(FILE_PREFIX)
+    def fork(self, memory_mb: int) -> WorkerHandle:
+        """Asks for a new worker; one that could not be made shows as a closed channel."""
+        channel, its_end = socket.socketpair()
+        leash, held = socket.socketpair()
+        with its_end, held, contextlib.suppress(OSError):
+            socket.send_fds(self._control, [_MEMORY.pack(memory_mb)], [its_end.fileno(), held.fileno()])
+        channel.settimeout(_SEND_LIMIT)
+        return WorkerHandle(channel, leash)
 
-
-def _member(module: Any, qualname: str) -> Any:
-    return functools.reduce(lambda found, name: getattr(found, name, None), qualname.split("."), module)
-
-
-def _load_member(path: str, qualname: str) -> Any:
-    return _member(module_from_file(f"{path}:{qualname}", path), qualname)
-
-
-def _parts(reward: Any) -> Iterator[Any]:
-    """Function, instance and class that a callable consists of: behind partials and bound methods."""
-    reward = behind_partials(reward)
-    yield reward
-    if inspect.ismethod(reward):
-        yield type(reward.__self__)
-    elif not inspect.isroutine(reward):
-        yield type(reward)
-
-
-def _is_importable(module: str) -> bool:
-    """Whether a new interpreter finds the module by its name; `importlib` would say yes to all that is loaded here."""
-    package = module.partition(".")[0]
-    if package == "__main__":
-        return True  # cloudpickle knows better
-    return any(finder.find_spec(package, None) is not None for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    def close(self) -> None:
+        """Ends it, and with it all workers."""
+        self._control.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -130,31 +161,38 @@ class Nursery:
     """Forks and kills workers on command.
 
     Args:
-        control (`socket.socket`): Stream of `COMMAND` records in, `ENDED` records out.
+        control (`socket.socket`): From which orders for workers come.
         parent (`int`): Process to live for.
     """
 
     def __init__(self, control: socket.socket, parent: int):
         self.control = control
         self.parent = parent
-        self.numbers: dict[int, int] = {}  # of the workers, by pid
-        self.wakeup, self.alarm = os.pipe()
+        self.leashes: dict[int, socket.socket] = {}  # of the workers, by pid
+        self.wakeup, alarm = os.pipe()
         self.prints, self.printing = os.pipe()  # of all workers
         self.passed_on = 0
-        for end in (self.prints, self.alarm, self.wakeup):
+        for end in (self.prints, alarm, self.wakeup):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector = selectors.DefaultSelector()
+        for source in (control, self.wakeup, self.prints):
+            self.selector.register(source, selectors.EVENT_READ)
 
     def run(self) -> None:
         """Until the trainer is gone; then ends all workers."""
         try:
             while os.getppid() == self.parent:
-                ready, _, _ = select.select([self.control, self.wakeup, self.prints], [], [], _PARENT_CHECK)
+                ready = {key.fileobj: key.data for key, _ in self.selector.select(_PARENT_CHECK)}
                 if self.prints in ready:
                     self._pass_on()
                 if self.wakeup in ready:
                     os.read(self.wakeup, 4096)
+                for leash, pid in ready.items():
+                    if pid is not None:  # a worker's: the trainer has let go of it
+                        self.selector.unregister(leash)
+                        _kill_tree(pid)
                 self._bury()
                 if self.control in ready and not self._obey():
                     break
@@ -172,35 +210,25 @@ class Nursery:
                     os.write(2, b"\n[prints of reward functions in workers: 10 MB shown, the rest is dropped]\n")
 
     def _obey(self) -> bool:
-        try:
-            record, channels, _, _ = socket.recv_fds(self.control, COMMAND.size, 1)
-        except ConnectionResetError:  # closed with reports of ours unread
+        order, ends, _, _ = socket.recv_fds(self.control, _MEMORY.size, 2)
+        if len(order) < _MEMORY.size:  # closed: an order of a few bytes arrives in one piece
             return False
-        if len(record) < COMMAND.size:  # closed: a record of a few bytes arrives in one piece
-            return False
-        kind, number, memory_mb = COMMAND.unpack(record)
-        if kind == b"F" and channels:
-            self._fork(number, channels[0], memory_mb)
-        if kind == b"K":
-            for pid in [pid for pid, known in self.numbers.items() if known == number]:
-                _kill_tree(pid)
-        return True
-
-    def _fork(self, number: int, channel: int, memory_mb: int) -> None:
         nursery = os.getpid()
         try:
-            pid = os.fork()
-        except OSError:  # no process left for this user; the pool sees the channel close
-            os.close(channel)
-            return
-        if pid:
-            self.numbers[pid] = number
-            os.close(channel)
-            return
-        try:
-            self._become_worker(nursery, channel, memory_mb)
-        finally:
-            os._exit(1)
+            pid = os.fork() if len(ends) == 2 else -1
+        except OSError:
+            pid = -1  # no process, or above no descriptor, left for this user: the pool sees the channel close
+        if pid == 0:
+            try:
+                self._become_worker(nursery, ends[0], *_MEMORY.unpack(order))
+            finally:
+                os._exit(1)
+        if pid > 0:
+            self.leashes[pid] = leash = socket.socket(fileno=ends.pop())
+            self.selector.register(leash, selectors.EVENT_READ, pid)
+        for end in ends:
+            os.close(end)
+        return True
 
     def _become_worker(self, nursery: int, channel: int, memory_mb: int) -> NoReturn:
         os.setsid()
@@ -210,47 +238,46 @@ class Nursery:
             os._exit(1)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self.control.close()
         for stream in (1, 2):
             os.dup2(self.printing, stream)
-        for own in (self.wakeup, self.alarm, self.prints, self.printing):
-            os.close(own)
-        os.set_inheritable(channel, False)
+        own = os.dup2(channel, 3, inheritable=False)
+        os.closerange(own + 1, 1 << 16)  # the nursery's
         if memory_mb:
             _limit_memory(memory_mb * 2**20)
-        serve(socket.socket(fileno=channel))
+        serve(socket.socket(fileno=own))
 
     def _bury(self) -> None:
         """Collects the dead, and kills what dead workers leave behind."""
-        while ended := self._wait():
-            pid, status = ended
+        while pid := self._collect():
             _kill_tree(pid)  # its group, which its own end does not end
-            for stray in _children() - self.numbers.keys() - {pid}:
+            for stray in _children() - self.leashes.keys():
                 _kill_tree(stray)
-            number = self.numbers.pop(pid, None)
-            if number is not None:
-                with contextlib.suppress(OSError):  # nobody may be reading; this is only for a message
-                    self.control.send(ENDED.pack(number, os.waitstatus_to_exitcode(status)), socket.MSG_DONTWAIT)
 
-    def _wait(self) -> tuple[int, int] | None:
+    def _collect(self) -> int:
+        """A process that has ended, 0 if there is none; of a worker the trainer is told how."""
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return None
-        return (pid, status) if pid else None
+            return 0
+        if leash := self.leashes.pop(pid, None):
+            if leash in self.selector.get_map():
+                self.selector.unregister(leash)
+            with leash, contextlib.suppress(OSError):  # nobody may be reading; this is only for a message
+                leash.send(_STATUS.pack(os.waitstatus_to_exitcode(status)), socket.MSG_DONTWAIT)
+        return pid
 
     def _end(self) -> None:
         for _ in range(2 * _PRINTS >> 16):
-            if not select.select([self.prints], [], [], 0)[0]:
+            if self.prints not in {key.fileobj for key, _ in self.selector.select(0)}:
                 break
             self._pass_on()
         deadline = time.monotonic() + _FAREWELL
-        while time.monotonic() < deadline and (left := _children() | self.numbers.keys()):
+        while time.monotonic() < deadline and (left := _children() | self.leashes.keys()):
             for pid in left:
                 _kill_tree(pid)
             time.sleep(0.002)
-            while ended := self._wait():
-                self.numbers.pop(ended[0], None)
+            while self._collect():
+                pass
 
 
 def _children() -> set[int]:

@@ -22,13 +22,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
-from trl_drgrpo.rewards.isolation.handles import NurseryHandle, WorkerHandle
-from trl_drgrpo.rewards.isolation.worker import send_frame
+from trl_drgrpo.rewards.isolation.nursery import NurseryHandle, WorkerHandle
+from trl_drgrpo.rewards.isolation.worker import Failure
 from trl_drgrpo.rewards.limits import Limits, available_workers
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -36,21 +35,6 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 _CHUNK_SECONDS = 0.02  # of work in one message: little enough to share a batch evenly, and a message's cost is nothing
 _CHUNK_CALLS = 64
 _CALLS_PER_WORKER = 1000  # then it is replaced: what it leaked goes with it
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A call without a result.
-
-    Args:
-        reason (`str`): In a few words: `ValueError: ...`, `no result within 5 s`, `the worker died (signal 11)`.
-        traceback (`str`): As text, where the call raised and its message does not say all.
-        of_row (`bool`): Whether the call would have failed whatever was written: no completion is to blame.
-    """
-
-    reason: str
-    traceback: str = ""
-    of_row: bool = False
 
 
 class Batch:
@@ -126,8 +110,7 @@ class WorkerPool:
                     self._assign(batch)
                     self._collect(batch)
             except BaseException:  # an interrupt: nobody knows what each of them was sent
-                for worker in list(self._workers):
-                    self._discard(worker)
+                self._dismiss_all()
                 raise
         return batch.outcomes
 
@@ -135,8 +118,7 @@ class WorkerPool:
         """Ends all workers. A `run` of another thread is waited for, at most `patience` seconds (-1: to its end)."""
         locked = self._lock.acquire(timeout=patience)
         try:
-            for worker in list(self._workers):
-                self._forget(worker)
+            self._dismiss_all()
             if self._nursery is not None:
                 self._nursery.close()
                 self._nursery = None
@@ -147,8 +129,7 @@ class WorkerPool:
     def _drop_dead(self, batch: Batch) -> None:
         """Workers that ended since the last run, so that no call is given to them and blamed."""
         if self._nursery is not None and not self._nursery.is_alive():
-            for worker in list(self._workers):
-                self._forget(worker)
+            self._dismiss_all()
         for key, _ in self._selector.select(0):
             self._receive(key.data, batch)
 
@@ -159,52 +140,56 @@ class WorkerPool:
             if self._nursery is None or not self._nursery.is_alive():
                 self._nursery = NurseryHandle()
             worker = self._nursery.fork(self._limits.memory_mb or 0)
-            self._workers.append(worker)
             self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+            self._workers.append(worker)
 
     def _assign(self, batch: Batch) -> None:
-        busy = sum(bool(worker.chunk) for worker in self._workers)
+        busy = sum(worker.is_calling for worker in self._workers)
         for worker in list(self._workers):
-            if not batch.pending or worker.loading or worker.chunk:
+            if not batch.pending or worker.jobs:
                 continue
             if batch.key not in worker.loaded:
                 if len(worker.loaded) >= _FUNCTIONS_PER_WORKER:
-                    self._discard(worker)
-                    continue
-                if self._send(worker, batch, ("load", batch.key, list(sys.path), batch.function)):
-                    worker.loading = batch.key
-                    worker.deadline = time.monotonic() + _LOAD_LIMIT
+                    self._dismiss(worker)
+                else:
+                    self._give(worker, batch, [batch.key], batch.function, [])
             elif busy < self._size:
-                busy += self._send_chunk(worker, batch)
+                numbers, packed = self._chunk(worker, batch)
+                busy += bool(packed) and self._give(worker, batch, numbers, b"", packed)
 
-    def _send_chunk(self, worker: WorkerHandle, batch: Batch) -> bool:
+    def _chunk(self, worker: WorkerHandle, batch: Batch) -> tuple[list[int], list[bytes]]:
+        """The next calls for a worker: their numbers, and what they are."""
         share = math.ceil(len(batch.pending) / self._size)
         size = min(batch.chunk_size(), share, _CALLS_PER_WORKER - worker.calls)
-        packed = []
+        numbers, packed = [], []
         while batch.pending and len(packed) < size:
-            index = batch.pending.popleft()
+            number = batch.pending.popleft()
             try:
-                packed.append(_packed(batch.calls[index]))
+                packed.append(_packed(batch.calls[number]))
+                numbers.append(number)
             except Exception as error:  # whatever the `__reduce__` of an argument may raise
                 reason = f"arguments that do not pickle ({type(error).__name__}: {error})"
-                batch.resolve(index, Failure(reason, of_row=True))
-            else:
-                worker.chunk.append(index)
-        worker.deadline = time.monotonic() + self._limits.timeout
-        return bool(packed) and self._send(worker, batch, ("calls", batch.key, packed))
+                batch.resolve(number, Failure(reason, of_row=True))
+        return numbers, packed
 
-    def _send(self, worker: WorkerHandle, batch: Batch, message: tuple[Any, ...]) -> bool:
+    def _give(
+        self, worker: WorkerHandle, batch: Batch, jobs: Sequence[Any], function: bytes, calls: list[bytes]
+    ) -> bool:
+        """Sends a worker a function or calls; returns whether it took them."""
+        worker.jobs.extend(jobs)
+        worker.deadline = time.monotonic() + (_LOAD_LIMIT if function else self._limits.timeout)
+        message = (batch.key, list(sys.path) if function else None, function, calls)
         try:
-            send_frame(worker.channel, message)
+            worker.channel.sendall(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except OSError:  # it died while it had nothing to do: what it was to get goes to the next
             self._requeue(worker, batch)
-            self._died_unused(worker, batch)
+            self._died(worker, batch)
             return False
         return True
 
     def _collect(self, batch: Batch) -> None:
         """Waits for the next answer or the next excess of a limit, and deals with all there are."""
-        active = [worker for worker in self._workers if worker.loading or worker.chunk]
+        active = [worker for worker in self._workers if worker.jobs]
         if not active:
             return
         wait = min(worker.deadline for worker in active) - time.monotonic()
@@ -213,12 +198,11 @@ class WorkerPool:
         # Dealing with one may have taken a while: who has answered meanwhile is read before it is judged.
         answered = [key.data for key, _ in self._selector.select(0)]
         now = time.monotonic()
-        for worker in [worker for worker in self._workers if worker not in answered]:
-            if worker.chunk and now >= worker.deadline:
-                reason = f"no result within {self._limits.timeout:g} s"
-                self._fail_running(worker, batch, Failure(reason))
-            elif worker.loading and now >= worker.deadline:
-                self._fail_loading(worker, batch, Failure(f"not loaded within {_LOAD_LIMIT:g} s", of_row=True))
+        for worker in [worker for worker in self._workers if worker.jobs and worker not in answered]:
+            if now >= worker.deadline and worker.is_calling:
+                self._fail(worker, batch, Failure(f"no result within {self._limits.timeout:g} s"))
+            elif now >= worker.deadline:
+                self._fail(worker, batch, Failure(f"not loaded within {_LOAD_LIMIT:g} s", of_row=True))
 
     def _receive(self, worker: WorkerHandle, batch: Batch) -> None:
         try:
@@ -227,88 +211,70 @@ class WorkerPool:
             data = b""
         worker.received += data
         try:
-            for frame in worker.frames():
-                self._handle(worker, frame, batch)
+            for answer in worker.frames():
+                self._handle(worker, batch, *answer)
         except Exception:  # no frame, or not the one that is due: the reward has written to the channel itself
             data = b""
-        if data or worker not in self._workers:
-            return
-        if worker.chunk:
-            self._fail_running(worker, batch, Failure(f"the worker died ({self._how_it_ended(worker)})"))
-        else:
-            self._died_unused(worker, batch)
+        if not data and worker in self._workers:
+            self._died(worker, batch)
 
-    def _handle(self, worker: WorkerHandle, frame: tuple[Any, ...], batch: Batch) -> None:
-        kind, *content = frame
-        if kind == "loaded":
-            key, failure = content
-            worker.loading, worker.deadline = b"", math.inf
+    def _handle(
+        self, worker: WorkerHandle, batch: Batch, result: bytes, failure: Any, seconds: float, retire: bool
+    ) -> None:
+        if not worker.is_calling:
             if failure is None:
-                worker.loaded.add(key)
-            elif key == batch.key:
-                reason, text, _ = failure
-                self._fail_loading(worker, batch, Failure(f"not loaded in a worker: {reason}", text, True))
+                worker.loaded.add(worker.jobs.popleft())
+            elif worker.jobs[0] == batch.key:
+                reason = f"not loaded in a worker: {failure.reason}"
+                self._fail(worker, batch, Failure(reason, failure.traceback, of_row=True))
+            else:  # of an earlier run
+                worker.jobs.popleft()
             return
-        result, failure, seconds, retire = content
         batch.note_seconds(seconds)
-        batch.resolve(worker.chunk.popleft(), Failure(*failure) if failure else _unpacked(result))
+        batch.resolve(worker.jobs.popleft(), failure or _unpacked(result))
         worker.deadline = time.monotonic() + self._limits.timeout
         worker.calls += 1
         if retire or worker.calls >= _CALLS_PER_WORKER:
             self._requeue(worker, batch)
-            self._discard(worker)
+            self._dismiss(worker)
 
-    def _fail_running(self, worker: WorkerHandle, batch: Batch, failure: Failure) -> None:
-        running = worker.chunk.popleft()
-        self._requeue(worker, batch)
-        self._discard(worker)
-        batch.resolve(running, failure)
-
-    def _fail_loading(self, worker: WorkerHandle, batch: Batch, failure: Failure) -> None:
-        """Unless one has done better, no worker will, so all calls share the failure; the next `run` tries again."""
-        if worker.loading not in (b"", batch.key) or any(batch.key in other.loaded for other in self._workers):
-            self._died_unused(worker, batch)
+    def _died(self, worker: WorkerHandle, batch: Batch) -> None:
+        if worker.is_calling:
+            self._fail(worker, batch, Failure(f"the worker died ({worker.end()})"))
             return
-        for other in [other for other in self._workers if other.loading == batch.key]:
-            self._discard(other)  # the next run does not hear of this failure from them
-        self._discard(worker)
-        batch.fail_pending(failure)
-
-    def _died_unused(self, worker: WorkerHandle, batch: Batch) -> None:
-        """Perhaps something else killed it: another one is started, until that has been tried often enough."""
+        # Perhaps something else killed it: another one is started, until that has been tried often enough.
         batch.unused_deaths += 1
         if batch.unused_deaths > _UNUSED_DEATHS * (self._size + 1):
-            when = "while it loaded the function" if worker.loading else "before it was given a call"
-            batch.fail_pending(Failure(f"the worker died {when} ({self._how_it_ended(worker)})", of_row=True))
-        self._discard(worker)
+            when = "while it loaded the function" if worker.jobs else "before it was given a call"
+            batch.fail_pending(Failure(f"the worker died {when} ({worker.end()})", of_row=True))
+        self._dismiss(worker)
+
+    def _fail(self, worker: WorkerHandle, batch: Batch, failure: Failure) -> None:
+        """Ends a worker whose running job has failed. Where that was to load the function, and no other worker has
+        done better, none will, so all calls share the failure; the next `run` tries again."""
+        failed = worker.jobs.popleft()
+        self._requeue(worker, batch)
+        self._dismiss(worker)
+        if isinstance(failed, int):
+            batch.resolve(failed, failure)
+        elif failed == batch.key and not any(batch.key in other.loaded for other in self._workers):
+            for other in [other for other in self._workers if batch.key in other.jobs]:
+                self._dismiss(other)  # the next run does not hear of this failure from them
+            batch.fail_pending(failure)
 
     def _requeue(self, worker: WorkerHandle, batch: Batch) -> None:
-        batch.pending.extendleft(reversed(worker.chunk))
-        worker.chunk.clear()
+        batch.pending.extendleft(reversed([job for job in worker.jobs if isinstance(job, int)]))
+        worker.jobs.clear()
 
-    def _how_it_ended(self, worker: WorkerHandle) -> str:
-        """Kills it first: one that has only closed its channel lives on, and would be waited for. Others are dead."""
-        status = None
-        if self._nursery is not None:
-            self._nursery.kill(worker.number)
-            status = self._nursery.exit_status(worker.number)
-        if status is None:
-            return "status unknown"
-        return f"exit status {status}" if status >= 0 else f"signal {-status}"
-
-    def _discard(self, worker: WorkerHandle) -> None:
-        if self._nursery is not None:
-            self._nursery.kill(worker.number)
-        self._forget(worker)
-
-    def _forget(self, worker: WorkerHandle) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(worker.channel)
-        worker.channel.close()
-        if worker in self._workers:
+    def _dismiss(self, worker: WorkerHandle) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # another thread was first, at the end of the interpreter
             self._workers.remove(worker)
-        worker.chunk.clear()
-        worker.loading = b""
+            self._selector.unregister(worker.channel)
+        worker.close()
+
+    def _dismiss_all(self) -> None:
+        for worker in list(self._workers):
+            self._dismiss(worker)
 
 
 def _packed(call: Call) -> bytes:
@@ -328,35 +294,20 @@ def _unpacked(result: bytes) -> Any:
 
 
 _POOLS: dict[Limits, WorkerPool] = {}
-_POOLS_LOCK = threading.Lock()
 
 
 def pool_for(limits: Limits) -> WorkerPool:
     """The pool of this process for these limits; its processes start with its first call."""
-    with _POOLS_LOCK:
-        if limits not in _POOLS:
-            _POOLS[limits] = WorkerPool(limits)
-        return _POOLS[limits]
+    return _POOLS.setdefault(limits, WorkerPool(limits))
 
 
-def close_pools() -> None:
-    """Ends the workers of all pools, as the end of the interpreter does; the next call starts new ones."""
+def close_pools(patience: float = -1) -> None:
+    """Ends the workers of all pools, as the end of the interpreter does; the next call starts new ones. A call of
+    another thread is waited for, at most `patience` seconds (-1: to its end)."""
     for pool in list(_POOLS.values()):
-        pool.close()
+        pool.close(patience)
 
 
-def _close_at_exit() -> None:
-    for pool in list(_POOLS.values()):
-        pool.close(patience=0.5)
-
-
-def _forget_after_fork() -> None:
-    """A forked child (a data loader's worker) has copies of sockets that are not its own: it starts its own pools."""
-    global _POOLS_LOCK
-    _POOLS_LOCK = threading.Lock()
-    _POOLS.clear()
-
-
-atexit.register(_close_at_exit)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(close_pools, 0.5)
+# A forked child (a data loader's worker) has copies of sockets that are not its own: it starts its own pools.
+os.register_at_fork(after_in_child=_POOLS.clear)

@@ -1,13 +1,13 @@
 """The inside of a worker process: load reward functions, call them one call at a time, send every result at once.
 
-A worker reads frames from one socket and writes frames to it; whatever a reward prints goes to stderr and cannot
+A worker reads pickles from one socket and writes frames to it; whatever a reward prints goes to stderr and cannot
 disturb them. Every call is unpickled, run and answered on its own and on the main thread (so rewards that rely on
 SIGALRM work), and only plain text about an exception travels back: an exception, a result or an argument that does not
 pickle costs that one call. The process that reads the answers is `trl_drgrpo.rewards.isolation.pool`.
 
-Frames: 8 bytes of length, then a pickle. To the worker: `("load", key, sys_path, function)`, answered by
-`("loaded", key, failure)`, and `("calls", key, calls)`, answered by one `("done", result, failure, seconds, retire)`
-per call. `function`, `result` and each call are pickles within the pickle; a failure is `(reason, traceback)` or None.
+To the worker: `(key, sys_path, function, calls)`, with an empty `function` where it has been loaded. Back, for the
+loading and for each call, a frame: 8 bytes of length, then a pickle of `(result, failure, seconds, retire)`.
+`function`, `result` and each call are pickles within the pickle; `failure` is a [`Failure`] or None.
 
 [`SampleScorer`] and [`RewardCaller`] are what is loaded: they check and convert rewards here, so that neither tensors
 nor nonsense have to pickle, and collect what a reward function logs, to be logged again in the trainer's process.
@@ -24,99 +24,100 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError, speaks_for_itself
 from trl_drgrpo.rewards.contract import reward_number, validate_rewards
 
 LENGTH = struct.Struct("<Q")
-# To and from the nursery, which does not unpickle anything.
-# kind (`F`ork, with the worker's end of its channel attached; `K`ill), number of the worker, memory in MB or 0.
-COMMAND = struct.Struct("<cQQ")
-# number of a worker that ended, and its status as `os.waitstatus_to_exitcode` gives it.
-ENDED = struct.Struct("<Qq")
 _TEXT_LIMIT = 8000  # characters of a traceback that are worth sending; messages can quote a whole completion
 
 
-def send_frame(channel: socket.socket, message: tuple[Any, ...]) -> None:
-    """Sends one message; blocks until the other side has taken all of it, at most the socket's own timeout."""
-    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    channel.sendall(LENGTH.pack(len(body)) + body)
-
-
 def serve(channel: socket.socket) -> NoReturn:
-    """Answers frames on a blocking stream socket until it closes, then ends this process."""
+    """Answers messages on a blocking stream socket until it closes, then ends this process."""
     functions: dict[bytes, Callable[..., Any]] = {}
     own_pid = os.getpid()
     reader = channel.makefile("rb")
-    while message := _next_frame(reader):
-        kind, key, *rest = message
-        if kind == "load":
-            send_frame(channel, ("loaded", key, _load(functions, key, *rest)))
-            continue
-        for call in rest[0]:
-            answer = _answer(functions[key], call)
-            if os.getpid() != own_pid:
-                os._exit(0)  # a copy that the reward forked and let return: only the worker itself answers
-            send_frame(channel, answer)
-            if answer[-1]:
-                break
-        _flush()
-    os._exit(0)  # without waiting for threads that a reward left behind
 
-
-def _next_frame(reader: BufferedReader) -> tuple[Any, ...] | None:
-    header = reader.read(LENGTH.size)
-    if len(header) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(header)
-    body = reader.read(length)
-    return pickle.loads(body) if len(body) == length else None
-
-
-def _load(functions: dict[bytes, Callable[..., Any]], key: bytes, path: list[str], blob: bytes) -> tuple | None:
-    """Unpickles a function, with the imports of its modules, and runs its `warm_up` where it has one."""
-    sys.path[:] = path
-    try:
-        functions[key] = function = pickle.loads(blob)
+    def load(key: bytes, blob: bytes) -> None:
+        functions[key] = function = pickle.loads(blob)  # with the imports of its modules
         warm_up = getattr(function, "warm_up", None)
         if callable(warm_up):
             warm_up()
-    except BaseException as error:  # SystemExit of a module included: it is the function that failed, not the worker
-        return failure_of(error)
-    return None
+
+    def call(key: bytes, blob: bytes) -> Any:
+        args, kwargs = pickle.loads(blob)
+        return functions[key](*args, **kwargs)
+
+    with contextlib.suppress(EOFError):
+        while True:
+            key, path, function, calls = pickle.load(reader)
+            if function:
+                sys.path[:] = path
+            for action, blob in [*([(load, function)] if function else []), *((call, blob) for blob in calls)]:
+                answer = _answer(action, key, blob)
+                if os.getpid() != own_pid:
+                    os._exit(0)  # a copy that the reward forked and let return: only the worker itself answers
+                body = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+                channel.sendall(LENGTH.pack(len(body)) + body)
+                if answer[-1]:
+                    break
+            _flush()
+    os._exit(0)  # without waiting for threads that a reward left behind
 
 
-def _answer(function: Callable[..., Any], call: bytes) -> tuple[Any, ...]:
+def _answer(action: Callable[[bytes, bytes], Any], key: bytes, blob: bytes) -> tuple[Any, ...]:
     started = time.perf_counter()
     result, failure, retire = b"", None, False
     try:
-        args, kwargs = pickle.loads(call)
-        result = pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
-    except BaseException as error:  # sys.exit() in a reward is a failed call, as any other exception
+        result = pickle.dumps(action(key, blob), pickle.HIGHEST_PROTOCOL)
+    except BaseException as error:  # sys.exit() in a reward or its module is a failure, as any other exception
         failure = failure_of(error)
         retire = isinstance(error, MemoryError)  # what filled the memory may still be referenced somewhere
     finally:
         # An alarm that the reward left armed would interrupt a later, innocent call.
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return "done", result, failure, time.perf_counter() - started, retire
+    return result, failure, time.perf_counter() - started, retire
 
 
-def failure_of(error: BaseException) -> tuple[str, str, bool]:
-    """Reason and traceback of a failed call (none where the message says all), and whether its row is to blame."""
+def unpickled(files: Sequence[str], function: bytes) -> Any:
+    """A function that refers to files which were named as rewards, and which no worker could import by a name."""
+    from trl_drgrpo.rewards.recipe_rewards import module_from_file
+
+    for file in files:
+        module_from_file(file, file)
+    return pickle.loads(function)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A call without a result.
+
+    Args:
+        reason (`str`): In a few words: `ValueError: ...`, `no result within 5 s`, `the worker died (signal 11)`.
+        traceback (`str`): As text, where the call raised and its message does not say all.
+        of_row (`bool`): Whether the call would have failed whatever was written: no completion is to blame.
+    """
+
+    reason: str
+    traceback: str = ""
+    of_row: bool = False
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an exception makes of its call; no traceback where the message says all."""
     of_row = isinstance(error, (InputError, UnscorableError)) and not isinstance(error, RewardError)
     try:
         if speaks_for_itself(error):
-            reason = error.got if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-            return reason[:_TEXT_LIMIT], "", of_row
-        reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        text = "".join(traceback.format_exception(error))
+            reason, text = error.got if isinstance(error, RewardError) else f"{type(error).__name__}: {error}", ""
+        else:
+            reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+            text = "".join(traceback.format_exception(error))
     except BaseException:  # an exception whose own text cannot be made
         reason, text = type(error).__name__, ""
-    return reason[:_TEXT_LIMIT], text[-_TEXT_LIMIT:], of_row
+    return Failure(reason[:_TEXT_LIMIT], text[-_TEXT_LIMIT:], of_row)
 
 
 def _flush() -> None:

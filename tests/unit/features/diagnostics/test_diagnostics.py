@@ -12,8 +12,8 @@ from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import DiskFullError
-from trl_drgrpo.features.diagnostics.correctness import CorrectnessRule
 from trl_drgrpo.features.diagnostics.diagnostics import PhaseClock
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 
 
 @pytest.fixture

@@ -10,8 +10,13 @@ import statistics
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.warn_once import DEFAULTS, RunWarnings, warning_thresholds
-from trl_drgrpo.features.diagnostics.warning_causes import distance_from_usual, moved
+from trl_drgrpo.features.diagnostics.run_warnings import (
+    DEFAULTS,
+    RunWarnings,
+    distance_from_usual,
+    moved,
+    warning_thresholds,
+)
 
 G = 8
 ONLY_LOGGED = ("grad_norm", "learning_rate", "drgrpo/moved_frac")
@@ -231,38 +236,32 @@ def masked(seed):
 RUNS = int(os.environ.get("FALSE_ALARM_RUNS", "20"))
 
 
+USUAL = {  # metric -> mean and spread over the steps
+    "drgrpo__zero_signal_frac": (0.55, 0.1),
+    "completions__unique_frac": (0.9, 0.05),
+    "completions__length_incorrect_mean": (600, 60),
+    "completions__length_correct_mean": (400, 60),
+    "completions__truncated_frac": (0.25, 0.08),
+    "kl": (0.05, 0.01),
+    "process__steps_mean": (8, 1),
+    "process__reward_mean": (0.5, 0.1),
+    "reward": (0.5, 0.1),
+    "grad_norm": (0.3, 0.1),
+}
+
+
 # The false-alarm rate on stationary noise: runs of 300 steps with all causes watched at once, the noise of a
 # step independent or correlated with the last one's (0.5).
 @pytest.mark.parametrize("correlation", [0.0, 0.5])
 def test_noise_alone_is_rarely_warned_of(correlation):
     alarms = []
     for seed in range(RUNS):
-
-        def of(mean, std, which, seed=seed):
+        series = {"drgrpo__reward_min": [0.0] * 300, "learning_rate": [1e-5] * 300}
+        for which, (name, (mean, std)) in enumerate(USUAL.items()):
             values = noise(mean, std, 300, 100 * seed + which, correlation)
-            return [max(value, 0.0) for value in values]
-
-        alarms += (
-            Told()
-            .feed(
-                drgrpo__zero_signal_frac=of(0.55, 0.1, 0),
-                completions__unique_frac=of(0.9, 0.05, 1),
-                completions__length_incorrect_mean=of(600, 60, 2),
-                completions__length_correct_mean=of(400, 60, 3),
-                completions__truncated_frac=of(0.25, 0.08, 4),
-                kl=of(0.05, 0.01, 5),
-                process__steps_mean=of(8, 1, 6),
-                process__reward_mean=of(0.5, 0.1, 7),
-                reward=of(0.5, 0.1, 8),
-                drgrpo__pass_rate=[min(value, 1.0) for value in of(0.5, 0.1, 8)],
-                drgrpo__reward_min=[0.0] * 300,
-                grad_norm=of(0.3, 0.1, 9),
-                learning_rate=[1e-5] * 300,
-                **weights(masked(seed), masked(seed + RUNS)),
-            )
-            .finish()
-            .causes
-        )
+            series[name] = [max(value, 0.0) for value in values]
+        series["drgrpo__pass_rate"] = [min(value, 1.0) for value in series["reward"]]
+        alarms += Told().feed(**series, **weights(masked(seed), masked(seed + RUNS))).finish().causes
     # Seen with FALSE_ALARM_RUNS=200: 0 alarms in 200 independent runs, 6 (all incorrect_grow) in 200 correlated ones.
     assert len(alarms) <= RUNS * (0.01 if correlation == 0 else 0.05), alarms
 
@@ -347,13 +346,10 @@ def test_all_cut_off_and_no_reward_is_seen_in_the_first_steps():
     assert told.warnings[0][0] == 5
     assert "Raise max_completion_length" in told.text
     assert "chat template" in told.text
-    assert Told().feed(**{**series, "reward": [0.1] * 60}).causes == [
-        "all_incorrect",
-        "truncation",
-    ]  # some earn something
-    signal = {**series, "drgrpo__zero_signal_frac": [0.5] * 60}  # from step rewards
-    assert "all_truncated" not in Told().feed(**signal).causes
-    assert "all_truncated" not in Told().feed(**{**series, "drgrpo__pass_rate": [1.0] * 60}).causes
+    some_earn = Told().feed(**{**series, "reward": [0.1] * 60})
+    assert some_earn.causes == ["all_incorrect", "truncation"]
+    for other in ({"drgrpo__zero_signal_frac": [0.5] * 60}, {"drgrpo__pass_rate": [1.0] * 60}):  # from step rewards
+        assert "all_truncated" not in Told().feed(**{**series, **other}).causes
     short = {name: values[:3] for name, values in series.items()}
     assert Told().feed(**short).finish().causes == ["all_truncated"]
 
@@ -411,10 +407,7 @@ def test_a_run_that_starts_over_is_judged_by_its_own_steps():
         ({"kl": {"steps": 0}}, "got 0 for kl: steps; expected a whole number, at least 1"),
         ({"kl": {"steps": 2.5}}, "got 2.5 for kl: steps"),
         ({"kl": {"deviations": True}}, "got True for kl: deviations; expected a finite number, above 0"),
-        (
-            {"truncation": {"share": 1.5}},
-            "got 1.5 for truncation: share; .* at least 0 and at most 1",
-        ),
+        ({"truncation": {"share": 1.5}}, "got 1.5 for truncation: share; .* at least 0 and at most 1"),
         ({"truncation": {"share": math.nan}}, "got nan for truncation: share"),
         ({"truncation": 0.5}, "got 0.5 for truncation; expected a mapping of thresholds, or false"),
         ("yes", "got 'yes'; expected True, False or a mapping"),

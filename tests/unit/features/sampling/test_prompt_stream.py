@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from trl_drgrpo.features.sampling.prompt_stream import Draw, PromptStream, cap_warning, sampling_metrics
-from trl_drgrpo.objective.group_selection import Selection
+from trl_drgrpo.objective.advantages import Selection
 
 DATA = Dataset.from_dict({"prompt": list("abcdef"), "answer": [1, 2, 3, 4, 5, 6]})
 

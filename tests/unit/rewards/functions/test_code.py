@@ -14,7 +14,7 @@ from enum import IntEnum
 from fractions import Fraction
 
 import pytest
-from bubblewrap import REASON, needs_bwrap
+from bubblewrap import REASON, needs_bwrap, slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,9 +42,18 @@ def fenced(code: str) -> str:
     return f"Here it is:\n```python\n{code}\n```\nDone."
 
 
+def graded(codes, tests, setup="", entry_point=None, **options) -> list[float | None]:
+    """Scores of several codes by the same tests."""
+    columns = {"tests": tests, "setup": setup, "entry_point": entry_point}
+    options = {"timeout": 20.0, "total_timeout": 60.0, "sandbox": "none", **options}
+    reward = CodeReward(**{name: name for name in columns}, **options)
+    return reward(
+        completions=[fenced(c) for c in codes], **{name: [each] * len(codes) for name, each in columns.items()}
+    )
+
+
 def scored(code: str, tests, kind: str = "none", **options) -> float | None:
-    options = {"timeout": 20.0, "total_timeout": 60.0, "sandbox": kind, "on_error": "raise", **options}
-    return CodeReward(**options)(completions=[fenced(code)], tests=[tests])[0]
+    return graded([code], tests, sandbox=kind, on_error="raise", **options)[0]
 
 
 # What is scored, with the sandbox and without.
@@ -95,20 +104,16 @@ def test_scores(kind, code, tests, reward):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_humaneval(kind):
-    row = {
-        "prompt": 'from typing import List\n\ndef longest(x: List[str]) -> str:\n    """The longest."""\n',
-        "test": "def check(candidate):\n    assert candidate(['a', 'bb']) == 'bb', 'longest'\n    assert abs(len(candidate(['a'])) - 1) < 1e-6\n",
-        "entry_point": "longest",
-    }
+    prompt = 'from typing import List\n\ndef longest(x: List[str]) -> str:\n    """The longest."""\n'
+    test = "def check(candidate):\n    assert candidate(['a', 'bb']) == 'bb', 'longest'\n    assert abs(len(candidate(['a'])) - 1) < 1e-6\n"
     reward = CodeReward("test", "prompt", "entry_point", timeout=20, total_timeout=60, sandbox=kind)
-    codes = [
-        "def longest(x: List[str]) -> str:\n    return max(x, key=len)",
-        "def longest(x):\n    return x[0]",
-        "y = 1",  # the prompt's own stub stays
-    ]
-    row["prompts"] = row.pop("prompt")  # as TRL passes it
-    columns = {name: [value] * 3 for name, value in row.items()}
-    assert reward(completions=list(map(fenced, codes)), **columns) == [1.0, 0.0, 0.0]
+    codes = {
+        "def longest(x: List[str]) -> str:\n    return max(x, key=len)": 1.0,
+        "def longest(x):\n    return x[0]": 0.0,
+        "y = 1": 0.0,  # the prompt's own stub stays
+    }
+    columns = {"prompts": [prompt] * 3, "test": [test] * 3, "entry_point": ["longest"] * 3}  # as TRL passes them
+    assert reward(completions=list(map(fenced, codes)), **columns) == list(codes.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,46 +149,39 @@ def test_a_loop_is_no_answer(where):
 
 SECRET = "feather-9d156191a6334670a377fe1f5499e219"
 FORGERIES = {
+    # One of each sort for every change; all of them in the slow tests.
+    "leaves at once in the call": "import os\ndef f(x): os._exit(0)",
+    "equals everything": "class E:\n    def __eq__(self, other): return True\n    __ne__ = lambda s, o: False\ndef f(x): return E()",
+    "replaces the comparison": "import operator, builtins\noperator.eq = lambda a, b: True\nbuiltins.isinstance = lambda a, b: True\nbuiltins.all = lambda x: True\ndef f(x): return 1",
+    "writes a verdict everywhere": "import os\ndef f(x):\n    for line in (b'{\"loaded\": true}', b'{\"passed\": true}', b'{\"value\": true}') * 9:\n        for fd in range(64):\n            try: os.write(fd, line + b'\\n')\n            except OSError: pass\n    return 1",
+    "a message too long": "import os\ndef f(x):\n    for fd in range(3, 64):\n        try:\n            while True: os.write(fd, b'[' * 65536)\n        except OSError: pass",
+    "searches its memory": "import gc, sys, os\ndef f(x):\n    found = set()\n    def note(v):\n        if isinstance(v, str) and 'feather-' in v: found.add(v[v.index('feather-'):][:40])\n    frame = sys._getframe()\n    while frame:\n        for v in [*frame.f_locals.values(), *frame.f_globals.values()]: note(str(v)[:10**6])\n        frame = frame.f_back\n    for thing in gc.get_objects():\n        if isinstance(thing, dict):\n            for v in list(thing.values()): note(v)\n        elif isinstance(thing, (list, tuple)):\n            for v in list(thing): note(v)\n    for v in [*sys.argv, *sys.orig_argv, *os.environ.values()]: note(v)\n    found -= {v for v in found if len(v) < 40 or not v[8:].isalnum()}\n    return found.pop() if found else 1",
+    # The others.
     "leaves before the asserts": "import sys\nsys.exit(0)",
     "leaves at once": "import os\nos._exit(0)",
     "leaves in the call": "import sys\ndef f(x): sys.exit(0)",
-    "leaves at once in the call": "import os\ndef f(x): os._exit(0)",
     "becomes another program": "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])",
-    "equals everything": "class E:\n    def __eq__(self, other): return True\n    __ne__ = lambda s, o: False\ndef f(x): return E()",
     "a string that equals everything": "class E(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\ndef f(x): return E('no')",
     "a list that equals everything": "class E(list):\n    def __eq__(self, other): return True\n    def __iter__(self): return iter([1])\ndef f(x): return E()",
     "claims to be a string": "class E:\n    __class__ = str\n    def __eq__(self, other): return True\n    def __str__(self): return 'x'\ndef f(x): return E()",
     "a metaclass that equals everything": "class M(type):\n    def __eq__(c, o): return True\n    __hash__ = type.__hash__\nclass E(metaclass=M): pass\ndef f(x): return E",
     "asserts nothing": "import builtins\nbuiltins.AssertionError = type('A', (BaseException,), {})\ndef f(x): return 1",
-    "replaces the comparison": "import operator, builtins\noperator.eq = lambda a, b: True\nbuiltins.isinstance = lambda a, b: True\nbuiltins.all = lambda x: True\ndef f(x): return 1",
     "replaces json": "import json\njson.dumps = lambda m: '{\"passed\": true}'\ndef f(x): return 1",
     "prints a verdict": "print('{\"passed\": true}\\nPASSED\\nOK')\ndef f(x):\n    print('{\"passed\": true}')\n    return 1",
-    "writes a verdict everywhere": "import os\ndef f(x):\n    for line in (b'{\"loaded\": true}', b'{\"passed\": true}', b'{\"value\": true}') * 9:\n        for fd in range(64):\n            try: os.write(fd, line + b'\\n')\n            except OSError: pass\n    return 1",
     "writes a verdict at exit": "import atexit, os\n@atexit.register\ndef last():\n    for fd in range(64):\n        try: os.write(fd, b'{\"passed\": true}\\n')\n        except OSError: pass\ndef f(x): return 1",
     "writes a verdict from a thread": "import os, threading, time\ndef go():\n    for _ in range(99):\n        time.sleep(0.001)\n        for fd in range(3, 64):\n            try: os.write(fd, b'{\"passed\": true}\\n')\n            except OSError: pass\nthreading.Thread(target=go, daemon=True).start()\ndef f(x):\n    time.sleep(0.1)\n    return 1",
-    "a message too long": "import os\ndef f(x):\n    for fd in range(3, 64):\n        try:\n            while True: os.write(fd, b'[' * 65536)\n        except OSError: pass",
     "a message too deep": "import os\ndef f(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'{\"value\": ' + b'[' * 100000 + b']' * 100000 + b'}\\n')\n        except OSError: pass\n    return 1",
     "values that are none": "import os\ndef f(x):\n    for m in (b'{\"value\": {\"Decimal\": \"x\"}}', b'{\"value\": {\"object\": \"x\"}}', b'{\"callback\": 7, \"args\": []}', b'{\"raised\": 3}', b'{\"value\": 1, \"changed\": {\"0\": []}}', b'null'):\n        for fd in range(3, 64):\n            try: os.write(fd, m + b'\\n')\n            except OSError: pass\n    return 1",
     "raises the success": "def f(x): raise StopIteration",
     "raises what is no exception": "class B(BaseException):\n    def __str__(self): raise self\ndef f(x): raise B",
-    "searches its memory": "import gc, sys, os\ndef f(x):\n    found = set()\n    def note(v):\n        if isinstance(v, str) and 'feather-' in v: found.add(v[v.index('feather-'):][:40])\n    frame = sys._getframe()\n    while frame:\n        for v in [*frame.f_locals.values(), *frame.f_globals.values()]: note(str(v)[:10**6])\n        frame = frame.f_back\n    for thing in gc.get_objects():\n        if isinstance(thing, dict):\n            for v in list(thing.values()): note(v)\n        elif isinstance(thing, (list, tuple)):\n            for v in list(thing): note(v)\n    for v in [*sys.argv, *sys.orig_argv, *os.environ.values()]: note(v)\n    found -= {v for v in found if len(v) < 40 or not v[8:].isalnum()}\n    return found.pop() if found else 1",
     "reads on where requests come from": "import os\ndef f(x):\n    for fd in range(3, 64):\n        try: os.set_blocking(fd, False); data = os.read(fd, 10**6)\n        except OSError: continue\n        if b'feather-' in data: return data[data.index(b'feather-'):][:40].decode()\n    return 1",
 }  # fmt: skip
 
-
-# One of each sort for every change; all of them in the slow tests.
-QUICK = (
-    "leaves at once in the call",
-    "equals everything",
-    "replaces the comparison",
-    "writes a verdict everywhere",
-    "a message too long",
-    "searches its memory",
-)
+OF_EACH_SORT = 6
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FORGERIES])
+@pytest.mark.parametrize("name", [*[*FORGERIES][:OF_EACH_SORT], *map(slow, [*FORGERIES][OF_EACH_SORT:])])
 def test_forgeries_fail(name, kind):
     tests = [f"assert f(1) == {SECRET!r}", f"assert f(2) == {SECRET!r}"]
     for form in (tests, f"def test_one():\n    assert {SECRET!r} == f(1)"):
@@ -204,6 +202,20 @@ def test_the_secret_would_have_been_enough_and_would_have_been_found():
     assert scored(FORGERIES["searches its memory"], [f"assert f([{SECRET!r}]) == {SECRET!r}"]) == 1.0
 
 
+PERSUADED = {
+    "eq contains bool gt lt le ge instancecheck": "True",
+    "sub rsub abs float": "0.5",
+    "hash len index int": "1",
+    "iter": "iter([self])",
+    "getattr": "lambda *args: True",
+}
+YES_TO_ALL = "class Yes:\n" + "".join(
+    f"    def __{name}__(self, *args): return {value}\n"
+    for names, value in PERSUADED.items()
+    for name in names.split()
+)
+
+
 @pytest.mark.parametrize(
     "test",
     [
@@ -222,17 +234,7 @@ def test_the_secret_would_have_been_enough_and_would_have_been_found():
     ],
 )
 def test_an_object_that_says_yes_to_everything_persuades_no_test(test):
-    code = "class Yes:\n" + "".join(
-        f"    def __{name}__(self, *args): return {value}\n"
-        for name, value in [
-            *((name, "True") for name in ("eq", "contains", "bool", "gt", "lt", "le", "ge", "instancecheck")),
-            *((name, "0.5") for name in ("sub", "rsub", "abs", "float")),
-            *((name, "1") for name in ("hash", "len", "index", "int")),
-            ("iter", "iter([self])"),
-            ("getattr", "lambda *args: True"),
-        ]
-    )
-    assert scored(code + "def f(x): return Yes()", [test]) == 0.0
+    assert scored(YES_TO_ALL + "def f(x): return Yes()", [test]) == 0.0
 
 
 @needs_bwrap
@@ -247,10 +249,10 @@ def test_killing_everything_in_reach_changes_nothing():
     "bomb",
     [
         "import os\nwhile True: os.fork()",
-        pytest.param("x = []\nwhile True: x.append(b'y' * (1 << 26))", marks=pytest.mark.slow),
+        slow("x = []\nwhile True: x.append(b'y' * (1 << 26))"),
         "import os\nn = 0\nwhile True:\n    n += 1\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 20))",
-        pytest.param("import threading\nwhile True: threading.Thread(target=input).start()", marks=pytest.mark.slow),
-        pytest.param("while True: print('x' * 1000)", marks=pytest.mark.slow),
+        slow("import threading\nwhile True: threading.Thread(target=input).start()"),
+        slow("while True: print('x' * 1000)"),
         "import ctypes; ctypes.string_at(0)",
     ],
 )
@@ -265,43 +267,35 @@ def test_bombs_cost_their_own_completion_only(bomb):
 # Tests that cannot be run.
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        None,
-        [],
-        "",
-        "   ",
-        3,
-        "[not json",
-        '{"inputs": [1]}',
-        {"input": ["1"], "output": ["1", "2"]},
-        {"input": "1", "output": "1"},
-        [{"input": "1"}],
-        [{"input": 1, "output": 2}],
-        ["assert f(1) == 1", 3],
-        ["assert f(1 == 1"],
-        "x = 1",  # no test in it
-        {"fn_name": "not a name", "inputs": [[1]], "outputs": [1]},
-        {"fn_name": "f", "inputs": [1], "outputs": [1]},
-        ["class Own: pass\nassert f(Own()) == 1"],
-    ],
-)
+OF_NO_KNOWN_FORM = [
+    None,
+    [],
+    "",
+    "   ",
+    3,
+    "[not json",
+    [{"input": "1"}],
+    [{"input": 1, "output": 2}],
+    ["assert f()", 3],
+]
+UNEVEN = ['{"inputs": [1]}', {"input": ["1"], "output": ["1", "2"]}, {"input": "1", "output": "1"}]
+UNCALLABLE = [{"fn_name": name, "inputs": [args], "outputs": [1]} for name, args in (("not a name", [1]), ("f", 1))]
+UNTESTABLE = [["assert f(1 == 1"], "x = 1", ["class Own: pass\nassert f(Own()) == 1"]]
+
+
+@pytest.mark.parametrize("tests", OF_NO_KNOWN_FORM + UNEVEN + UNCALLABLE + UNTESTABLE)
 def test_broken_tests_are_unscorable_and_counted(tests, caplog):
-    metrics = []
+    metrics = {}
     reward = CodeReward(sandbox="none", name=f"code_{uuid.uuid4().hex}")
-    score = reward(
-        completions=[fenced("def f(x): return 1")], tests=[tests], log_metric=lambda *metric: metrics.append(metric)
-    )
-    assert score == [None]
-    assert metrics == [(f"rewards/{reward.__name__}/failed_frac", 1.0)]
+    completions = [fenced("def f(x): return 1")]
+    assert reward(completions=completions, tests=[tests], log_metric=metrics.__setitem__) == [None]
+    assert metrics == {f"rewards/{reward.__name__}/failed_frac": 1.0}
     assert "BrokenTests" in caplog.text
 
 
 @pytest.mark.parametrize("setup", ["import no_such_module", "1 / 0", "raise SystemExit", "import os; os._exit(0)"])
 def test_a_setup_that_fails_by_itself_is_unscorable(setup):
-    reward = CodeReward(setup="setup", sandbox="none")
-    assert reward(completions=[fenced(ADD)], tests=[["assert add(1, 1) == 2"]], setup=[setup]) == [None]
+    assert graded([ADD], ["assert add(1, 1) == 2"], setup) == [None]
 
 
 def test_whoever_wants_to_know_gets_the_error():
@@ -323,8 +317,9 @@ def test_a_sandbox_that_fails_in_training_is_no_zero():
 
 # Texts that look like tests: the code that is right, the code that is wrong.
 
-RIGHT = "def f(x):\n    if x < 0: raise ValueError('no')\n    return x"
-WRONG = "def f(x): return 'wrong'"
+LEETCODE = "\nclass Solution:\n    f = staticmethod(f)"
+RIGHT = "def f(x):\n    if x < 0: raise ValueError('no')\n    return x" + LEETCODE
+WRONG = "def f(x): return 'wrong'" + LEETCODE
 UNIT_TEST = "class T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 1)"
 HUMANEVAL_PLUS = """import math
 def assertion(out, exp, atol):
@@ -338,12 +333,6 @@ def check(candidate):
     for i, (inp, exp) in enumerate(zip(inputs, results)):
         assertion(candidate(*inp), exp, 0)
 """
-
-
-def right_and_wrong(tests, entry_point=None, codes=(RIGHT, WRONG)):
-    columns = {"tests": [tests] * len(codes), "entry_point": [entry_point] * len(codes)}
-    reward = CodeReward(entry_point="entry_point", sandbox="none", timeout=20, total_timeout=60)
-    return reward(completions=list(map(fenced, codes)), **columns)
 
 
 @pytest.mark.parametrize(
@@ -385,18 +374,14 @@ def right_and_wrong(tests, entry_point=None, codes=(RIGHT, WRONG)):
         (["assert sorted([2, 1], key=lambda f: f) == [1, 2] and f(1) == 1"], None),
         ("def help(f): return f\nclass C: f = 1\nassert f(1) == help(1)", None),
         (["from collections import Counter\nassert Counter([f(1)]) == Counter([1])"], None),
+        # LeetCode.
+        ("def check(candidate):\n    assert candidate(x = 1) == 1", "Solution().f"),
+        (["assert Solution().f(1) == 1"], None),
+        (["assert Solution().f(1) == 1"], "f"),
     ],
 )
 def test_shapes_of_tests_that_tell_right_from_wrong(tests, entry_point):
-    assert right_and_wrong(tests, entry_point) == [1.0, 0.0]
-
-
-def test_leetcode():
-    codes = [f"class Solution:\n    def f(self, x): return {value}" for value in ("x", "0")]
-    tests = "def check(candidate):\n    assert candidate(x = 1) == 1"
-    assert right_and_wrong(tests, "Solution().f", codes) == [1.0, 0.0]
-    assert right_and_wrong(["assert Solution().f(1) == 1"], None, codes) == [1.0, 0.0]
-    assert right_and_wrong(["assert Solution().f(1) == 1"], "f", codes) == [1.0, 0.0]
+    assert graded([RIGHT, WRONG], tests, entry_point=entry_point) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -451,12 +436,11 @@ def test_tests_that_check_nothing_or_belong_to_nobody_are_unscorable(tests, entr
         "np = pytest = Yes\napprox = Counter = other = lambda x: 0\nEXPECTED = 0\ndef f(x): return 0\n"
         "def same(*args): return True"
     )
-    assert right_and_wrong(tests, entry_point, (RIGHT, WRONG, forged)) == [None, None, None]
+    assert graded([RIGHT, WRONG, forged], tests, entry_point=entry_point) == [None, None, None]
 
 
 def test_the_helper_that_nobody_defines_is_named(caplog):
-    reward = CodeReward(sandbox="none", name="helper_reward")
-    assert reward(completions=[fenced(RIGHT)] * 2, tests=[["assert same(f(1), 1)"]] * 2) == [None, None]
+    assert graded([RIGHT] * 2, ["assert same(f(1), 1)"], name="helper_reward") == [None, None]
     assert caplog.text.count("the tests use f, same together, all undefined") == 1
 
 
@@ -535,15 +519,13 @@ VECTOR = "class Vector:\n    def __init__(self, x): self.x = x\n    def __add__(
     ],
 )  # fmt: skip
 def test_results_that_are_no_plain_data(setup, tests, codes):
-    reward = CodeReward(setup="setup", sandbox="none", timeout=20, total_timeout=60)
-    columns = {"tests": [tests] * len(codes), "setup": [setup] * len(codes)}
-    assert reward(completions=list(map(fenced, codes)), **columns) == list(codes.values())
+    assert graded(codes, tests, setup) == list(codes.values())
 
 
 @pytest.mark.parametrize("code", ["y = 1", "f = 3", "def f(x): return []", "def f(x): raise TypeError"])
 def test_a_completion_cannot_have_its_tests_called_broken(code):
     tests = "try:\n    for one, other in zip(f(1), [1]):\n        assert one == other\nexcept Exception: pass"
-    assert right_and_wrong(tests, None, ["def f(x): return [1]", code]) == [1.0, 0.0]
+    assert graded(["def f(x): return [1]", code], tests) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["x", "n", "gcd", "string", "copy", "select"])

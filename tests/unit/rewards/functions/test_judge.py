@@ -19,6 +19,7 @@ from trl_drgrpo.rewards.functions.judge import JudgeReward
 from trl_drgrpo.rewards.functions.judge.judge import ScoreReader
 
 KEY = "sk-very-secret-0123456789"
+GOOD = (200, {}, chat("Score: 10"))
 
 
 @pytest.fixture
@@ -74,7 +75,21 @@ def test_the_request_is_what_the_api_asks_for(server):
 
 
 def first_then_good(*replies):
-    return lambda number, body: replies[number] if number < len(replies) else (200, {}, chat("Score: 10"))
+    return lambda number, body: replies[number] if number < len(replies) else GOOD
+
+
+def by_word(otherwise=GOOD, **replies):
+    """Replies by a word in the question."""
+
+    def behave(number, body):
+        text = body["messages"][0]["content"]
+        return next((reply for word, reply in replies.items() if word in text), otherwise)
+
+    return behave
+
+
+def hang(handler):
+    handler.server.serving.released.wait(30)
 
 
 def closes_within_the_body(handler):
@@ -136,9 +151,7 @@ BY_THE_COMPLETION = re.compile("HTTP 400|no score|a score of|a reply of more")
     ],
 )
 def test_what_does_not_pass_costs_one_sample(server, caplog, reply, attempts, message):
-    server.behave = lambda number, body: (
-        reply if "bad" in body["messages"][0]["content"] else (200, {}, chat("Score: 5"))
-    )
+    server.behave = by_word((200, {}, chat("Score: 5")), bad=reply)
     reward = judge(server, retries=2, concurrency=1)
     rewards, metrics = score(reward, ["good", "bad", "good"])
     # What the completion can cause is worth the lowest score; an endpoint that refuses or is busy judges nobody.
@@ -199,9 +212,6 @@ def test_a_wait_beyond_the_batch_is_not_begun(server):
 
 
 def test_a_hanging_and_a_dripping_server_cost_their_time_out_and_no_more(server):
-    def hang(handler):
-        server.released.wait(30)
-
     def drip(handler):  # every byte comes in time, the reply does not
         handler.send_response(200)
         handler.send_header("Content-Length", "1000")
@@ -209,11 +219,7 @@ def test_a_hanging_and_a_dripping_server_cost_their_time_out_and_no_more(server)
         while not server.released.wait(0.05):
             handler.wfile.write(b" ")
 
-    def behave(number, body):
-        text = body["messages"][0]["content"]
-        return hang if "hang" in text else drip if "drip" in text else (200, {}, chat("Score: 10"))
-
-    server.behave = behave
+    server.behave = by_word(hang=hang, drip=drip)
     begun = time.monotonic()
     rewards, metrics = score(judge(server, timeout=0.5, retries=1), ["hang", "fine", "drip", "fine"])
     assert rewards == [0.0, 1.0, 0.0, 1.0]
@@ -222,11 +228,7 @@ def test_a_hanging_and_a_dripping_server_cost_their_time_out_and_no_more(server)
 
 
 def test_a_batch_ends_in_its_time_and_keeps_what_is_there(server):
-    server.behave = lambda number, body: (
-        (lambda handler: server.released.wait(30))
-        if "hang" in body["messages"][0]["content"]
-        else (200, {}, chat("Score: 10"))
-    )
+    server.behave = by_word(hang=hang)
     begun = time.monotonic()
     rewards, _ = score(judge(server, timeout=25.0, batch_timeout=1.0), ["hang", "fine"])
     assert rewards == [None, 1.0]
@@ -236,18 +238,14 @@ def test_a_batch_ends_in_its_time_and_keeps_what_is_there(server):
 
 
 def test_no_more_requests_are_under_way_than_allowed(server):
-    def slowly(number, body):
-        time.sleep(0.05)
-        return 200, {}, chat("Score: 10")
-
-    server.behave = slowly
+    server.behave = lambda number, body: time.sleep(0.05) or GOOD
     rewards, _ = score(judge(server, concurrency=3), ["a"] * 12)
     assert rewards == [1.0] * 12
     assert 2 <= server.most_under_way <= 3
 
 
 def test_cancelling_the_call_ends_its_requests(server):
-    server.behave = lambda number, body: lambda handler: server.released.wait(30)
+    server.behave = by_word(hang)
 
     async def cancelled():
         before = asyncio.all_tasks()

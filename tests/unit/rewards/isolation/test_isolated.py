@@ -41,19 +41,24 @@ def nothing_logged(monkeypatch):
     monkeypatch.setattr("trl_drgrpo.rewards.isolation.isolated._LOGGED", set())
 
 
+class Metrics(list):
+    """A `log_metric` that is the list of what it was given."""
+
+    def __call__(self, name, value):
+        self.append((name, value))
+
+
 @pytest.fixture
 def metrics():
-    """`log_metric`, with what it was given as its attribute `logged`."""
-
-    def log_metric(name, value):
-        log_metric.logged.append((name, value))
-
-    log_metric.logged = []
-    return log_metric
+    return Metrics()
 
 
 def scores_of(score, calls, limits=Limits(**QUICK), on_error="unscorable", log_metric=None, name="f"):  # noqa: B008
     return scored_in_workers(score, calls, name=name, limits=limits, on_error=on_error, log_metric=log_metric)
+
+
+def calls_of(*values):
+    return [((value,), {}) for value in values]
 
 
 def act(completions, **kwargs):
@@ -62,22 +67,20 @@ def act(completions, **kwargs):
 
 class TestSamples:
     def test_scores_come_in_order_and_failures_are_counted(self, metrics):
-        calls = [((what,), {}) for what in (1, "hang", 3, "exit status 3", "exception", 6, None, float("nan"))]
+        calls = calls_of(1, "hang", 3, "exit status 3", "exception", 6, None, float("nan"))
         assert scores_of(misbehave, calls, log_metric=metrics) == [1.0, None, 3.0, None, None, 6.0, None, None]
-        assert metrics.logged == [("rewards/f/failed_frac", 3 / 8)]
+        assert metrics == [("rewards/f/failed_frac", 3 / 8)]
 
     @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
     @pytest.mark.parametrize("nonsense", ["x", float("inf"), [1.0], {"score": 1}, len, np.ones(2), 1j])
     def test_nonsense_is_a_failure(self, metrics, limits, nonsense):
-        calls = [((value,), {}) for value in (0.5, nonsense)]
-        assert scores_of(lambda value: value, calls, limits, log_metric=metrics) == [0.5, None]
-        assert metrics.logged == [("rewards/f/failed_frac", 0.5)]
+        assert scores_of(lambda value: value, calls_of(0.5, nonsense), limits, log_metric=metrics) == [0.5, None]
+        assert metrics == [("rewards/f/failed_frac", 0.5)]
 
     @pytest.mark.parametrize("number", [1, True, np.float32(1), np.array(1), torch.tensor(1.0)])
     def test_numbers_of_all_kinds_are_floats(self, number):
         (score,) = scores_of(lambda: number, [((), {})], Limits(timeout=60, workers=1), "raise")
-        assert type(score) is float
-        assert score == 1.0
+        assert (type(score), score) == (float, 1.0)
 
     @given(st.lists(st.one_of(st.floats(), st.none(), st.booleans(), st.text(max_size=3)), max_size=20))
     @settings(max_examples=20)
@@ -85,8 +88,7 @@ class TestSamples:
         outcomes = []
         for limits in (Limits(**QUICK), None):
             logged = {}
-            calls = [((value,), {}) for value in values]
-            scores = scores_of(lambda value: value, calls, limits, log_metric=logged.__setitem__)
+            scores = scores_of(lambda value: value, calls_of(*values), limits, log_metric=logged.__setitem__)
             outcomes.append((scores, logged))
         assert outcomes[0] == outcomes[1]
 
@@ -100,17 +102,16 @@ class TestSamples:
 
     @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
     def test_the_first_failure_is_an_error_for_those_who_want_it(self, metrics, limits):
-        calls = [((what,), {}) for what in (1, "exception", 3)]
         message = "reward function 'f': got ZeroDivisionError: .* at completion 1"
         with pytest.raises(RewardError, match=message) as error:
-            scores_of(misbehave, calls, limits, "raise", metrics)
+            scores_of(misbehave, calls_of(1, "exception", 3), limits, "raise", metrics)
         assert "in misbehave" in str(error.value.__cause__)
-        assert metrics.logged == []
+        assert metrics == []
 
     @pytest.mark.parametrize("limits", [Limits(**QUICK), None])
     def test_one_traceback_is_logged_per_reward(self, caplog, limits):
         for name in ("f", "f", "g"):
-            scores_of(misbehave, [(("exception",), {}), (("exception",), {})], limits, name=name)
+            scores_of(misbehave, calls_of("exception", "exception"), limits, name=name)
         errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert len(errors) == 2
         assert "Reward function 'f' failed for 2 of 2 completions" in errors[0]
@@ -118,10 +119,8 @@ class TestSamples:
 
     def test_no_calls_start_no_process(self, metrics):
         before = psutil.Process().children()
-        limits = Limits(timeout=77.0)
-        assert scores_of(len, [], limits, "raise", metrics) == []
+        assert scores_of(len, [], Limits(timeout=77.0), "raise", metrics) == metrics == []
         assert psutil.Process().children() == before
-        assert metrics.logged == []
 
     def test_a_sample_reward_in_workers(self, metrics):
         class Length(SampleReward):
@@ -135,7 +134,7 @@ class TestSamples:
         for reward in (Length(), cloudpickle.loads(cloudpickle.dumps(Length()))):
             scores = reward(completions=completions, limit=[4, 4, 8], prompts=["p"] * 3, log_metric=metrics)
             assert scores == [0.5, 0.0, 0.5]
-        assert metrics.logged == [("rewards/length/failed_frac", 1 / 3)] * 2
+        assert metrics == [("rewards/length/failed_frac", 1 / 3)] * 2
 
 
 class TestIsolate:
@@ -153,7 +152,7 @@ class TestIsolate:
             log_metric=metrics,
         )
         assert rewards == [3.0, None, None, 3.0]
-        assert metrics.logged == [("rewards/rows/failed_frac", 0.5)]
+        assert metrics == [("rewards/rows/failed_frac", 0.5)]
 
     def test_failing_costs_what_the_user_says_or_the_function_declares(self, caplog):
         completions = [2, "exception", "hang", 3]
@@ -214,7 +213,7 @@ class TestIsolate:
         )
         assert extras == [("upper", [None, "AB", None, "C", None])]
         lengths = [("rewards/logs/length", float(n)) for n in (5, 2, 1, 5)]
-        assert metrics.logged == [("rewards/logs/failed_frac", 0.2), *lengths]
+        assert metrics == [("rewards/logs/failed_frac", 0.2), *lengths]
 
     def test_the_trainer_state_arrives_without_its_history(self):
         from transformers import TrainerState
@@ -243,7 +242,7 @@ class TestIsolate:
     def test_failures_are_counted_once_behind_the_contract(self, metrics):
         checked = checked_reward(isolate(act, **QUICK), "unscorable")
         assert checked(completions=[1, "exit status 3", 2, 3], log_metric=metrics) == [1.0, None, 2.0, 3.0]
-        assert metrics.logged == [("rewards/act/failed_frac", 0.25)]
+        assert metrics == [("rewards/act/failed_frac", 0.25)]
 
     def test_what_no_other_process_can_have_is_an_error_at_once(self):
         lock = threading.Lock()
@@ -329,9 +328,7 @@ class TestWhereFunctionsComeFrom:
     def test_modules_that_only_this_process_knows(self, tmp_path):
         import importlib.util
 
-        source = FILE.replace("import threading", "import contextlib").replace(
-            "threading.Lock", "contextlib.nullcontext"
-        )
+        source = FILE.replace("threading.Lock", "contextlib.nullcontext").replace("threading", "contextlib")
         (tmp_path / "unknown_to_others.py").write_text(source)
         spec = importlib.util.spec_from_file_location("unknown_to_others", tmp_path / "unknown_to_others.py")
         module = sys.modules["unknown_to_others"] = importlib.util.module_from_spec(spec)

@@ -6,25 +6,16 @@ import pickle
 import sys
 import threading
 import time
+import types
 
 import cloudpickle
+import misbehaving
 import psutil
 import pytest
-from misbehaving import (
-    MISDEEDS,
-    Unreadable,
-    fork_and_return,
-    interrupted_by_alarm,
-    leave_alarm,
-    misbehave,
-    multiply,
-    noise,
-    start_processes,
-)
 from processes import gone, running
 
 import trl_drgrpo.rewards.isolation.pool as pool_module
-from trl_drgrpo.rewards.isolation.handles import NurseryHandle
+from trl_drgrpo.rewards.isolation.nursery import WorkerHandle
 from trl_drgrpo.rewards.isolation.pool import Failure, WorkerPool, close_pools, pool_for
 from trl_drgrpo.rewards.limits import Limits
 
@@ -42,47 +33,33 @@ def shared_pool():
 
 @pytest.fixture
 def new_pool():
-    pools = []
-
-    def make(**limits):
-        pools.append(WorkerPool(Limits(**{"workers": 2, **limits})))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda **limits: stack.enter_context(contextlib.closing(WorkerPool(Limits(**{"workers": 2, **limits}))))
 
 
-MISBEHAVE = pickle.dumps(misbehave)
+MISBEHAVE = pickle.dumps(misbehaving.misbehave)
 
 
-@pytest.mark.parametrize("misdeed", MISDEEDS)
+@pytest.mark.parametrize("misdeed", misbehaving.MISDEEDS)
 def test_a_misdeed_costs_its_call_only(shared_pool, misdeed):
     outcomes = shared_pool.run(MISBEHAVE, calls(0, misdeed, 2, 3, misdeed, 5))
     assert [outcome for outcome in outcomes if not isinstance(outcome, Failure)] == [0, 2, 3, 5]
     for outcome in (outcomes[1], outcomes[4]):
         assert isinstance(outcome, Failure)
-        assert outcome.reason.startswith(MISDEEDS[misdeed][1]), outcome.reason
+        assert outcome.reason.startswith(misbehaving.MISDEEDS[misdeed][1]), outcome.reason
         assert len(outcome.reason) + len(outcome.traceback) < 20_000
 
 
-@pytest.mark.parametrize(
-    ("argument", "reason"),
-    [
-        (threading.Lock(), "arguments that do not pickle (TypeError: cannot pickle '_thread.lock' object)"),
-        (Unreadable(), "ValueError: invalid literal"),
-    ],
-)
-def test_arguments_that_do_not_travel_cost_their_call_only(shared_pool, argument, reason):
-    first, second, third = shared_pool.run(MISBEHAVE, calls(1, argument, 3))
-    assert (first, third) == (1, 3)
-    assert second.reason.startswith(reason)
+def test_arguments_that_do_not_travel_cost_their_call_only(shared_pool):
+    no_pickle = "arguments that do not pickle (TypeError: cannot pickle '_thread.lock' object)"
+    for argument, reason in ((threading.Lock(), no_pickle), (misbehaving.Unreadable(), "ValueError: invalid literal")):
+        first, second, third = shared_pool.run(MISBEHAVE, calls(1, argument, 3))
+        assert (first, third) == (1, 3)
+        assert second.reason.startswith(reason)
 
 
 def test_a_result_that_only_the_worker_knows_costs_its_call_only(shared_pool):
     def stranger(defines):
-        import types
-
         if not defines:
             return 1
         module = sys.modules["only_there"] = types.ModuleType("only_there")
@@ -154,12 +131,10 @@ def test_workers_are_replaced_after_their_share_of_calls(new_pool, monkeypatch):
 
 def test_loading_and_warming_up_do_not_count_against_the_limit(new_pool):
     class Slow:
-        def __init__(self):
-            self.is_warm = False
+        is_warm = False
 
         def __setstate__(self, state):
             time.sleep(1.0)
-            vars(self).update(state)
 
         def warm_up(self):
             time.sleep(1.0)
@@ -168,15 +143,17 @@ def test_loading_and_warming_up_do_not_count_against_the_limit(new_pool):
         def __call__(self, value):
             return value if self.is_warm else None
 
-    assert new_pool(timeout=0.5).run(cloudpickle.dumps(Slow()), calls(1, 2, 3)) == [1, 2, 3]
+    slow = Slow()
+    slow.has_state = True
+    assert new_pool(timeout=0.5).run(cloudpickle.dumps(slow), calls(1, 2, 3)) == [1, 2, 3]
 
 
 class Unloadable:
-    def __init__(self, how):
-        self.how = how
+    def __init__(self, load, *args):
+        self.load = load, args
 
     def __reduce__(self):
-        return misbehave, (self.how,)
+        return self.load
 
 
 @pytest.mark.parametrize(
@@ -189,7 +166,7 @@ class Unloadable:
 )
 def test_a_function_that_does_not_load_fails_all_its_calls_and_no_others(new_pool, how, reason):
     pool = new_pool()
-    outcomes = pool.run(pickle.dumps(Unloadable(how)), calls(*range(5)))
+    outcomes = pool.run(pickle.dumps(Unloadable(misbehaving.misbehave, how)), calls(*range(5)))
     assert [outcome.reason.startswith(reason) for outcome in outcomes] == [True] * 5
     assert pool.run(MISBEHAVE, calls(1, 2)) == [1, 2]
 
@@ -199,11 +176,7 @@ def test_a_function_that_did_not_load_is_tried_again(new_pool, tmp_path):
         path.read_text()
         return lambda _: 1
 
-    class Late:
-        def __reduce__(self):
-            return read, (tmp_path / "there",)
-
-    pool, function = new_pool(), cloudpickle.dumps(Late())
+    pool, function = new_pool(), cloudpickle.dumps(Unloadable(read, tmp_path / "there"))
     assert all("FileNotFoundError" in outcome.reason for outcome in pool.run(function, calls(*range(9))))
     (tmp_path / "there").touch()
     assert pool.run(function, calls(*range(9))) == [1] * 9
@@ -217,25 +190,23 @@ def test_functions_share_the_workers(new_pool):
 
 def test_alarms_work_and_do_not_outlast_their_call(new_pool):
     pool = new_pool(workers=1, timeout=5)
-    assert pool.run(cloudpickle.dumps(lambda _: interrupted_by_alarm()), calls(1, 2)) == [1.0, 1.0]
-    pool.run(cloudpickle.dumps(lambda _: leave_alarm()), calls(1))
+    assert pool.run(cloudpickle.dumps(lambda _: misbehaving.interrupted_by_alarm()), calls(1, 2)) == [1.0, 1.0]
+    pool.run(cloudpickle.dumps(lambda _: misbehaving.leave_alarm()), calls(1))
     assert pool.run(cloudpickle.dumps(lambda _: time.sleep(0.2) or 2), calls(1, 2)) == [2, 2]
 
 
 def test_a_function_that_returns_twice_answers_once(new_pool):
     pool = new_pool()
-    assert pool.run(cloudpickle.dumps(lambda _: fork_and_return()), calls(*range(10))) == [1.0] * 10
+    assert pool.run(cloudpickle.dumps(lambda _: misbehaving.fork_and_return()), calls(*range(10))) == [1.0] * 10
     assert pool.run(MISBEHAVE, calls(*range(10))) == [*range(10)]
 
 
 def test_prints_go_to_stderr_and_disturb_nothing(new_pool, capfd):
     pool = new_pool()
-    assert pool.run(cloudpickle.dumps(lambda _: noise()), calls(*range(6))) == [1.0] * 6
+    assert pool.run(cloudpickle.dumps(lambda _: misbehaving.noise()), calls(*range(6))) == [1.0] * 6
     pool.close()
     printed = capfd.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("noise by descriptor") == 6
-    assert printed.err.count("noise by print") == 6
+    assert (printed.out, printed.err.count("noise by descriptor"), printed.err.count("noise by print")) == ("", 6, 6)
 
 
 def test_prints_beyond_a_limit_are_dropped(new_pool, capfd):
@@ -250,8 +221,8 @@ def test_prints_beyond_a_limit_are_dropped(new_pool, capfd):
 @pytest.mark.parametrize("end", ["hang", "segmentation fault", "close"])
 def test_processes_that_a_call_started_end_with_its_worker(new_pool, tmp_path, end):
     def start(what):
-        start_processes(tmp_path / "pids")
-        return misbehave(what)
+        misbehaving.start_processes(tmp_path / "pids")
+        return misbehaving.misbehave(what)
 
     pool = new_pool(timeout=3.0 if end == "hang" else 30.0)
     (outcome,) = pool.run(cloudpickle.dumps(start), calls(end))
@@ -266,7 +237,7 @@ def test_processes_that_a_call_started_end_with_its_worker(new_pool, tmp_path, e
 @pytest.mark.slow
 def test_a_family_of_processes_ends_with_its_worker(new_pool, tmp_path):
     pool = new_pool(timeout=3.0)
-    (outcome,) = pool.run(pickle.dumps(functools.partial(multiply, str(tmp_path / "pids"))), calls(6))
+    (outcome,) = pool.run(pickle.dumps(functools.partial(misbehaving.multiply, str(tmp_path / "pids"))), calls(6))
     assert outcome.reason == "no result within 3 s"
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2**6
@@ -328,46 +299,38 @@ def test_equal_limits_share_a_pool():
     close_pools()
 
 
-def close_channel(what):
+def die_or_nap(what):
+    if what == "die":
+        os._exit(3)
     if what == "close":
         os.closerange(3, 256)
-        time.sleep(60)
+    time.sleep(60 if what == "close" else what)
     return what
 
 
 def test_a_worker_that_closes_its_channel_is_not_waited_for(new_pool):
     pool = new_pool(timeout=30)
-    function = pickle.dumps(close_channel)
-    pool.run(function, calls(1, 2))
+    function = pickle.dumps(die_or_nap)
+    pool.run(function, calls(0, 0))
     began = time.monotonic()
-    outcome, other = pool.run(function, calls("close", 3))
-    assert "the worker died" in outcome.reason
-    assert other == 3
-    assert "status unknown" not in outcome.reason
+    outcome, other = pool.run(function, calls("close", 0))
+    assert (outcome.reason, other) == ("the worker died (signal 9)", 0)
     assert time.monotonic() - began < 5
-
-
-def die_or_nap(what):
-    if what == "die":
-        os._exit(3)
-    time.sleep(what)
-    return what
 
 
 def test_who_answered_while_another_was_dealt_with_is_not_late(new_pool, monkeypatch):
     pool = new_pool(timeout=0.5)
     function = pickle.dumps(die_or_nap)
     pool.run(function, calls(0, 0))  # loaded
-    ask = NurseryHandle.exit_status
+    end = WorkerHandle.end
 
-    def slowly(self, number, patience=0.5):
+    def slowly(worker):
         time.sleep(1.0)
-        return ask(self, number, patience)
+        return end(worker)
 
-    monkeypatch.setattr(NurseryHandle, "exit_status", slowly)
+    monkeypatch.setattr(WorkerHandle, "end", slowly)
     died, slept = pool.run(function, calls("die", 0.2))
-    assert died.reason == "the worker died (exit status 3)"
-    assert slept == 0.2
+    assert (died.reason, slept) == ("the worker died (exit status 3)", 0.2)
 
 
 def scribble(text):

@@ -6,6 +6,7 @@ say what the value of a call is. It is never told which value is due.
 
 import builtins
 import collections
+import contextlib
 import enum
 import operator
 import os
@@ -17,14 +18,10 @@ from trl_drgrpo.rewards.functions.code import wire
 
 def serve():
     """Answer requests on standard input until it ends; the code itself finds it empty and its output unread."""
-    reader, writer = wire.own_streams()
-    candidate = Candidate(reader, writer)
-    while True:
-        try:
-            request = wire.receive(reader)
-        except EOFError:
-            return
-        wire.send(writer, candidate.answer(request))
+    candidate = Candidate(*wire.own_streams())
+    with contextlib.suppress(EOFError):
+        while True:
+            wire.send(candidate.writer, candidate.answer(wire.receive(candidate.reader)))
 
 
 def run_script():
@@ -37,30 +34,17 @@ def run_script():
     exec(compile(source, "<completion>", "exec"), main.__dict__)
 
 
-class Candidate:
-    """The completion's module and the objects that the examiner knows by number."""
+class Candidate(wire.Peer):
+    """The completion's module and the objects that the examiner knows by number; its first two requests are known."""
 
     def __init__(self, reader, writer):
-        self.reader = reader
-        self.writer = writer
+        super().__init__(reader, writer)
         self.module = types.ModuleType("solution")
-        self.objects = []
-
-    def answer(self, request):
-        """The reply to one request: a value, or what was raised."""
-        try:
-            if request["do"] == "load":
-                return self.load(request["source"])
-            if request["do"] == "look_up":
-                return {"value": wire.encode(self.look_up(request["name"]), self.keep)}
-            return self.operate(request)
-        except BaseException as error:  # SystemExit too: leaving early is no answer
-            return wire.raised(error)
+        self.objects += [self.load, self.look_up]
 
     def load(self, source):
         sys.modules["solution"] = self.module
         exec(compile(source, "<completion>", "exec"), self.module.__dict__)
-        return {"value": None}
 
     def look_up(self, name):
         if hasattr(self.module, name):
@@ -70,34 +54,27 @@ class Candidate:
             return lambda *args, **kwargs: getattr(solution(), name)(*args, **kwargs)
         raise NameError(f"name {name!r} is not defined")
 
-    def operate(self, request):
+    def operate(self, request, args, kwargs):
         """One operation on an object: a call, or a built-in function or one of `operator` by its name."""
         do, target = request["do"], self.objects[request["target"]]
-        args = [wire.decode(form, self.theirs) for form in request["args"]]
-        kwargs = {name: wire.decode(form, self.theirs) for name, form in request["kwargs"].items()}
         if do != "call":
             operation = getattr(builtins, do, None) or getattr(operator, do)
-            return {"value": wire.encode(operation(target, *args), self.keep)}
-        value = wire.encode(target(*args, **kwargs), self.keep)
-        return {"value": value, "changed": self.changed(args, request["args"])}
-
-    def changed(self, args, before):
-        """Containers that the call changed, by position, so that `f(items)` may sort in place."""
+            return {"value": wire.encode(operation(target, *args), self.form_of)}
+        value = wire.encode(target(*args, **kwargs), self.form_of)
+        # Containers that the call changed, by position, so that `f(items)` may sort in place.
         containers = (list, dict, set, bytearray, collections.deque)
-        after = [wire.encode(arg, self.keep) if isinstance(arg, containers) else None for arg in args]
-        return {str(at): form for at, form in enumerate(after) if form is not None and form != before[at]}
+        after = {str(at): wire.encode(arg, self.form_of) for at, arg in enumerate(args) if isinstance(arg, containers)}
+        return {"value": value, "changed": {at: f for at, f in after.items() if f != request["args"][int(at)]}}
 
-    def keep(self, value):
+    def form_of(self, value):
         """An object by its number, with what tells its kind on the other side: names, never a claim of equality."""
-        self.objects.append(value)
-        number, kind = len(self.objects) - 1, type(value).__name__
+        number, kind = self.keep(value), type(value).__name__
         if wire.is_namedtuple(value):
-            items = [wire.encode(item, self.keep) for item in tuple.__iter__(value)]
+            items = [wire.encode(item, self.form_of) for item in tuple.__iter__(value)]
             return {"namedtuple": [number, kind, list(type(value)._fields), items]}
-        member = value._name_ if isinstance(value, enum.Enum) else None
-        return {"object": [number, kind, member]}
+        return {"object": [number, kind, value._name_ if isinstance(value, enum.Enum) else None]}
 
-    def theirs(self, tag, content):
+    def meant_by(self, tag, content):
         if tag == "object":
             return self.objects[content]
         if tag == "type":
@@ -109,13 +86,6 @@ class Candidate:
             own = getattr(self.module, kind, None)
             if own is None or getattr(own, "_fields", None) != tuple(fields):
                 own = collections.namedtuple(kind, fields)
-            return own._make(wire.decode(item, self.theirs) for item in items)
-        return lambda *args: self.call_back(content, args)
-
-    def call_back(self, number, args):
-        """Call a function of the tests that was passed as an argument."""
-        wire.send(self.writer, {"callback": number, "args": [wire.encode(arg, self.keep) for arg in args]})
-        reply = wire.receive(self.reader)
-        if "raised" in reply:
-            raise wire.exception_of(reply)
-        return wire.decode(reply["value"], self.theirs)
+            return own._make(wire.decode(item, self.meant_by) for item in items)
+        # A function of the tests that was passed as an argument.
+        return lambda *args: wire.decode(self.ask("call", content, args)["value"], self.meant_by)

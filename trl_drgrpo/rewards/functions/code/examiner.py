@@ -12,17 +12,19 @@ own `__eq__` is never asked, for it could say yes to everything:
 import ast
 import collections
 import enum
-import functools
 import inspect
 import os
 import sys
 import types
+from typing import Any
 
 from trl_drgrpo.rewards.functions.code import test_forms, wire
 
 _PLAIN_TYPES = (int, float, str, list, dict, set, tuple, bool, bytes, frozenset, complex, bytearray, object)
 _COMPARISONS = ("eq", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+
+LOAD, LOOK_UP = 0, 1  # numbers of the first two objects of `candidate.Candidate`
 
 
 class Unsupported(BaseException):
@@ -33,105 +35,72 @@ class Undecided(Unsupported):
     """A test that nobody here can decide for what the completion returned."""
 
 
-class Channel:
-    """Requests to the completion's process."""
+class Channel(wire.Peer):
+    """The connection to the completion's process."""
 
     def __init__(self, reader, writer, namespace, shared=()):
-        self.reader = reader
-        self.writer = writer
+        super().__init__(reader, writer)
         self.namespace = namespace  # of the tests
         self.shared = shared  # names in the setup, which the completion has too
-        self.callbacks = []
         self.uses = 0  # of the completion by the tests, a name that it lacks included
-        self.is_gone = False
 
-    def ask(self, request, args=()):
-        """The value of a request; raises the built-in exception nearest to what was raised there."""
-        try:
-            wire.send(self.writer, request)
-            reply = wire.receive(self.reader)
-            while "callback" in reply:
-                wire.send(self.writer, self.call_back(reply))
-                reply = wire.receive(self.reader)
-        except (EOFError, OSError) as error:
-            self.is_gone = True
-            raise EOFError("the completion's process has gone") from error
-        if "raised" in reply:
-            raise wire.exception_of(reply)
+    def use(self, do, target, args, kwargs=None):
+        """One operation on an object of the completion."""
+        self.uses += 1
+        reply = self.ask(do, target, args, kwargs)
         for at, form in reply.get("changed", {}).items():
-            self._update(args[int(at)], wire.decode(form, self.theirs))
-        return wire.decode(reply["value"], self.theirs)
+            old: Any = args[int(at)]
+            new = wire.decode(form, self.meant_by)
+            if type(old) is not type(new):
+                raise ValueError("not what was passed")
+            old.clear()
+            (old.update if hasattr(old, "update") else old.extend)(new)
+        return wire.decode(reply["value"], self.meant_by)
 
     def look_up(self, name):
         """The completion's object of that name; raises `NameError`."""
-        self.uses += 1
-        value = self.ask({"do": "look_up", "name": name})
+        value = self.use("call", LOOK_UP, [name])
         if type(value) is Remote:
             self.uses -= 1  # not before it is called
             vars(value)["_name"] = name
         return value
 
-    def operate(self, do, target, args, kwargs=None):
-        """One operation on an object of the completion."""
-        self.uses += 1
-        request = {"do": do, "target": target, "args": [wire.encode(arg, self.keep) for arg in args]}
-        request["kwargs"] = {name: wire.encode(arg, self.keep) for name, arg in (kwargs or {}).items()}
-        return self.ask(request, args)
+    def operate(self, request, args, kwargs):
+        """Call a function that was passed to the completion: the only request that is granted."""
+        return {"value": wire.encode(self.objects[request["target"]](*args), self.form_of)}
 
-    def call_back(self, request):
-        try:
-            args = [wire.decode(form, self.theirs) for form in request["args"]]
-            return {"value": wire.encode(self.callbacks[int(request["callback"])](*args), self.keep)}
-        except (Exception, Unsupported) as error:  # of what the completion passed: its own affair
-            return wire.raised(error)
-
-    def keep(self, value):
-        """The form of an argument that is not plain data."""
+    def form_of(self, value):
         if type(value) is Remote:
-            return {"object": _of(value, "_target")}
+            return {"object": value._target}
         if any(value is kind for kind in _PLAIN_TYPES):
             return {"type": value.__name__}
         kind = type(value)
         if wire.is_namedtuple(value):
-            items = [wire.encode(item, self.keep) for item in tuple.__iter__(value)]
+            items = [wire.encode(item, self.form_of) for item in tuple.__iter__(value)]
             return {"namedtuple": [kind.__name__, list(kind._fields), items]}
         if isinstance(value, enum.Enum) and kind.__name__ in self.shared:
             return {"enum": [kind.__name__, value.name]}
         if not callable(value):
             raise Unsupported(f"a test passes on a {kind.__name__}, which is not plain data")
-        self.callbacks.append(value)
-        return {"callback": len(self.callbacks) - 1}
+        return {"callback": self.keep(value)}
 
-    def theirs(self, tag, content):
-        """Stand-in for an object of the completion."""
-        if tag == "namedtuple":
-            number, kind, fields, items = content
-            named = self._class_of_tests(kind)
-            if named is None or getattr(named, "_fields", None) != tuple(fields):
-                named = _named(kind, tuple(fields))
-            value = named._make(wire.decode(item, self.theirs) for item in items)
-            if isinstance(value, _Named):
-                value._remote = Remote(self, number)
-            return value
-        if tag != "object":
+    def meant_by(self, tag, content):
+        if tag not in ("namedtuple", "object"):
             raise ValueError("not a value")
-        number, kind, member = content
-        own = self._class_of_tests(kind)
-        if isinstance(own, enum.EnumMeta):
-            return own[member]
-        is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
-        return Remote(self, number, None if is_plain else own)
-
-    def _class_of_tests(self, name):
-        """The class of that name in the tests or their setup; `None` if it is the completion's own."""
-        own = self.namespace.get(name)
-        return own if isinstance(own, type) and own.__module__ == "tests" else None
-
-    def _update(self, old, new):
-        if type(old) is not type(new):
-            raise ValueError("not what was passed")
-        old.clear()
-        (old.update if isinstance(old, (dict, set)) else old.extend)(new)
+        number, kind, *content = content
+        own = self.namespace.get(kind)  # if the tests or their setup have a class of that name
+        own = own if isinstance(own, type) and own.__module__ == "tests" else None
+        if tag == "object":
+            if isinstance(own, enum.EnumMeta):
+                return own[content[0]]
+            is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
+            return Remote(self, number, None if is_plain else own)
+        fields, items = tuple(content[0]), content[1]
+        named: Any = own if getattr(own, "_fields", None) == fields else _named(kind, fields)
+        value = named._make(wire.decode(item, self.meant_by) for item in items)
+        if named is not own:
+            value._remote = Remote(self, number)
+        return value
 
 
 class Solution(types.ModuleType):
@@ -162,34 +131,37 @@ class Remote:
 
     @property
     def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _of(self, "_own") or Remote
+        return self._own or Remote
 
     def __call__(self, *args, **kwargs):
-        value = _operate(self, "call", args, kwargs)
-        if type(value) is Remote and _of(self, "_name")[:1].isupper():
+        value = self._use("call", args, kwargs)
+        if type(value) is Remote and self._name[:1].isupper():
             vars(value)["_is_made"] = True
         return value
 
     def __instancecheck__(self, instance):
-        return type(instance) is Remote and bool(_operate(instance, "isinstance", (self,)))
+        return type(instance) is Remote and bool(instance._use("isinstance", (self,)))
 
     def __hash__(self):
-        own = _of(self, "_own")
+        own = self._own
         return 0 if own is None or own.__hash__ is object.__hash__ else own.__hash__(self)
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        own = _of(self, "_own")
-        if own is not None and hasattr(own, name) and _is_method_of(sys._getframe(1).f_code, own):
+        own, asking = self._own, sys._getframe(1).f_code
+        if own is not None and hasattr(own, name) and _is_method_of(asking, own):
             attribute = inspect.getattr_static(own, name)  # `other.key()` in a `__eq__`: not to be the completion's
             return attribute.__get__(self, own) if hasattr(attribute, "__get__") else attribute
-        return _operate(self, "getattr", (name,))
+        return self._use("getattr", (name,))
+
+    def _use(self, do, args, kwargs=None):
+        return self._channel.use(do, self._target, args, kwargs)
 
 
 def _forwarded(do):
     def method(self, *args):
-        return _operate(self, do, args)
+        return self._use(do, args)
 
     return method
 
@@ -201,7 +173,7 @@ for _do in ("setattr", "getitem", "setitem", "delitem", "len", "bool", "iter", "
 
 def _binary(operation):
     def method(self, other):
-        own = _of(self, "_own")
+        own, kind = self._own, type(other)
         if own is not None and getattr(own, operation, None) is not getattr(object, operation, None):
             return getattr(own, operation)(self, other)  # of the tests
         if self is other and operation == "__eq__":
@@ -209,14 +181,16 @@ def _binary(operation):
         if other is None:
             return NotImplemented
         is_comparison = operation.strip("_") in _COMPARISONS
-        both = (self, other) if type(other) is Remote else (self,)
-        if any(_of(remote, "_is_made") for remote in both) or (is_comparison and len(both) == 2):
+        both = (self, other) if kind is Remote else (self,)
+        if any(remote._is_made for remote in both) or (is_comparison and len(both) == 2):
             raise Undecided(
                 f"a test has an object of the completion's own class judged by that class ({operation}): compare its "
                 "attributes, or define the class in setup"
             )
-        if is_comparison and not _can_differ(other):
-            raise Undecided(f"a test compares an object of the completion with a {type(other).__name__}, unknown here")
+        # No object of the completion is equal to plain data, nor to what a class of the tests compares.
+        is_known = isinstance(other, wire.PLAIN) or (kind.__module__ == "tests" and kind.__eq__ is not object.__eq__)
+        if is_comparison and not is_known:
+            raise Undecided(f"a test compares an object of the completion with a {kind.__name__}, unknown here")
         return NotImplemented
 
     method.__name__ = operation
@@ -225,13 +199,6 @@ def _binary(operation):
 
 for _operation in (*_COMPARISONS, *_ARITHMETIC):
     setattr(Remote, f"__{_operation}__", _binary(f"__{_operation}__"))
-
-
-def _can_differ(value):
-    """Whether it is known of a value that no object of the completion is equal to it."""
-    kind = type(value)
-    is_compared_by_tests = kind.__module__ == "tests" and kind.__eq__ is not object.__eq__
-    return isinstance(value, wire.PLAIN) or is_compared_by_tests
 
 
 def _is_method_of(code, own):
@@ -249,25 +216,16 @@ class _Named:
         return getattr(self._remote, name)
 
 
-@functools.lru_cache
 def _named(kind, fields):
     return type(kind, (_Named, collections.namedtuple(kind, fields)), {})
-
-
-def _of(remote, attribute):
-    return object.__getattribute__(remote, attribute)
-
-
-def _operate(remote, do, args, kwargs=None):
-    return _of(remote, "_channel").operate(do, _of(remote, "_target"), args, kwargs)
 
 
 def examine():
     """Read one job from standard input, write what became of it, a line each, to standard output."""
     reader, writer = wire.own_streams()
     job = wire.receive(reader)
+    tally = test_forms.Tally()
     try:
-        tally = test_forms.Tally()
         prepared = prepare(job["tests"], job["setup"], job["entry_point"], tally)
     except BaseException as error:
         wire.send(writer, {"broken": f"{type(error).__name__}: {error}"})
@@ -277,8 +235,8 @@ def examine():
     shared = compile(job["setup"], "<setup>", "exec").co_names
     channel = Channel(os.fdopen(job["read_fd"], "rb"), os.fdopen(job["write_fd"], "wb"), namespace, shared)
     try:
-        for verdict in verdicts(channel, job, prepared, tally):
-            wire.send(writer, verdict)
+        for passed in verdicts(channel, job, prepared, tally):
+            wire.send(writer, {"passed": passed})
     except Unsupported as error:
         wire.send(writer, {"undecided" if isinstance(error, Undecided) else "broken": str(error)})
     except EOFError:
@@ -286,41 +244,38 @@ def examine():
 
 
 def verdicts(channel, job, prepared, tally):
-    """Yield `{"loaded": bool}` and then `{"passed": bool}` per test, from the job's `first` on."""
+    """Yield whether the code loads, and then whether it passes each test, from the job's `first` on."""
     namespace, tests, asked = prepared
     sys.modules["solution"] = Solution(channel)
     try:
-        channel.ask({"do": "load", "source": job["setup"] + "\n" + job["code"]})
+        channel.ask("call", LOAD, [job["setup"] + "\n" + job["code"]])
         for name in asked:
             try:
                 namespace[name] = channel.look_up(name)
             except NameError:  # missed when a test uses it
                 namespace.pop(name, None)
-    except Exception as error:
-        if isinstance(error, EOFError) and channel.is_gone:
+    except Exception:
+        if channel.is_gone:
             raise
-        yield {"loaded": False}
+        yield False
         return
-    yield {"loaded": True}
+    yield True
     for index, (preparation, test) in enumerate(tests):
+        is_due = index >= job["first"]
         tally.start()
         passed = run(preparation, namespace)
-        if index >= job["first"]:
+        if is_due:
             passed = run(test, namespace) and passed
         if channel.is_gone:
             raise EOFError
-        if index >= job["first"]:
-            passed = passed and has_checked(tally, channel)
-            yield {"passed": passed}
+        if is_due:
+            if passed and not tally.checks and not channel.uses:
+                raise Unsupported("a test that checks nothing and never uses the completion")
+            # One that checks nothing of what it asked for has failed.
+            passed = passed and tally.checks > 0 and not tally.has_failed
+            yield passed
             if job["stop_at_first"] and not passed:
                 return
-
-
-def has_checked(tally, channel):
-    """Whether a test that ran to its end says anything; one that checks nothing of what it asked for has failed."""
-    if not tally.checks and not channel.uses:
-        raise Unsupported("a test that checks nothing and never uses the completion")
-    return tally.checks > 0 and not tally.has_failed
 
 
 def run(code, namespace):
@@ -337,7 +292,7 @@ def prepare(tests, setup, entry_point, tally=None):
     that is it; the names to ask the completion for."""
     module = sys.modules["tests"] = types.ModuleType("tests")
     namespace = module.__dict__
-    namespace.update((tally or test_forms.Tally()).names())
+    namespace.update((tally or test_forms.Tally()).names)
     setup = test_forms.counted(setup)
     exec(compile(setup, "<setup>", "exec"), namespace)
     trees = [test_forms.counted(text) for text in ([tests] if isinstance(tests, str) else tests)]

@@ -102,7 +102,15 @@ class CodeReward(SampleReward):
         on_error: OnError = "unscorable",
         name: str = "code_reward",
     ):
-        _check_options(tolerance, timeout, total_timeout, workers, sandbox)
+        if not isinstance(sandbox, (str, Sandbox)):
+            raise InputError("sandbox", repr(sandbox), '"bwrap", "none" or a Sandbox', 'Leave it out for "bwrap".')
+        refuse_outside("tolerance", tolerance, Range(0, 1, below=True, optional=True, remedy="1e-6 is usual."))
+        for field, seconds in (("timeout", timeout), ("total_timeout", total_timeout)):
+            finite_number(field, seconds, "a finite number of seconds", "Set both, timeout at most total_timeout.")
+        if not 0 < timeout <= total_timeout:
+            got = f"timeout={timeout} and total_timeout={total_timeout}"
+            raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
+        refuse_outside("workers", workers, whole(1, optional=True, remedy="Leave it out for all cores."))
         setup = "prompts" if setup == "prompt" else setup
         check_column(tests, "tests")
         for field, column in (("setup", setup), ("entry_point", entry_point)):
@@ -131,12 +139,10 @@ class CodeReward(SampleReward):
 
         [`BrokenTests`]: the tests cannot be run, whatever the completion. [`SandboxError`]: the sandbox did not start.
         """
-        tests = parse_tests(
-            columns[self.tests],
-            self._setup_text(columns),
-            columns[self.entry_point] if self.entry_point else None,
-            self.tolerance,
-        )
+        setup = columns[self.setup] if self.setup else None
+        setup = prompt_text(setup) if self.setup == "prompts" else setup
+        entry_point = columns[self.entry_point] if self.entry_point else None
+        tests = parse_tests(columns[self.tests], setup, entry_point, self.tolerance)
         if tests is None:
             raise BrokenTests(f"the column {self.tests!r} holds no tests of a known form")
         code = fenced_code(completion)
@@ -146,30 +152,11 @@ class CodeReward(SampleReward):
         passed = run(self.sandbox, completion if code is None else code, tests, self.clock, not self.partial)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
-    def _setup_text(self, columns: dict[str, Any]) -> Any:
-        if self.setup == "prompts":
-            return prompt_text(columns["prompts"])
-        return columns[self.setup] if self.setup else None
-
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
     ) -> list[float | None]:
         self.check()
         return super().__call__(completions, log_metric, **kwargs)
-
-
-def _check_options(
-    tolerance: float | None, timeout: float, total_timeout: float, workers: int | None, sandbox: Any
-) -> None:
-    if not isinstance(sandbox, (str, Sandbox)):
-        raise InputError("sandbox", repr(sandbox), '"bwrap", "none" or a Sandbox', 'Leave it out for "bwrap".')
-    refuse_outside("tolerance", tolerance, Range(0, 1, below=True, optional=True, remedy="1e-6 is usual."))
-    for field, seconds in (("timeout", timeout), ("total_timeout", total_timeout)):
-        finite_number(field, seconds, "a finite number of seconds", "Set both, timeout at most total_timeout.")
-    if not 0 < timeout <= total_timeout < float("inf"):
-        got = f"timeout={timeout} and total_timeout={total_timeout}"
-        raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
-    refuse_outside("workers", workers, whole(1, optional=True, remedy="Leave it out for all cores."))
 
 
 code_reward = CodeReward()

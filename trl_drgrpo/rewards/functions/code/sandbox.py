@@ -1,7 +1,7 @@
 """How untrusted code is run: bubblewrap's arguments, and a started program seen from outside.
 
 What is in it may do anything, so nothing here waits without a deadline, keeps output without a cap, or leaves a
-process behind: `Running` is a context, and leaving it kills whatever is left.
+process behind: leaving the context of `Sandbox.start` kills whatever is left.
 """
 
 import contextlib
@@ -19,23 +19,17 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from trl_drgrpo.common.errors import InputError, UnscorableError
 from trl_drgrpo.rewards.functions.code import seccomp
+from trl_drgrpo.rewards.limits import ONE_THREAD
 
 START_SECONDS = 60.0  # to set up and reach "ready": generous, since a busy machine is no fault of the completion
-ENVIRONMENT = {
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    "PATH": "/usr/bin:/bin",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", **ONE_THREAD}
 
 
 class SandboxError(UnscorableError):
@@ -43,58 +37,22 @@ class SandboxError(UnscorableError):
 
 
 class Running:
-    """A program that was started: what it writes is collected up to a cap and a deadline; leaving it kills it."""
+    """A program that was started: what it writes is collected up to a cap and a deadline."""
 
-    def __init__(
-        self, command: list[str], stdin: int, stdout: int, pass_fds: Sequence[int], own_directory: bool = False
-    ):
-        """Starts `command` with an empty environment, in a session of its own."""
+    def __init__(self, process: Any):
+        self.process = process
         self.output = bytearray()
-        self._pending = memoryview(b"")
-        self._directory = tempfile.TemporaryDirectory(prefix="completion-") if own_directory else None
-        self.process: Any = subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            pass_fds=pass_fds,
-            env={**ENVIRONMENT, "HOME": self._directory.name} if self._directory else {},
-            cwd=self._directory.name if self._directory else "/",
-            start_new_session=True,
-        )
-        streams = (self.process.stdin, self.process.stdout, self.process.stderr)
-        self._streams = [stream for stream in streams if stream is not None]
-        for stream in self._streams:
-            os.set_blocking(stream.fileno(), False)
-
-    def __enter__(self) -> "Running":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        # The group: in a sandbox that is bubblewrap, with whose death all inside dies.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in self._streams:
-            with contextlib.suppress(OSError):
-                stream.close()
-        if self._directory is not None:
-            self._directory.cleanup()
 
     def wait_ready(self) -> None:
         """Wait until the limits are in force and the program is about to run. [`SandboxError`]: it ended before."""
         said = bytearray()
         deadline = time.monotonic() + START_SECONDS
         while not said.endswith(b"ready\n"):
-            chunk = self._read_chunk(self.process.stderr, deadline)
+            chunk = _read_chunk(self.process.stderr, deadline)
             if not chunk:
                 reason = said.decode(errors="replace").strip()[-500:] or "it did not start in time"
                 raise SandboxError(f"the sandbox did not start: {reason}")
             said += chunk
-
-    def feed(self, data: bytes) -> None:
-        """Sets the program's standard input; it is written while `read` waits, then closed."""
-        self._pending = memoryview(data)
 
     def read(self, deadline: float, cap: int, enough: Callable[[bytearray], bool] = lambda output: False) -> str:
         """
@@ -105,11 +63,9 @@ class Running:
         while not enough(self.output):
             if len(self.output) > cap:
                 return "cap"
-            chunk = self._read_chunk(self.process.stdout, deadline)
-            if chunk is None:
-                return "timeout"
+            chunk = _read_chunk(self.process.stdout, deadline)
             if not chunk:
-                return "end"
+                return "timeout" if chunk is None else "end"
             self.output += chunk
         return "enough"
 
@@ -117,9 +73,8 @@ class Running:
         """The next line of standard output without its end; `None` if there is none by the deadline."""
         if self.read(deadline, cap, lambda output: b"\n" in output) != "enough":
             return None
-        line, _, rest = bytes(self.output).partition(b"\n")
-        self.output = bytearray(rest)
-        return line
+        line, _, self.output = self.output.partition(b"\n")
+        return bytes(line)
 
     def exit_code(self, deadline: float) -> int | None:
         """Exit status of the program; `None` if it still ran at the deadline (`time.monotonic()`) or was killed."""
@@ -133,31 +88,28 @@ class Running:
             pause = min(2 * pause, 0.05)
         return ended.si_status if ended.si_code == os.CLD_EXITED else None
 
-    def _read_chunk(self, stream: IO[bytes], deadline: float) -> bytes | None:
-        """The next bytes of the stream, `b""` at its end, `None` at the deadline; feeds the input meanwhile."""
-        stdin = self.process.stdin
-        while (left := deadline - time.monotonic()) > 0:
-            poll = select.poll()  # select.select is limited to file descriptors under 1024
-            poll.register(stream, select.POLLIN)
-            if stdin is not None and not stdin.closed and (self._pending or stream is self.process.stdout):
-                poll.register(stdin, select.POLLOUT)
-            ready = {fd for fd, _ in poll.poll(left * 1000)}
-            if stdin is not None and not stdin.closed and stdin.fileno() in ready:
-                self._write_some(stdin)
-            if stream.fileno() in ready:
-                return os.read(stream.fileno(), 1 << 16)
-        return None
 
-    def _write_some(self, stdin: IO[bytes]) -> None:
-        try:
-            self._pending = self._pending[os.write(stdin.fileno(), self._pending[: 1 << 16]) :]
-        except BlockingIOError:
-            return
-        except OSError:  # it does not read on: its own affair
-            self._pending = memoryview(b"")
-        if not self._pending:
-            with contextlib.suppress(OSError):
-                stdin.close()
+def _read_chunk(stream: IO[bytes], deadline: float) -> bytes | None:
+    """The next bytes of a stream, `b""` at its end, `None` at the deadline."""
+    poll = select.poll()  # select.select is limited to file descriptors under 1024
+    poll.register(stream, select.POLLIN)
+    left = deadline - time.monotonic()
+    return os.read(stream.fileno(), 1 << 16) if left > 0 and poll.poll(left * 1000) else None
+
+
+@contextlib.contextmanager
+def _file_of(data: bytes) -> Iterator[int]:
+    """Descriptor of a file without a name with this in it, to be read from its start."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        yield file.fileno()
+
+
+def _kill_group(process: Any) -> None:
+    """In a sandbox the group is bubblewrap, with whose death all inside dies."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 logger = logging.getLogger(__name__)
@@ -166,41 +118,32 @@ _FILES = 4096  # in /tmp: an empty one takes no byte of its size, but about a Ki
 _SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
 # argv: limits, [[module name, source], ...], function to call. Modules arrive as text, so that no file of the package
 # has to be visible inside.
-_BOOTSTRAP = """
+_PACKAGE = __name__.rpartition(".")[0]
+_BOOTSTRAP = f"""
 import json, sys, types
 limits, sources, entry = (json.loads(argument) for argument in sys.argv[1:4])
 del sys.argv[1:]
+package = sys.modules["{_PACKAGE}"] = types.ModuleType("{_PACKAGE}")
 for name, source in sources:
-    sys.modules[name] = module = types.ModuleType(name)
-    path = name.split(".")
-    for end in range(1, len(path)):
-        sys.modules.setdefault(".".join(path[:end]), types.ModuleType(".".join(path[:end])))
-    if len(path) > 1:
-        setattr(sys.modules[".".join(path[:-1])], path[-1], module)
+    module = sys.modules["{_PACKAGE}." + name] = types.ModuleType("{_PACKAGE}." + name)
+    setattr(package, name, module)
     exec(compile(source, name, "exec"), module.__dict__)
-sys.modules["trl_drgrpo.rewards.functions.code.confine"].confine(limits)
+package.wire.confine(limits)
 getattr(module, entry)()
 """
 _PROBE = '''
-import json, os, sys
+import json, os, socket
 
 def probe():
     """Things within reach: each entry that is not empty is a hole."""
     found = {"environment": sorted(set(os.environ) - set(ALLOWED)), "proc": os.path.exists("/proc/1")}
     found["files"] = [place for place in HIDDEN if os.path.lexists(place)][:3]
     found["root"] = os.access("/", os.W_OK) or os.geteuid() == 0
-    try:
-        pid = os.fork()
-        if not pid:
-            os._exit(0)
-        found["fork"] = True
-    except OSError:
-        found["fork"] = False
-    import socket
-    try:
-        found["network"] = bool(socket.socket())
-    except OSError:
-        found["network"] = False
+    for name, action in (("fork", lambda: os.fork() or os._exit(0)), ("network", socket.socket)):
+        try:
+            found[name] = bool(action())
+        except OSError:
+            found[name] = False
     open("/tmp/probe", "w").write("x")
     print(json.dumps(found))
 '''
@@ -253,23 +196,24 @@ class Sandbox:
         )
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
+    @contextlib.contextmanager
     def start(
         self,
         sources: Mapping[str, str],
         entry: str,
         *,
         seconds: float,
-        stdin: int = subprocess.PIPE,
+        stdin: bytes | int = b"",
         stdout: int = subprocess.PIPE,
         pass_fds: Sequence[int] = (),
-    ) -> "Running":
+    ) -> Iterator[Running]:
         """
-        Start a program; leaving the `with` block of the [`Running`] kills all that runs inside.
+        Start a program; leaving the `with` block kills all that runs inside.
 
         `sources`: module name to source, loaded in order, standard library only. `entry`: function of the last module
         to call, without arguments. `seconds`: processor time after which the kernel ends it; wall-clock time is the
-        caller's, see [`Running.read`]. `stdin`, `stdout`: file descriptors, or pipes to this process; `pass_fds`:
-        further ones that stay open.
+        caller's, see [`Running.read`]. `stdin`: what it can read, or a file descriptor. `stdout`: a file descriptor,
+        or a pipe to this process; `pass_fds`: further ones that stay open.
         """
         uid = 1_900_000_000 + secrets.randbelow(100_000_000) if self.kind == "bwrap" and _is_host_root() else None
         limits = {
@@ -280,20 +224,34 @@ class Sandbox:
             "threads": self.threads if self.kind == "bwrap" and (uid or _kernel() >= (5, 14)) else None,
             "uid": uid,
         }
-        modules = [("trl_drgrpo.rewards.functions.code.confine", source_of("confine.py")), *sources.items()]
-        arguments = [json.dumps(part) for part in (limits, modules, entry)]
-        command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *arguments]
-        if self.kind == "none":
-            return Running(command, stdin, stdout, pass_fds, own_directory=True)
-        with open(os.memfd_create("filter"), "w+b", buffering=0) as filter_file:
-            filter_file.write(seccomp.filter_program(seccomp.machine()))
-            filter_file.seek(0)
-            room = _room(_bwrap(), self.disk_mb << 20)
-            own = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
-            tmp = ["--bind", _ROOM, "/tmp"] if room else own
-            options = ["--seccomp", str(filter_file.fileno()), *_walls(self._python(), tmp)]
-            inherited = [*pass_fds, filter_file.fileno()]
-            return Running([*room, _bwrap(), *options, *command], stdin, stdout, inherited)
+        modules = [*sources_of("wire").items(), *sources.items()]
+        command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *map(json.dumps, (limits, modules, entry))]
+        with contextlib.ExitStack() as stack:
+            given = stack.enter_context(_file_of(stdin)) if isinstance(stdin, bytes) else stdin
+            environment, folder = {}, "/"
+            if self.kind == "none":
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="completion-"))
+                environment = {**ENVIRONMENT, "HOME": folder}
+            else:
+                rules = stack.enter_context(_file_of(seccomp.filter_program(seccomp.machine())))
+                room = _room(_bwrap(), self.disk_mb << 20)
+                own = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
+                walls = _walls(self._python(), ["--bind", _ROOM, "/tmp"] if room else own)
+                command = [*room, _bwrap(), "--seccomp", str(rules), *walls, *command]
+                pass_fds = [*pass_fds, rules]
+            process = subprocess.Popen(
+                command,
+                stdin=given,
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                pass_fds=pass_fds,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+            )
+            stack.enter_context(process)  # closes its streams, and waits for it
+            stack.callback(_kill_group, process)
+            yield Running(process)
 
     def _python(self) -> str:
         if self.python is not None:
@@ -302,9 +260,9 @@ class Sandbox:
 
 
 @functools.lru_cache
-def source_of(file: str) -> str:
-    """Source of a module of this folder, for the inside."""
-    return (Path(__file__).parent / file).read_text(encoding="utf-8")
+def sources_of(*names: str) -> dict[str, str]:
+    """Sources of modules of this folder, for the inside."""
+    return {name: (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in names}
 
 
 @functools.lru_cache

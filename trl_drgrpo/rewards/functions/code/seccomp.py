@@ -21,47 +21,25 @@ _CLONE_THREAD = 0x00010000
 _X32 = 0x40000000  # x86-64 system calls by their other numbers
 _CLONE3 = 435
 
-_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_CLONE = {"x86_64": 56, "aarch64": 220}
+# Name in `struct seccomp_data`, and number of the call that makes processes and threads.
+_ARCHES = {"x86_64": (0xC000003E, 56), "aarch64": (0xC00000B7, 220)}
+# What for: names, with numbers for x86_64 and aarch64; "-" where the architecture lacks the call.
+_DENIED = {
+    "new processes": "fork 57 -, vfork 58 -",
+    "other processes": "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272",
+    "sockets": "socket 41 198",
+    "namespaces and mounts": "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41",
+    "other roots and files": "chroot 161 51, name_to_handle_at 303 264, open_by_handle_at 304 265",
+    "memory outside RLIMIT_AS": "shmget 29 194, shmat 30 196, memfd_create 319 279",
+    "kernel objects outside it": "msgget 68 186, semget 64 190, mq_open 240 180",
+    "places of memory": "mbind 237 235, migrate_pages 256 238, move_pages 279 239, modify_ldt 154 -",
+    "keys": "add_key 248 217, request_key 249 218, keyctl 250 219",
+    "the kernel itself": "bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, syslog 103 116",
+    "its compatibility with others": "personality 135 92",
+}
 # Numbers from 424 on are the same everywhere: pidfd_send_signal, io_uring (3), open_tree, move_mount, the fs* calls,
 # pidfd_open, pidfd_getfd, process_madvise, mount_setattr, memfd_secret.
-_DENIED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 440, 442, 447)
-# name: (x86_64, aarch64), None where the architecture lacks the call.
-_DENIED: dict[str, tuple[int | None, int | None]] = {
-    "fork": (57, None),
-    "vfork": (58, None),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "socket": (41, 198),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "msgget": (68, 186),
-    "semget": (64, 190),
-    "mq_open": (240, 180),
-    "memfd_create": (319, 279),
-    "personality": (135, 92),
-    "syslog": (103, 116),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "mbind": (237, 235),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "modify_ldt": (154, None),
-}
+_DENIED_EVERYWHERE = (*range(424, 435), 438, 440, 442, 447)
 
 
 def machine() -> str:
@@ -76,11 +54,12 @@ def machine() -> str:
 def filter_program(machine: str) -> bytes:
     """The filter for `"x86_64"` or `"aarch64"`: `struct sock_filter` entries, as bubblewrap's `--seccomp` reads
     them."""
-    column = list(_ARCHES).index(machine)
-    denied = [numbers[column] for numbers in _DENIED.values()]
+    arch, clone = _ARCHES[machine]
+    column = 1 + list(_ARCHES).index(machine)
+    numbers = [call.split()[column] for calls in _DENIED.values() for call in calls.split(", ")]
     program = [
         _instruction(_LOAD, _AT_ARCH),
-        _instruction(_JUMP_EQUAL, _ARCHES[machine], 1, 0),
+        _instruction(_JUMP_EQUAL, arch, 1, 0),
         _instruction(_RETURN, _KILL),  # another architecture's call would be counted by other numbers
         _instruction(_LOAD, _AT_NUMBER),
     ]
@@ -88,11 +67,11 @@ def filter_program(machine: str) -> bytes:
         program += _refuse(_JUMP_GREATER_EQUAL, _X32, errno.EPERM)
     # glibc falls back to clone, whose flags a filter can read.
     program += _refuse(_JUMP_EQUAL, _CLONE3, errno.ENOSYS)
-    for number in (*denied, *_DENIED_EVERYWHERE):
-        if number is not None:
-            program += _refuse(_JUMP_EQUAL, number, errno.EPERM)
+    for number in (*numbers, *_DENIED_EVERYWHERE):
+        if number != "-":
+            program += _refuse(_JUMP_EQUAL, int(number), errno.EPERM)
     program += [
-        _instruction(_JUMP_EQUAL, _CLONE[machine], 0, 3),
+        _instruction(_JUMP_EQUAL, clone, 0, 3),
         _instruction(_LOAD, _AT_FIRST_ARGUMENT),
         _instruction(_JUMP_SET, _CLONE_THREAD, 1, 0),
         _instruction(_RETURN, _ERRNO | errno.EPERM),

@@ -15,9 +15,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import RewardError, UnscorableError
 from trl_drgrpo.rewards.functions.code.problems import FunctionTests, ProgramTests, same_output
-from trl_drgrpo.rewards.functions.code.sandbox import Running, Sandbox, source_of
+from trl_drgrpo.rewards.functions.code.sandbox import Running, Sandbox, sources_of
 
-_PATH = "trl_drgrpo.rewards.functions.code."
 _MAX_VERDICT = 1 << 16
 _SETUP_SECONDS = 60.0  # of the tests' own setup: importing a large library on a busy machine
 
@@ -40,13 +39,14 @@ def run_function_tests(
     """Run the tests of a function; returns which passed: with `stop_at_first` none behind the first failure.
     [`BrokenTests`]: the tests do not compile, or pass on what cannot cross between two processes."""
     job = {"code": code, "tests": tests.tests, "setup": tests.setup, "entry_point": tests.entry_point}
-    job["stop_at_first"] = stop_at_first
     spent, passed, due = 0.0, [], 1
-    while len(passed) < due:
-        if spent >= clock.in_all or (stop_at_first and False in passed):
-            break
-        with _examiner(sandbox, {**job, "first": len(passed)}, clock.in_all) as examiner:
-            due = _number_of_tests(examiner)
+    while len(passed) < due and spent < clock.in_all and not (stop_at_first and False in passed):
+        start = {"first": len(passed), "stop_at_first": stop_at_first}
+        with _examiner(sandbox, job | start, clock.in_all) as examiner:
+            message = _message(examiner, time.monotonic() + _SETUP_SECONDS)
+            if message is None:
+                raise BrokenTests("their setup does not end, or ends the process")
+            due = message["tests"]
             started = time.monotonic()
             left = Clock(clock.per_test, clock.in_all - spent)
             more = list(_verdicts(examiner, left, due - len(passed), stop_at_first))
@@ -58,29 +58,25 @@ def run_function_tests(
 
 
 def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock, stop_at_first: bool) -> list[bool]:
-    """Run a program on each input; arguments, result and errors as in [`run_function_tests`]."""
+    """Run a program on each input; arguments, result and errors as in [`run_function_tests`]. One that raises, or
+    writes much more than is expected, has not passed."""
+    source = code.encode("utf-8", "replace")
     passed, spent = [], 0.0
     for stdin, expected in tests.cases:
         if spent >= clock.in_all or (stop_at_first and False in passed):
             break
         started = time.monotonic()
         seconds = min(clock.per_test, clock.in_all - spent)
-        output = run_program(sandbox, code, stdin, seconds, cap=2 * len(expected) + 100_000)
-        passed.append(output is not None and same_output(output, expected, tests.tolerance))
+        given = b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace")
+        with sandbox.start(sources_of("candidate"), "run_script", seconds=seconds, stdin=given) as running:
+            running.wait_ready()
+            deadline = time.monotonic() + seconds
+            ended = running.read(deadline, cap=2 * len(expected) + 100_000) == "end"
+            ended = ended and running.exit_code(deadline) == 0
+        output = running.output.decode("utf-8", "replace")
+        passed.append(ended and same_output(output, expected, tests.tolerance))
         spent += time.monotonic() - started
     return passed + [False] * (len(tests.cases) - len(passed))
-
-
-def run_program(sandbox: Sandbox, code: str, stdin: str, seconds: float, cap: int) -> str | None:
-    """Standard output of a program; `None` if it fails, takes longer than `seconds`, or writes over `cap` bytes."""
-    source = code.encode("utf-8", "replace")
-    with sandbox.start(_sources("candidate"), "run_script", seconds=seconds) as running:
-        running.wait_ready()
-        running.feed(b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace"))
-        deadline = time.monotonic() + seconds
-        if running.read(deadline, cap) != "end" or running.exit_code(deadline) != 0:
-            return None
-        return running.output.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
@@ -88,43 +84,31 @@ def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator
     """An examiner at work, with the completion's process at its other end."""
     requests_out, requests_in = os.pipe()
     replies_out, replies_in = os.pipe()
+    given = json.dumps(job | {"read_fd": replies_out, "write_fd": requests_in}).encode() + b"\n"
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(contextlib.ExitStack())  # both ends are the children's alone, once started
-        for fd in (requests_out, requests_in, replies_out, replies_in):
-            ours.callback(os.close, fd)
-        candidate = stack.enter_context(
-            sandbox.start(_sources("candidate"), "serve", seconds=seconds, stdin=requests_out, stdout=replies_in)
-        )
-        examiner = stack.enter_context(
-            sandbox.start(_sources("examiner"), "examine", seconds=seconds, pass_fds=(replies_out, requests_in))
-        )
-        ours.close()
+        with contextlib.ExitStack() as ours:  # both ends are the children's alone, once started
+            for fd in (requests_out, requests_in, replies_out, replies_in):
+                ours.callback(os.close, fd)
+            side = sources_of("candidate")
+            started = sandbox.start(side, "serve", seconds=seconds, stdin=requests_out, stdout=replies_in)
+            candidate = stack.enter_context(started)
+            side, own = sources_of("test_forms", "examiner"), (replies_out, requests_in)
+            started = sandbox.start(side, "examine", seconds=seconds, stdin=given, pass_fds=own)
+            examiner = stack.enter_context(started)
         candidate.wait_ready()
         examiner.wait_ready()
-        examiner.feed(json.dumps({**job, "read_fd": replies_out, "write_fd": requests_in}).encode() + b"\n")
         yield examiner
 
 
-def _number_of_tests(examiner: Running) -> int:
-    message = _message(examiner, time.monotonic() + _SETUP_SECONDS)
-    if message is None:
-        raise BrokenTests("their setup does not end, or ends the process")
-    return message["tests"]
-
-
 def _verdicts(examiner: Running, clock: Clock, due: int, stop_at_first: bool) -> Iterator[bool]:
-    """Verdicts in order, up to and including one for the test at which examiner or completion stopped, if so."""
+    """Verdicts in order, up to and including one for the test at which examiner or completion stopped, if so; none if
+    the code does not load, of which the first message tells."""
     end = time.monotonic() + clock.in_all
-    message = _message(examiner, min(end, time.monotonic() + clock.per_test))
-    if message is None or not message.get("loaded"):
-        return
-    for _ in range(due):
-        message = _message(examiner, min(end, time.monotonic() + clock.per_test))
-        if message is None or "passed" not in message:
-            yield False
-            return
-        yield bool(message["passed"])
-        if stop_at_first and not message["passed"]:
+    for number in range(due + 1):
+        message = _message(examiner, min(end, time.monotonic() + clock.per_test)) or {}
+        if number:
+            yield message.get("passed", False)
+        if "passed" not in message or not (message["passed"] or (number and not stop_at_first)):
             return
 
 
@@ -139,8 +123,3 @@ def _message(examiner: Running, deadline: float) -> dict[str, Any] | None:
         remedy = "Compare attributes, or define the class in setup."
         raise RewardError("code_reward", message["undecided"], "results that can be compared", remedy)
     return message
-
-
-def _sources(module: str) -> dict[str, str]:
-    names = ("wire", "test_forms", module) if module == "examiner" else ("wire", module)
-    return {_PATH + name: source_of(f"{name}.py") for name in names}

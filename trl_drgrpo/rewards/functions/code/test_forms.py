@@ -18,19 +18,19 @@ import dis
 import functools
 import importlib.util
 import inspect
-import itertools
 import typing
-from typing import Any
 
 MARKS = {"__checked__", "__noted__"}
 _ALWAYS_TRUE = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Lambda, ast.GeneratorExp, ast.JoinedStr)
-_PLACE: Any = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 class Tally:
     """Counts the checks of one test while it runs."""
 
     def __init__(self):
+        self.names = {"__checked__": self.checked, "__noted__": self.noted}  # that the trees of `counted` call
         self.start()
 
     def start(self):
@@ -49,16 +49,12 @@ class Tally:
         self.checks += 1
         return value
 
-    def names(self):
-        """Functions that the trees of [`counted`] call, by name."""
-        return {"__checked__": self.checked, "__noted__": self.noted}
-
 
 def counted(source):
     """A source text as a tree in which checks are counted when they are carried out."""
     tree = ast.parse(source)
     tree.body = _counted(tree.body, True)
-    return tree
+    return ast.fix_missing_locations(tree)
 
 
 def _counted(nodes, is_final):
@@ -74,14 +70,14 @@ def _counted_one(node, is_final):
         node.test = _call("__noted__", node.test)  # if f(1) != 1: raise AssertionError
     elif isinstance(node, ast.Try) and _fails([*node.body, *node.orelse]):
         for handler in node.handlers:  # try: f(-1); assert False; except ValueError: pass
-            handler.body.insert(0, ast.Expr(_call("__noted__"), **_PLACE))
+            handler.body.insert(0, ast.Expr(_call("__noted__")))
     is_second_try = isinstance(node, ast.Try) and any(_checks(handler.body) for handler in node.handlers)
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
         if isinstance(inner := getattr(node, field, None), list):
             setattr(node, field, _counted(inner, is_final and not (is_second_try and field == "body")))
-    if isinstance(node, (ast.With, ast.AsyncWith)) and any(_expects_error(item) for item in node.items):
-        return [node, ast.Expr(_call("__noted__"), **_PLACE)]
-    return [node]
+    contexts = [called(item.context_expr) for item in getattr(node, "items", [])]
+    expects_error = any(name in ("raises", "assertRaises", "assertRaisesRegex") for name in contexts)
+    return [node, ast.Expr(_call("__noted__"))] if expects_error else [node]
 
 
 def _count_assert(node, is_final):
@@ -90,44 +86,32 @@ def _count_assert(node, is_final):
     if isinstance(node.msg, ast.Constant) and not isinstance(node.msg.value, str):
         raise ValueError(f"an assert with a value in place of its message: {ast.unparse(node)[:200]}")
     if not isinstance(node.test, ast.Constant) or not node.test.value:
-        node.test = _call("__checked__", node.test, ast.Constant(is_final, **_PLACE))
+        node.test = _call("__checked__", node.test, ast.Constant(is_final))
 
 
 def _call(name, *args):
-    return ast.Call(ast.Name(name, ast.Load(), **_PLACE), list(args), [], **_PLACE)
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
 
 
 def called(node, kind=(ast.Name, ast.Attribute)):
     """Name of the function or method that a node calls; empty if it calls none."""
     func = node.func if isinstance(node, ast.Call) and isinstance(node.func, kind) else None
-    if isinstance(func, ast.Attribute):
-        return func.attr
-    return func.id if isinstance(func, ast.Name) else ""
-
-
-def _expects_error(item):
-    return called(item.context_expr) in ("raises", "assertRaises", "assertRaisesRegex")
+    return getattr(func, "attr", getattr(func, "id", ""))
 
 
 def _fails(nodes):
     """Whether there is a statement that says: getting here is a failure."""
     return any(
-        isinstance(inner, ast.Raise)
-        or (isinstance(inner, ast.Assert) and isinstance(inner.test, ast.Constant) and not inner.test.value)
-        for inner in _within(nodes)
+        isinstance(each, ast.Raise) or (isinstance(each.test, ast.Constant) and not each.test.value)
+        for each in _checks(nodes)
     )
 
 
 def _checks(nodes):
-    return any(isinstance(inner, (ast.Assert, ast.Raise)) for inner in _within(nodes))
-
-
-def _within(nodes):
-    return itertools.chain.from_iterable(map(ast.walk, nodes))
+    return [inner for node in nodes for inner in ast.walk(node) if isinstance(inner, (ast.Assert, ast.Raise))]
 
 
 _TAKE_FUNCTIONS = ("check", "map", "filter")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def split_tests(trees, setup, entry_point, is_text):
@@ -143,23 +127,18 @@ def split_tests(trees, setup, entry_point, is_text):
         body = _without_guards(tree.body, defined)
         _check_imports(body)
         # Calls come last: a test function may use what is defined below it.
-        parts, rest = _split([*body, *_calls_of_tests(body, defined, entry_point)], defined)
+        body += _calls_of_tests(body, defined, entry_point)
+        parts, before = [], []
+        for node in body:
+            if _is_test(node, defined):
+                parts.append((before, [node]))
+                before = []
+            else:
+                before.append(node)
         if not parts:
             raise ValueError("no test found: an assert, a function test_..., or check(candidate) with an entry point")
-        whole = [node for before, test in parts for node in (*before, *test)]
-        split += parts if is_text else [([], whole + rest)]
+        split += parts if is_text else [([], body)]
     return split
-
-
-def _split(statements, defined):
-    parts, before = [], []
-    for node in statements:
-        if _is_test(node, defined):
-            parts.append((before, [node]))
-            before = []
-        else:
-            before.append(node)
-    return parts, before
 
 
 def _is_test(node, defined):
@@ -179,22 +158,28 @@ def _without_guards(body, defined):
 
 def _calls_of_tests(body, defined, entry_point):
     """Calls of the functions that a runner of tests would call."""
-    run = reached([node for node in body if not isinstance(node, (*_FUNCTIONS, ast.ClassDef))], defined)
-    calls = []
-    for node in body:
-        if isinstance(node, ast.ClassDef) and any(_is_named_test(inner) for inner in node.body):
+    functions = [node for node in body if isinstance(node, _FUNCTIONS)]
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    for node in classes:
+        if any(isinstance(inner, _FUNCTIONS) and inner.name.startswith("test") for inner in node.body):
             raise ValueError(f"a class of tests, {node.name}: only functions are run")
-        if isinstance(node, _FUNCTIONS) and node.name not in run and MARKS & reached([node], defined):
-            required = _required(node)
-            if node.name == "check" and entry_point and required == _count(entry_point):
-                calls.append((node, ast.parse(f"check({entry_point})").body[0]))
-            elif node.name.startswith("test") and not required:
-                calls.append((node, ast.parse(f"{node.name}()").body[0]))
-    run |= reached([node for node, _ in calls], defined) | {node.name for node, _ in calls}
-    for node in body:
-        if _is_named_test(node) or (isinstance(node, _FUNCTIONS) and node.name == "check"):
+    run = reached([node for node in body if node not in functions and node not in classes], defined)
+    whole = ast.parse(entry_point or "None", mode="eval").body
+    count = len(whole.elts) if isinstance(whole, ast.Tuple) else 1  # `encode, decode` are two
+    called_here, calls = [], []
+    for node in functions:
+        args = node.args
+        required = len(args.posonlyargs) + len(args.args) - len(args.defaults) + args.kw_defaults.count(None)
+        is_check = node.name == "check" and entry_point and required == count
+        is_test = node.name.startswith("test") and not required
+        if (is_check or is_test) and node.name not in run and MARKS & reached([node], defined):
+            called_here.append(node)
+            calls += ast.parse(f"check({entry_point})" if is_check else f"{node.name}()").body
+    run |= reached(called_here, defined) | {node.name for node in called_here}
+    for node in functions:
+        if node.name.startswith("test") or node.name == "check":
             _check_is_run(node, run)
-    return [call for _, call in calls]
+    return calls
 
 
 def _check_is_run(node, run):
@@ -204,21 +189,6 @@ def _check_is_run(node, run):
     own = next(inner for inner in code.co_consts if inspect.iscode(inner) and inner.co_name == node.name)
     if own.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         raise ValueError(f"{node.name} is a generator or a coroutine: calling it does not run it")
-
-
-def _is_named_test(node):
-    return isinstance(node, _FUNCTIONS) and node.name.startswith("test")
-
-
-def _required(node):
-    args = node.args
-    return len(args.posonlyargs) + len(args.args) - len(args.defaults) + args.kw_defaults.count(None)
-
-
-def _count(entry_point):
-    """`encode, decode` are two."""
-    whole = ast.parse(entry_point, mode="eval").body
-    return len(whole.elts) if isinstance(whole, ast.Tuple) else 1
 
 
 def reached(nodes, defined):
@@ -235,9 +205,7 @@ def reached(nodes, defined):
 def used(node):
     """Names called, names passed on as functions, and names imported from the completion (`*`: all of them)."""
     called_names, passed, imported = set(), set(), set()
-    left = [node]
-    while left:
-        inner = left.pop()
+    for inner in ast.walk(node):
         if isinstance(inner, ast.Call):
             name = called(inner, ast.Name)
             called_names.add(name)
@@ -247,7 +215,6 @@ def used(node):
             imported |= {alias.name for alias in inner.names} if inner.module == "solution" else set()
         elif isinstance(inner, ast.Import):
             imported |= {alias.name for alias in inner.names} & {"solution"}
-        left += [child for child in ast.iter_child_nodes(inner) if not isinstance(child, ast.Constant)]
     return frozenset(called_names), frozenset(passed), frozenset(imported)
 
 
@@ -255,7 +222,7 @@ def _check_imports(nodes):
     for node in nodes:
         if isinstance(node, ast.Try):  # may have another way
             continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
+        if isinstance(node, _IMPORTS):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             for root in (module.partition(".")[0] for module in modules):
                 if root != "solution" and (not root or importlib.util.find_spec(root) is None):
@@ -280,12 +247,18 @@ def names_to_ask(split, namespace, entry_point, setup):
     """
     nodes = [node for part in split for half in part for node in half]
     helpers = {node.name: node for node in setup.body if isinstance(node, _FUNCTIONS)}
-    statements = [_Statement(node, helpers, namespace) for node in nodes]
+    statements = [(node, *_globals_of(node, helpers, namespace)) for node in nodes]
     imported = {name for node in nodes for name in used(node)[2]}
-    theirs = _theirs(nodes, helpers, entry_point, imported)
-    own = MARKS.union(*(statement.made for statement in statements))
+    if entry_point:  # `Solution().twoSum` is one, too, and `encode, decode` are two
+        names = ast.walk(ast.parse(entry_point, mode="eval"))
+        theirs = {node.id for node in names if isinstance(node, ast.Name)}
+    elif imported - {"*"}:  # the tests say themselves what they test
+        theirs = set()
+    else:
+        theirs = reached(nodes, helpers).union(*(used(node)[1] for node in nodes)) - _LIBRARY
+    own = MARKS.union(*(made for _, _, _, made in statements))
     asked = []
-    for name in dict.fromkeys(name for statement in statements for name in statement.read):
+    for name in dict.fromkeys(name for _, read, _, _ in statements for name in read):
         if name in own or (name in namespace and not (entry_point and name in theirs)):
             continue
         if name in theirs or name == "Solution":
@@ -304,15 +277,6 @@ def names_to_ask(split, namespace, entry_point, setup):
     return asked
 
 
-def _theirs(nodes, helpers, entry_point, imported):
-    """Names that may be the completion's."""
-    if entry_point:
-        return _entry_names(entry_point)
-    if imported - {"*"}:  # the tests say themselves what they test
-        return set()
-    return reached(nodes, helpers).union(*(used(node)[1] for node in nodes)) - _LIBRARY
-
-
 def _check_told_apart(statements, asked):
     """
     Refuses tests that leave several names to the completion: one of them may be a helper that judges the other.
@@ -320,18 +284,18 @@ def _check_told_apart(statements, asked):
     Statements belong together where one reads what another made. What has nothing in common does not matter to each
     other: `assert add(1, 2) == 3` and `assert sub(3, 2) == 1` are sure to test `add` and `sub`.
     """
-    read_later = {name for statement in statements for name in statement.read_later}
-    versions = collections.Counter()
+    read_later = set().union(*(later for _, _, later, _ in statements))
     # An imported module carries nothing from one statement to the next.
-    carriers = {name for statement in statements if not statement.is_import for name in statement.made}
+    carriers = set().union(*(made for node, _, _, made in statements if not isinstance(node, _IMPORTS)))
+    versions = collections.Counter()
     groups = []  # of (variables, names asked for)
-    for statement in statements:
-        variables = {(name, versions[name]) for name in statement.read}
-        # `result = ...` again is another variable, unless a function may read either.
-        versions.update(statement.assigned - read_later)
-        variables |= {(name, versions[name]) for name in statement.made}
+    for node, read, _, made in statements:
+        variables = {(name, versions[name]) for name in read}
+        if isinstance(node, ast.Assign):  # `result = ...` again is another variable, unless a function may read either
+            versions.update(made - read_later)
+        variables |= {(name, versions[name]) for name in made}
         variables = {variable for variable in variables if variable[0] in carriers}
-        names = asked.intersection(statement.read)
+        names = asked.intersection(read)
         for group in [group for group in groups if group[0] & variables]:
             groups.remove(group)
             variables, names = variables | group[0], names | group[1]
@@ -346,51 +310,25 @@ def _check_told_apart(statements, asked):
             )
 
 
-class _Statement:
-    """
-    Global names of one statement of the tests.
-
-    Attributes:
-        read (`dict`): Names that it reads, in order; also those that functions of the setup read for it.
-        read_later (`set`): Those of them that a function reads, at a time of its own.
-        made (`set`): Names that it makes.
-        assigned (`set`): Those of them that it makes anew.
-    """
-
-    def __init__(self, node, helpers, namespace):
-        self.read, self.read_later, self.made = {}, set(), set()
-        self._add(compile(ast.Module([node], []), "<tests>", "exec"))
-        for name in reached([node], helpers) & set(helpers):
-            if inspect.isfunction(namespace.get(name)):
-                self._add(namespace[name].__code__)
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        self.assigned = {
-            inner.id
-            for target in targets
-            for inner in ast.walk(target)
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-        }
-        self.is_import = isinstance(node, (ast.Import, ast.ImportFrom))
-
-    def _add(self, code):
-        """The compiler knows best what is local to a function or a comprehension."""
+def _globals_of(node, helpers, namespace):
+    """Global names that a statement reads, in order, also those that functions of the setup read for it; those of them
+    that a function reads, at a time of its own; and names that the statement makes."""
+    called_helpers = [namespace.get(name) for name in reached([node], helpers) & set(helpers)]
+    codes = [compile(ast.Module([node], []), "<tests>", "exec")]
+    codes += [helper.__code__ for helper in called_helpers if inspect.isfunction(helper)]
+    read, later, made = {}, set(), set()
+    for code in codes:  # the compiler knows best what is local to a function or a comprehension
         is_module = code.co_name == "<module>"
         is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED
         own = set()
         for step in dis.get_instructions(code):
             if step.opname == "STORE_GLOBAL" or (step.opname == "STORE_NAME" and is_module):
-                self.made.add(step.argval)
+                made.add(step.argval)
             elif step.opname == "STORE_NAME" and is_class:
                 own.add(step.argval)
             elif step.opname in _READ and step.argval not in own:
-                self.read[step.argval] = None
+                read[step.argval] = None
                 if not is_module:
-                    self.read_later.add(step.argval)
-        for inner in code.co_consts:
-            if inspect.iscode(inner):
-                self._add(inner)
-
-
-def _entry_names(entry_point):
-    """`Solution().twoSum` is one, too, and `encode, decode` are two."""
-    return {node.id for node in ast.walk(ast.parse(entry_point, mode="eval")) if isinstance(node, ast.Name)}
+                    later.add(step.argval)
+        codes += [inner for inner in code.co_consts if inspect.iscode(inner)]  # read in their turn
+    return read, later, made

@@ -1,4 +1,4 @@
-"""Values between the examiner and the completion's process, as lines of JSON. Standard library only: it runs inside.
+"""What both processes inside share: their limits, and values as lines of JSON. Standard library only.
 
 Only plain data crosses: a value arrives as exactly the built-in or standard type it claims to be, so a `__eq__`,
 `__len__` or `__class__` of the completion's own never takes part in a comparison. Anything else stays where it was
@@ -9,34 +9,84 @@ import builtins
 import datetime
 import json
 import os
+import resource
 from collections import deque
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 MAX_LINE = 1 << 24  # bytes of one message
 
-# By tag: a type, the text of its values (by the base class, overridden methods unheard), and back.
-_TEXTS: dict[str, tuple[Any, Any, Any]] = {
-    "int": (int, lambda value: hex(int.__index__(value)), lambda text: int(text, 16)),
-    "bytes": (bytes, bytes.hex, bytes.fromhex),
-    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
-    "Decimal": (Decimal, str, Decimal),
+
+def confine(limits):
+    """First thing that runs in the sandbox, in the interpreter that will run the untrusted code; hard limits cannot be
+    raised again from there. `limits`: a dict with `memory`, `file` (bytes), `cpu` (seconds), `threads` (or None),
+    `uid` (or None). What is typed to standard error is the sandbox's own complaint, up to "ready"."""
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_CPU, limits["cpu"])
+    _limit(resource.RLIMIT_FSIZE, limits["file"])
+    _limit(resource.RLIMIT_NOFILE, 64)
+    _limit(resource.RLIMIT_AS, limits["memory"])
+    if limits["threads"] is not None:
+        _limit(resource.RLIMIT_NPROC, limits["threads"])
+    if limits["uid"] is not None:
+        _become(limits["uid"])
+    os.write(2, b"ready\n")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+def _limit(which, value):
+    _, hard = resource.getrlimit(which)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (value, value))
+
+
+def _become(uid):
+    try:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    except OSError:  # a container that maps only the usual ids
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+
+
+# By tag: a type, the parts of its values (by the base class, overridden methods unheard), and back.
+_KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[..., Any]]] = {
+    "int": (int, lambda value: [hex(int.__index__(value))], lambda text: int(text, 16)),
+    "bytes": (bytes, lambda value: [bytes.hex(value)], bytes.fromhex),
+    "bytearray": (bytearray, lambda value: [bytearray.hex(value)], bytearray.fromhex),
+    "Decimal": (Decimal, lambda value: [Decimal.__str__(value)], Decimal),
+    "complex": (complex, lambda value: [value.real, value.imag], complex),
+    "Fraction": (Fraction, lambda value: [value.numerator, value.denominator], Fraction),
+    "range": (range, lambda value: [value.start, value.stop, value.step], range),
     # datetime before date, which is its base class
-    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
-    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
+    "datetime": (
+        datetime.datetime,
+        lambda value: [datetime.datetime.isoformat(value)],
+        datetime.datetime.fromisoformat,
+    ),
+    "date": (datetime.date, lambda value: [datetime.date.isoformat(value)], datetime.date.fromisoformat),
+    "time": (datetime.time, lambda value: [datetime.time.isoformat(value)], datetime.time.fromisoformat),
+    "timedelta": (
+        datetime.timedelta,
+        lambda value: [value.days, value.seconds, value.microseconds],
+        datetime.timedelta,
+    ),
+    "dict": (
+        dict,
+        lambda value: [part for item in dict.items(value) for part in item],
+        lambda *parts: dict(zip(parts[::2], parts[1::2], strict=True)),
+    ),
+    "deque": (deque, lambda value: [list(deque.__iter__(value)), value.maxlen], deque),
+    "tuple": (tuple, tuple.__iter__, lambda *items: items),
+    "set": (set, set.__iter__, lambda *items: set(items)),
+    "frozenset": (frozenset, frozenset.__iter__, lambda *items: frozenset(items)),
 }
-# By tag: a type, and the attributes that make one again.
-_PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "complex": (complex, ("real", "imag")),
-    "range": (range, ("start", "stop", "step")),
-    "Fraction": (Fraction, ("numerator", "denominator")),
-    "timedelta": (datetime.timedelta, ("days", "seconds", "microseconds")),
-}
-_COLLECTIONS = {"tuple": tuple, "set": set, "frozenset": frozenset}
-_OF_TABLES = (kind for table in (_TEXTS, _PARTS) for kind, *_ in table.values())
-PLAIN = (bool, float, str, *_OF_TABLES, list, dict, deque, *_COLLECTIONS.values())
+PLAIN = (bool, float, str, list, *(kind for kind, _, _ in _KINDS.values()))
 
 
 def encode(value: Any, other):
@@ -48,23 +98,13 @@ def encode(value: Any, other):
         return float.__float__(value)
     if isinstance(value, str):
         return str.__str__(value)
-    for tag, (kind, text_of, _) in _TEXTS.items():
-        if isinstance(value, kind):
-            return {tag: text_of(value)}
-    for tag, (kind, parts) in _PARTS.items():
-        if isinstance(value, kind):
-            return {tag: [encode(getattr(value, part), other) for part in parts]}
     if isinstance(value, list):
         return [encode(item, other) for item in list.__iter__(value)]
-    if isinstance(value, dict):
-        return {"dict": [[encode(key, other), encode(item, other)] for key, item in dict.items(value)]}
-    if isinstance(value, deque):
-        return {"deque": [[encode(item, other) for item in deque.__iter__(value)], value.maxlen]}
     if is_namedtuple(value):
         return other(value)
-    for tag, kind in _COLLECTIONS.items():
+    for tag, (kind, parts_of, _) in _KINDS.items():
         if isinstance(value, kind):
-            return {tag: [encode(item, other) for item in kind.__iter__(value)]}
+            return {tag: [encode(part, other) for part in parts_of(value)]}
     if exact.__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return encode(value.item(), other)
     return other(value)
@@ -82,17 +122,7 @@ def decode(form, other):
     if not isinstance(form, dict):
         return form
     ((tag, content),) = form.items()
-    if tag in _TEXTS:
-        return _TEXTS[tag][2](content)
-    if tag in _PARTS:
-        return _PARTS[tag][0](*(decode(part, other) for part in content))
-    if tag in _COLLECTIONS:
-        return _COLLECTIONS[tag](decode(item, other) for item in content)
-    if tag == "dict":
-        return {decode(key, other): decode(item, other) for key, item in content}
-    if tag == "deque":
-        return deque((decode(item, other) for item in content[0]), content[1])
-    return other(tag, content)
+    return _KINDS[tag][2](*(decode(part, other) for part in content)) if tag in _KINDS else other(tag, content)
 
 
 def own_streams():
@@ -113,15 +143,55 @@ def send(stream, message):
 def receive(stream):
     """Read one message. `EOFError`: the other side has gone, or what it says is too long or not a message."""
     line = stream.readline(MAX_LINE)
-    if not line.endswith(b"\n"):
-        raise EOFError("no message")
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise EOFError("not a message") from error
+        message = json.loads(line) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        message = None
     if not isinstance(message, dict):
-        raise EOFError("not a message")
+        raise EOFError("no message")
     return message
+
+
+class Peer:
+    """One end of the conversation: it asks the other end, and answers what that one asks meanwhile."""
+
+    operate: Callable[..., Any]  # what a request asks for, with its arguments: the reply
+    form_of: Callable[[Any], Any]  # the form of what is not plain data
+    meant_by: Callable[[Any, Any], Any]  # what such a form of the other end stands for, from its tag and content
+
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+        self.objects: list[Any] = []  # that the other end knows by their numbers
+        self.is_gone = False  # the other end
+
+    def ask(self, do, target, args, kwargs=None):
+        """The reply to a request; raises the built-in exception nearest to what was raised there."""
+        request = {"do": do, "target": target, "args": [encode(arg, self.form_of) for arg in args]}
+        request["kwargs"] = {name: encode(arg, self.form_of) for name, arg in (kwargs or {}).items()}
+        try:
+            send(self.writer, request)
+            while "do" in (message := receive(self.reader)):
+                send(self.writer, self.answer(message))
+        except (EOFError, OSError) as error:
+            self.is_gone = True
+            raise EOFError("the other process has gone") from error
+        if "raised" in message:
+            raise exception_of(message)
+        return message
+
+    def answer(self, request):
+        """The reply to one request of the other end: a value, or what was raised."""
+        try:
+            args = [decode(form, self.meant_by) for form in request["args"]]
+            kwargs = {name: decode(form, self.meant_by) for name, form in request["kwargs"].items()}
+            return self.operate(request, args, kwargs)
+        except BaseException as error:  # SystemExit too: leaving early is no answer
+            return raised(error)
+
+    def keep(self, value):
+        """The number of an object from now on."""
+        self.objects.append(value)
+        return len(self.objects) - 1
 
 
 def raised(error):

@@ -34,7 +34,12 @@ _REFUSED = {401, 403, 404}  # and redirects: every request will fail
 
 
 class RequestFailed(Exception):
-    """No usable reply to one request; the message says why, without the key."""
+    """No usable reply to one request; the message says why, without the key. `wait`: seconds after which it may be
+    tried again; `None`: never."""
+
+    def __init__(self, reason: str, wait: float | None = None):
+        super().__init__(reason)
+        self.wait = wait
 
 
 class QuestionFailed(RequestFailed):
@@ -47,12 +52,6 @@ class Unanswered(RequestFailed):
 
 class EndpointRefused(RequestFailed):
     """The endpoint will refuse every request: invalid key, invalid address, unknown model."""
-
-
-class _TryAgain(Exception):
-    def __init__(self, reason: str, wait: float = 0.0, kind: type[RequestFailed] = Unanswered):
-        super().__init__(reason)
-        self.reason, self.wait, self.kind = reason, wait, kind
 
 
 @dataclass(frozen=True)
@@ -184,60 +183,49 @@ class Session:
                 await asyncio.sleep(max(0.0, self.resume_at - time.monotonic()))
                 try:
                     return await self._attempt(route, content)
-                except _TryAgain as again:
+                except RequestFailed as failed:
+                    if failed.wait is None:
+                        raise
                     if attempt == self.endpoint.retries:
-                        raise again.kind(f"{again.reason}, {attempt + 1} times") from None
-                    await self._pause(attempt, again)
-
-    async def _pause(self, attempt: int, again: _TryAgain) -> None:
-        longest = min(_LONGEST_BACKOFF, self.endpoint.backoff * 2**attempt)
-        pause = max(random.uniform(0.0, longest), again.wait)
-        if time.monotonic() + pause > self.deadline:
-            raise again.kind(f"{again.reason}, and {pause:.3g} s to wait, more than the batch has left")
-        if again.wait:
-            self.resume_at = max(self.resume_at, time.monotonic() + again.wait)
-        self.num_retries += 1
-        await asyncio.sleep(pause)
+                        raise type(failed)(f"{failed}, {attempt + 1} times") from None
+                    longest = min(_LONGEST_BACKOFF, self.endpoint.backoff * 2**attempt)
+                    pause = max(random.uniform(0.0, longest), failed.wait)
+                    if time.monotonic() + pause > self.deadline:
+                        late = f"{failed}, and {pause:.3g} s to wait, more than the batch has left"
+                        raise type(failed)(late) from None
+                    self.resume_at = max(self.resume_at, time.monotonic() + failed.wait)
+                self.num_retries += 1
+                await asyncio.sleep(pause)
 
     async def _attempt(self, route: str, content: bytes) -> Any:
-        url = f"{self.endpoint.base_url.rstrip('/')}/{route}"
+        url, body = f"{self.endpoint.base_url.rstrip('/')}/{route}", bytearray()
         try:
             async with asyncio.timeout(self.endpoint.timeout):
                 async with self.client.stream("POST", url, content=content) as response:
-                    body = await self._read(response)
-        except (self.http.ConnectError, self.http.ConnectTimeout, self.http.PoolTimeout) as error:
-            raise _TryAgain(self._quoted(f"{type(error).__name__}: {error}"), kind=RequestFailed) from None
-        except (TimeoutError, self.http.TimeoutException):
-            raise _TryAgain(f"no whole reply within {self.endpoint.timeout:g} s") from None
-        except (self.http.TransportError, self.http.DecodingError) as error:
-            raise _TryAgain(self._quoted(f"{type(error).__name__}: {error}")) from None
-        self._check_status(response.status_code, response.headers, body)
+                    async for chunk in response.aiter_bytes():
+                        body += chunk
+                        if len(body) > _LONGEST_REPLY:
+                            raise QuestionFailed(f"a reply of more than {_LONGEST_REPLY} bytes")
+        except (TimeoutError, self.http.TransportError, self.http.DecodingError) as error:
+            said = self._quoted(f"{type(error).__name__}: {error}")
+            if isinstance(error, (self.http.ConnectError, self.http.ConnectTimeout, self.http.PoolTimeout)):
+                raise RequestFailed(said, 0.0) from None
+            if isinstance(error, (TimeoutError, self.http.TimeoutException)):
+                said = f"no whole reply within {self.endpoint.timeout:g} s"
+            raise Unanswered(said, 0.0) from None
+        status, reason = response.status_code, f"HTTP {response.status_code} ({self._quoted(body)})"
+        if status in _RETRIED or status >= 500:
+            kind = RequestFailed if status in _BUSY else Unanswered
+            raise kind(reason, _retry_after(response.headers.get("retry-after")))
+        if status != 200:
+            raise (EndpointRefused if status in _REFUSED or 300 <= status < 400 else QuestionFailed)(reason)
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise _TryAgain(f"a reply that is not JSON: {self._quoted(body)}") from None
+            raise Unanswered(f"a reply that is not JSON: {self._quoted(body)}", 0.0) from None
 
-    async def _read(self, response: Any) -> bytes:
-        body = bytearray()
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > _LONGEST_REPLY:
-                raise QuestionFailed(f"a reply of more than {_LONGEST_REPLY} bytes")
-        return bytes(body)
-
-    def _check_status(self, status: int, headers: Any, body: bytes) -> None:
-        if status == 200:
-            return
-        reason = f"HTTP {status} ({self._quoted(body)})"
-        if status in _RETRIED or status >= 500:
-            kind = RequestFailed if status in _BUSY else Unanswered
-            raise _TryAgain(reason, _retry_after(headers.get("retry-after")), kind)
-        if status in _REFUSED or 300 <= status < 400:
-            raise EndpointRefused(reason)
-        raise QuestionFailed(reason)
-
-    def _quoted(self, said: str | bytes) -> str:
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+    def _quoted(self, said: str | bytes | bytearray) -> str:
+        text = said if isinstance(said, str) else said.decode(errors="replace")
         text = " ".join((text.replace(self.key, "***") if self.key else text).split())
         return text if len(text) <= 200 else text[:197] + "..."
 

@@ -193,14 +193,21 @@ class Judge:
                 "%s. Further failures are only counted."
             )
             logger.error(text, self.__name__, len(failed), len(verdicts), failed[0])
+        replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
         if log_metric is not None and verdicts:
-            for metric, value in self._counts(verdicts, session.num_retries, time.monotonic() - begun).items():
-                log_metric(metric, value)
+            counts = {
+                "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
+                "completion_tokens": sum(reply.completion_tokens for reply in replies),
+                "retries": session.num_retries,
+                "seconds": time.monotonic() - begun,
+            }
+            for key, value in counts.items():
+                log_metric(f"judge/{self.__name__}/{key}", float(value))
+            log_metric(f"rewards/{self.__name__}/failed_frac", len(failed) / len(verdicts))
         if log_extra is not None and self.log_replies:
             said = [verdict.reply.text if verdict.reply else f"[{verdict.failure}]" for verdict in verdicts]
             log_extra(f"{self.__name__}_reply", said)
-        has_replied = any(verdict.reply for verdict in verdicts)
-        return [each.unanswered if each.score is None and has_replied else each.score for each in verdicts]
+        return [each.unanswered if each.score is None and replies else each.score for each in verdicts]
 
     async def _judge(
         self, session: Session, messages: Messages, read: Callable[[str], Any], lowest: Any
@@ -221,25 +228,10 @@ class Judge:
             score = lowest if isinstance(error, (QuestionFailed, ValueError)) else None
             unanswered = lowest if isinstance(error, Unanswered) else None
         if is_fatal or self.on_error == "raise":
-            raise self._as_reward_error(failure)
+            remedy = "Check base_url, model and api_key_env; try it on a few rows with `trl-drgrpo score`."
+            where = f"{failure} from {self.endpoint.base_url}"
+            raise RewardError(f"reward function '{self.__name__}'", where, "a score from the judge", remedy)
         return _Verdict(score, failure, reply, unanswered)
-
-    def _as_reward_error(self, failure: str) -> RewardError:
-        remedy = "Check base_url, model and api_key_env; try it on a few rows with `trl-drgrpo score`."
-        where = f"{failure} from {self.endpoint.base_url}"
-        return RewardError(f"reward function '{self.__name__}'", where, "a score from the judge", remedy)
-
-    def _counts(self, verdicts: Sequence["_Verdict"], num_retries: int, seconds: float) -> dict[str, float]:
-        replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
-        own: dict[str, float] = {
-            "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
-            "completion_tokens": sum(reply.completion_tokens for reply in replies),
-            "retries": num_retries,
-            "seconds": seconds,
-        }
-        metrics = {f"judge/{self.__name__}/{key}": float(value) for key, value in own.items()}
-        metrics[f"rewards/{self.__name__}/failed_frac"] = sum(bool(v.failure) for v in verdicts) / len(verdicts)
-        return metrics
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.objective.group_selection import keep_probability, select_groups
+from trl_drgrpo.objective.advantages import keep_probability, select_groups
 
 # Kinds of prompts: share of the population, probability that its group carries a signal, its gradient if it does
 KINDS = [(0.5, 0.05, 2.0), (0.3, 0.6, -0.5), (0.2, 0.95, 1.0)]

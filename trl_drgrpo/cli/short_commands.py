@@ -1,0 +1,266 @@
+"""`check`, `demo`, `merge` and `report`: each calls one room of the package, and prints what it returns."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.cli import console
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.demo import STOCK_OBJECTIVES
+
+
+def stay_offline_and_quiet() -> None:
+    """No network, no wall of notices, set before the heavy imports, which read the environment once; and one thread:
+    so small a model gains nothing from more, and they stall where cores are shared."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+    from datasets.utils import disable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    torch.set_num_threads(1)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    disable_progress_bars()
+
+
+# check ---------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments_check(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--full", action="store_true", help="all 48 combinations of the matrix, about a minute")
+    parts.add_argument("--credit", action="store_true", help="the enumerated expected gradients only, seconds")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """`trl-drgrpo check`: is Dr. GRPO computed correctly in *this* environment?
+
+    Lists the seams of TRL that the package relies on, trains a tiny model over a matrix of settings and compares loss
+    and gradient with the written-down objective in float64, then enumerates small policies and compares the expected
+    gradient of the package's credit with the exact one. No download, no accelerator, about half a minute.
+    """
+    stay_offline_and_quiet()  # nothing here needs the network, and TRL would report the run
+    from trl_drgrpo.check import credit, parity
+    from trl_drgrpo.upstream.seams import check_upstream
+    from trl_drgrpo.upstream.versions import provenance
+
+    def say(text: str) -> None:
+        if not args.json:
+            print(text, flush=True)
+
+    def said(results: Iterable[Any], line: Callable[[Any], str]) -> Iterator[Any]:
+        """Results, each said as soon as it is there."""
+        for result in results:
+            say(f"  {_mark(result.passed)} {line(result)}")
+            yield result
+
+    flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
+    seams = check_upstream()
+    moved, results = any(seam.problem for seam in seams), []
+    report: dict[str, Any] = {
+        **provenance(f"trl-drgrpo check{flags}"),
+        "seams": {seam.name: seam.problem or "ok" for seam in seams},
+    }
+    say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
+    say("\nSeams in trl.GRPOTrainer")
+    for seam in seams:
+        say(f"  {_mark(not seam.problem)} {seam.name}{': ' + seam.problem if seam.problem else ''}")
+    with _without_warnings():
+        if not (args.credit or moved):
+            say("\nLoss and gradient against the specification (|difference|, relative for the gradient)")
+            say(f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}")
+            results += said(map(parity.run_case, parity.cases(args.full)), _case)
+            report["cases"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in results]
+        if not moved:
+            say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
+            say("  for constructions that must differ: the residual at the best learning rate)")
+            credited = list(said(map(credit.run_credit_case, credit.credit_cases()), _credit))
+            report["credit"] = [vars(result) for result in credited]
+            results += credited
+    failed = sum(not result.passed for result in results)
+    proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
+    verdict = f"{len(results)} of {len(results)} cases as they should be: {proven} here."
+    if failed:
+        verdict = f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
+    if moved:
+        verdict = "TRL has changed where this package relies on it: nothing further was run."
+    say(f"\n{verdict}")
+    passed = not (moved or failed)
+    if args.json:
+        print(json.dumps({**report, "passed": passed}, indent=2))
+    return 0 if passed else 1
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Errors only from the libraries below."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _case(result: Any) -> str:
+    case = result.case
+    geometry = f"{case.micro_batch} x {case.accumulation} / {case.steps_per_generation} / {case.num_iterations}"
+    settings = f"{geometry:26} {case.beta:5g} {'yes' if case.lora else 'no':>5}"
+    must = f" (must differ: cosine {result.cosine:.2f})" if case.control else ""
+    return f"{settings} {result.loss_difference:9.1e} {result.gradient_difference:9.1e}  {case.name}{must}"
+
+
+def _credit(result: Any) -> str:
+    must = " (must differ)" if result.control else ""
+    return f"{result.environment:26} {result.difference:9.1e}  {result.credit}{must}"
+
+
+def _mark(passed: bool) -> str:
+    return "ok  " if passed else "FAIL"
+
+
+# demo ----------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments_demo(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    add = parser.add_argument
+    folder = (
+        "folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
+        "demo are overwritten; other files of the same names are an error"
+    )
+    add("--output_dir", type=Path, default=Path("runs/demo"), help=folder)
+    add("--steps", type=int, help="training steps (default: 200, with --process 60)")
+    add("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
+    process = "long lists, and a reward for every line next to the outcome: a rule checks each step of a completion"
+    add("--process", action="store_true", help=process)
+    compare = (
+        "then train the same with stock TRL under its objectives, each as long as the demo itself, and write "
+        f"comparison.html of all runs; without a name: {', '.join(STOCK_OBJECTIVES)}"
+    )
+    add("--compare", nargs="*", metavar="OBJECTIVE", choices=tuple(STOCK_OBJECTIVES), help=compare)
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """`trl-drgrpo demo`: train a real, tiny model with Dr. GRPO on this machine, offline, and see whether it learns.
+
+    Train the model that this package ships (about 145 thousand parameters) with DrGRPOTrainer on adding lists of
+    digits. Runs offline on the CPU in about two minutes.
+
+    Results go to standard output, progress to standard error. Exit codes: 0 sampled accuracy on held-out problems rose
+    by at least 40 percentage points, 1 by less, 130 interrupted.
+    """
+    compare = list(STOCK_OBJECTIVES) if args.compare == [] else args.compare or []
+    try:
+        stay_offline_and_quiet()
+        from rich.console import Console
+
+        from trl_drgrpo.demo.result import print_report
+        from trl_drgrpo.demo.run import run_demo
+
+        results, progress = Console(), Console(stderr=True)
+        progress.print("loading libraries and model ...")
+        result = run_demo(args.output_dir, args.seed, args.steps, args.process, compare, console=progress)
+    except KeyboardInterrupt:
+        console.log(f"\nthe model and the numbers so far are in {args.output_dir}")
+        raise
+    print_report(result, results)
+    numbers, learned = result.numbers, result.numbers["learned"]
+    gain, steps, claim = numbers["gain_points"], numbers["settings"]["steps"], numbers["required_gain_points"]
+    taken = (took for stage, took in numbers["seconds"].items() if stage.removeprefix("train_") not in compare)
+    verdict = f"Learned: sampled accuracy {gain:+.1f} points in {sum(taken):.0f} s."
+    if not learned:
+        claimed = f"the demo claims at least +{claim:.0f}."
+        verdict = f"NOT LEARNED: sampled accuracy changed by {gain:+.1f} points in {steps} steps; {claimed}"
+    results.print(f"\n{verdict}", highlight=False)
+    return 0 if learned else 1
+
+
+# merge ---------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments_merge(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    add = parser.add_argument
+    add("adapter", metavar="ADAPTER_DIR", help="folder with adapter_config.json: a run's or a checkpoint")
+    folder = "folder to write; must not exist"
+    add("--output_dir", "--output", dest="output", required=True, metavar="DIR", help=folder)
+    add("--base", help="folder or Hub id of the base model (default: the adapter's)")
+    add("--dtype", help="float32, bfloat16 or float16 (default: the base model's own)")
+    add("--trust_remote_code", action="store_true", help="run the base model's code")
+
+
+def run_merge(args: argparse.Namespace) -> int:
+    """`trl-drgrpo merge ADAPTER_DIR --output_dir DIR`: an adapter merged into its base model, checked, in one folder.
+
+    Load the base model in float32, merge the adapter, save the model with its tokenizer, and compare the logits of
+    what was written with those of base and adapter. Needs 4 bytes of memory per parameter.
+
+    The result goes to standard output as YAML, everything else to standard error.
+    """
+    from trl_drgrpo.cli.recipe import dump
+    from trl_drgrpo.single_gpu.merging import merge_adapter
+
+    options = {name: getattr(args, name) for name in ("base", "dtype", "trust_remote_code")}
+    with console.stdout_to_stderr():
+        report = merge_adapter(args.adapter, args.output, **options)
+    console.print_result(dump(dataclasses.asdict(report)))
+    return 0
+
+
+# report --------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments_report(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    add = parser.add_argument
+    add("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
+    add("--format", choices=("html", "md", "json", "png"), help="output format (default: html)")
+    file = "file to write (default: report.<format> in the run's _drgrpo folder; of several runs in this folder)"
+    add("--output", help=file)
+    add("--max_groups", type=int, help="maximum groups of completions per run (default: as many as fit)")
+    serve = "serve the page on this machine (127.0.0.1) and keep it up to date until Ctrl-C, instead of writing it"
+    add("--follow", action="store_true", help=serve)
+    add("--port", type=int, help="with --follow: port of the page (default: 0, a free one)")
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """`trl-drgrpo report`: what one or several runs logged, as a page, Markdown, JSON or a figure; `--follow` serves
+    the page while the runs go on.
+
+    Write one self-contained HTML page (it opens without a network) over runs of DrGRPOTrainer or TRL's GRPOTrainer:
+    curves, difficulty, completions colored by advantage, warnings, and how the runs differ. Works on runs that are
+    going on, that crashed, and that were resumed.
+
+    The path of the file that was written, or the address of the page, goes to standard output. Exit codes: 0 done, 2
+    bad input, 130 Ctrl-C, which ends `--follow`.
+    """
+    if not args.follow:
+        if args.port is not None:
+            remedy = "Add --follow: without it a file is written."
+            raise InputError("--port", str(args.port), "--follow with it", remedy)
+        from trl_drgrpo.report import write_report
+
+        print(write_report(args.run_dirs, args.output, args.format or "html", args.max_groups))
+        return 0
+    for name, value in (("--output", args.output), ("--format", args.format)):
+        if value not in (None, "html"):
+            remedy = "Remove it: the page is served, no file is written."
+            raise InputError(name, repr(value), "nothing with --follow", remedy)
+    from trl_drgrpo.report.write import FollowedReport, FollowServer
+
+    with FollowServer(FollowedReport(args.run_dirs, args.max_groups), args.port or 0) as server:
+        console.print_result(f"{server.url}\n")
+        server.serve_forever()
+    return 0

@@ -1,0 +1,75 @@
+"""Markdown from texts that others chose: names, prompts and completions must not act in it; and rooms' templates.
+
+jinja2 is imported when a template is asked for.
+"""
+
+import html
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
+
+
+def plain(text: Any) -> str:
+    """A text as running Markdown shows it: on one line, with no character that means something to it.
+
+    Example:
+
+    ```python
+    >>> plain("a|b <script>`x`")
+    'a\\\\|b &lt;script&gt;\\\\`x\\\\`'
+
+    ```
+    """
+    one_line = " ".join(str(text).split())
+    return html.escape(_SPECIAL.sub(r"\\\1", one_line), quote=False)
+
+
+def code(text: Any) -> str:
+    """A text in a `<code>` element, in which neither Markdown nor HTML acts.
+
+    Example:
+
+    ```python
+    >>> code("a|`b`")
+    '<code>a&#124;&#96;b&#96;</code>'
+
+    ```
+    """
+    escaped = html.escape(" ".join(str(text).split()), quote=False)
+    special = {ord(char): f"&#{ord(char)};" for char in r"\`*_|[]"}
+    return f"<code>{escaped.translate(special)}</code>"
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block of code, with a fence longer than any in the text."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def row(cells: Sequence[Any], first: Callable[[Any], str] = plain) -> str:
+    """A line of a table; `first` writes the first cell."""
+    return f"| {' | '.join([first(cells[0]), *map(plain, cells[1:])])} |"
+
+
+def head(cells: Sequence[str]) -> str:
+    """The head of a table and the line below it."""
+    return f"{row(cells)}\n|{'---|' * len(cells)}"
+
+
+def table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ("", "")) -> str:
+    """Rows of texts as a table; under a header the first column is code."""
+    return "\n".join([head(header), *(row(cells, code if header[0] else plain) for cells in rows)])
+
+
+def template(package: str, name: str, filters: Mapping[str, Callable[..., Any]], **options: Any) -> Any:
+    """A template among the files of a package, with the filters of this module and others; a name that it is not given
+    is an error. `options` are jinja2's."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    folder, _, file = name.rpartition("/")
+    environment = Environment(loader=PackageLoader(package, folder), undefined=StrictUndefined, **options)
+    environment.filters |= {"plain": plain, "fenced": fenced, "table": table, "row": row, "head": head, **filters}
+    return environment.get_template(file)

@@ -1,0 +1,132 @@
+"""Requests to a model and its replies: continuations of prefixes, sampled from a model in memory.
+
+Rollouts, searches and evaluations sample through here. A continuation ends at an end token, at its limit, or where a
+sampler that is derived from this one says so.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from transformers import GenerationConfig
+
+from trl_drgrpo.common.errors import InputError
+
+
+@dataclass(frozen=True)
+class Request:
+    """Continuations of one prefix.
+
+    Args:
+        prefix (`tuple[int, ...]`): Prompt and completion so far.
+        count (`int`): How many.
+        limit (`int`): Most tokens of each.
+        to_end (`bool`): To the end of the completion, in place of one step.
+        seed (`int`): Of the sampling.
+    """
+
+    prefix: tuple[int, ...]
+    count: int
+    limit: int
+    to_end: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Tokens that the model wrote behind a prefix.
+
+    Args:
+        token_ids (`tuple[int, ...]`): At least one; an end token included.
+        sampled (`int`): Tokens that were sampled for it: more, where the rule showed the step's end later.
+        end (`str`): `"step"`, `"stop"` (end token) or `"length"` (limit).
+    """
+
+    token_ids: tuple[int, ...]
+    sampled: int
+    end: Literal["step", "stop", "length"]
+
+
+class Sampler(Protocol):
+    """Samples the continuations of several prefixes: for each request a list of `count`."""
+
+    def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]: ...
+
+
+class ModelSampler:
+    """Samples from a model in memory; the same requests and batch size give the same continuations.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): A causal language model; put into evaluation mode for the call and
+            back after it.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        generation (`Mapping[str, Any]`): Fields of a generation configuration; a missing one is the model's own.
+        batch_size (`int`): Continuations per call of `model.generate`.
+        by_length (`bool`, *optional*, defaults to `True`): Whether rows of like length share a batch; else those of
+            one prefix and of the next do.
+        around (`Callable`, *optional*): A context around each call of `generate`, made from the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        generation: Mapping[str, Any],
+        batch_size: int,
+        *,
+        by_length: bool = True,
+        around: Callable[[Any], AbstractContextManager] = nullcontext,
+    ):
+        self.model, self.batch_size, self.by_length, self.around = model, batch_size, by_length, around
+        ends = model.generation_config.eos_token_id  # one, several or none
+        ends = tokenizer.eos_token_id if ends is None else ends
+        self.ends = frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self.pad = 0 if pad is None else pad
+        self.generation = {**generation, "pad_token_id": self.pad, "eos_token_id": sorted(self.ends) or None}
+
+    def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
+        """Sample, seeded by the first request. The global random state is put back afterwards."""
+        found: list[list[Continuation]] = [[] for _ in requests]
+        jobs = [i for i, request in enumerate(requests) for _ in range(request.count)]
+        if self.by_length:
+            jobs.sort(key=lambda i: len(requests[i].prefix))  # stable
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.random.fork_rng(devices=devices), torch.no_grad():
+                torch.manual_seed(requests[0].seed if requests else 0)
+                for start in range(0, len(jobs), self.batch_size):
+                    batch = jobs[start : start + self.batch_size]
+                    for i, each in zip(batch, self._continue([requests[i] for i in batch]), strict=True):
+                        found[i].append(each)
+        finally:
+            self.model.train(was_training)
+        return found
+
+    def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
+        """One continuation of each row, to its end."""
+        found = []
+        for row, tokens in zip(rows, self._written(rows), strict=True):
+            end = next((place for place, token in enumerate(tokens[: row.limit]) if token in self.ends), None)
+            kept = tokens[: row.limit if end is None else end + 1]
+            found.append(Continuation(tuple(kept), len(kept), "length" if end is None else "stop"))
+        return found
+
+    def _written(self, rows: Sequence[Request], **options: Any) -> list[list[int]]:
+        """The new tokens of each row, padded behind those that end it; prefixes are padded on the left."""
+        width, device = max(len(row.prefix) for row in rows), self.model.device
+        input_ids = torch.tensor([[self.pad] * (width - len(row.prefix)) + [*row.prefix] for row in rows])  # (B, S)
+        mask = torch.tensor([[0] * (width - len(row.prefix)) + [1] * len(row.prefix) for row in rows])
+        config = GenerationConfig(**self.generation, max_new_tokens=max(row.limit for row in rows))
+        inputs = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "generation_config": config}
+        try:
+            with self.around(self.model):
+                return self.model.generate(**inputs, **options)[:, width:].tolist()
+        except torch.OutOfMemoryError as error:
+            got = f"{len(rows)} completions at a time, which do not fit into the memory of {device}"
+            remedy = "Lower it, or the length of a completion; what a command has written is kept."
+            raise InputError("batch_size", got, "as many as fit", remedy) from error
