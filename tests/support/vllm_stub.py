@@ -67,7 +67,7 @@ class Engine:
             if ".lora_B." in name:
                 a = load_file(Path(folder) / "adapter_model.safetensors")[name.replace(".lora_B.", ".lora_A.")]
                 of = name.removeprefix("base_model.model.").replace(".lora_B.", ".")
-                self.params[of].data.add_((scale * b.float() @ a.float()).to(self.params[of].dtype))
+                self.params[of].data.add_((scale * b.double() @ a.double()).to(self.params[of].dtype))
 
     @torch.no_grad()
     def generate(self, prompts, n, max_tokens, temperature=1.0, logprobs=0, adapter=None, **others):

@@ -20,16 +20,7 @@ FILE = "adapter_config.json"
 
 
 class AdapterRefused(Exception):
-    """The server did not load an adapter. The message says why.
-
-    Args:
-        said (`str`): The server's words, or what its answer means.
-        unseen (`bool`): Whether it cannot see the folder.
-    """
-
-    def __init__(self, said: str, unseen: bool = False):
-        super().__init__(said)
-        self.unseen = unseen
+    """The server did not load an adapter; the message says why."""
 
 
 def serve_command(model: str, rank: int, options: str = "") -> str:
@@ -47,7 +38,7 @@ def load_adapter(base_url: str, name: str, folder: Path) -> None:
         raise AdapterRefused("it has no /v1/load_lora_adapter: VLLM_ALLOW_RUNTIME_LORA_UPDATING is not set")
     if status != 200:
         unseen = status == 404 or "No adapter found" in said
-        raise AdapterRefused(f"it does not see {folder}" if unseen else said, unseen)
+        raise AdapterRefused(f"it does not see {folder}" if unseen else said)
 
 
 def unload_adapter(base_url: str, name: str) -> None:
