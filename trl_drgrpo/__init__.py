@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.lazy import attach
 from trl_drgrpo.process_rewards.named import FORMATS
-from trl_drgrpo.rewards.recipe_rewards import Entry, register
+from trl_drgrpo.rewards.recipe_rewards import REWARDS, Entry
 from trl_drgrpo.upstream.quiet import drop_notices
 
 if TYPE_CHECKING:
-    from trl_drgrpo.common.version import __version__ as __version__
+    from trl_drgrpo.common import __version__ as __version__
     from trl_drgrpo.config.config import DrGRPOConfig as DrGRPOConfig
     from trl_drgrpo.features.diagnostics.progress import ProgressCallback as ProgressCallback
     from trl_drgrpo.objective.advantages import group_advantages as group_advantages
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream
 
 # Names in recipes of what stands above the room of rewards. Nothing is imported until a recipe uses one.
-register(
+REWARDS.update(
     {name: Entry(f"{__name__}.process_rewards.named", None, name) for name in (*FORMATS, "prm")}
     | {
         "step_judge": Entry(f"{__name__}.process_rewards", None, "StepJudge"),

@@ -41,7 +41,7 @@ from trl_drgrpo.objective.step_advantages import (
 )
 from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix, without_frames
+from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
 from trl_drgrpo.single_gpu.peft_adapters import prepare_adapters
@@ -224,7 +224,7 @@ class DrGRPOTrainer(HostTrainer):
                     running.enter_context(feature.around_train())
                 return super().train(checkpoint, *args, **kwargs)
         except RewardError as error:
-            raise without_frames(error) from error.__cause__
+            raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
         finally:
             self.is_in_train = False  # which transformers leaves as it is after an error
 
@@ -234,7 +234,7 @@ class DrGRPOTrainer(HostTrainer):
         try:
             metrics = super().evaluate(*args, **kwargs)
         except RewardError as error:
-            raise without_frames(error) from error.__cause__
+            raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
         is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
 

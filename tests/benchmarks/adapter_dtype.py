@@ -8,9 +8,8 @@ Prints the share of sampled elements of LoRA-A and LoRA-B that changed, per dtyp
 import tempfile
 from pathlib import Path
 
-from bench import command_line, quietly, settings_of, without_prints
-from datasets import Dataset
-from runs import build, length_reward
+from bench import command_line, quietly, trainer_of
+from runs import length_reward
 from tiny import tiny_tokenizer
 from tiny_bases import save_base
 
@@ -19,7 +18,7 @@ from trl_drgrpo import DrGRPOTrainer, lora_preset
 STEPS = 20
 
 
-def shares(base, tokenizer, folder, adapter_dtype, learning_rate):
+def shares(base, folder, adapter_dtype, learning_rate):
     """Per group of parameters, the share that changed."""
     fields = {
         "per_device_train_batch_size": 8,
@@ -31,22 +30,20 @@ def shares(base, tokenizer, folder, adapter_dtype, learning_rate):
         "adapter_dtype": adapter_dtype,
         "bf16": True,
     }
-    prompts = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(16)]})
-    run = settings_of(folder, STEPS, **fields)
-    trainer = build(DrGRPOTrainer, run, prompts, tokenizer, length_reward, base, peft_config=lora_preset("qlora"))
+    prompts, options = [f"{i}+{i * i}=" for i in range(16)], {"peft_config": lora_preset("qlora")}
+    trainer = trainer_of(DrGRPOTrainer, folder, STEPS, prompts, length_reward, base, options=options, **fields)
     trainer.movement_watch.steps = STEPS
-    without_prints(trainer).train()
+    trainer.train()
     return trainer.movement_watch.shares
 
 
 def main():
     quietly(command_line(__doc__, pairs=0))
-    tokenizer = tiny_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
-        base = save_base(Path(folder) / "base", tokenizer, hidden_size=256, intermediate_size=512, head_dim=64)
+        base = save_base(Path(folder) / "base", tiny_tokenizer(), hidden_size=256, intermediate_size=512, head_dim=64)
         for adapter_dtype in ("upstream", "float32"):
             for learning_rate in (1e-6, 1e-5, 1e-4):
-                found = shares(base, tokenizer, folder, adapter_dtype, learning_rate)
+                found = shares(base, folder, adapter_dtype, learning_rate)
                 text = ", ".join(f"{group} {share:.2%}" for group, share in found.items())
                 print(f"adapter_dtype={adapter_dtype}, learning rate {learning_rate:.0e}: {text}", flush=True)
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the environment, their command line, the settings of a run, and pairs of runs.
+"""What the benchmarks share: the environment, their command line, trainers, models, pairs of runs, and tables.
 
 Machines are noisy: runs that are compared take turns in one process, the ratio is taken pair by pair, and its median
 counts. The first pair warms up.
@@ -21,8 +21,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import torch
 import transformers
+from datasets import Dataset
 from datasets.utils import disable_progress_bars
-from transformers import PrinterCallback, TrainerCallback
+from runs import build
+from tiny import tiny_tokenizer
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from trl import GRPOTrainer
 
@@ -60,6 +63,18 @@ def settings_of(folder, steps, device="cpu", **fields):
     return {"output_dir": folder, "max_steps": steps, **quiet, **place, **fields}
 
 
+def trainer_of(trainer_class, folder, steps, prompts, reward, model=None, device="cpu", options=None, **fields):
+    """A trainer that prints no logs; `options`: further arguments of its class, `fields`: of the configuration."""
+    data = Dataset.from_dict({"prompt": prompts})
+    run = settings_of(folder, steps, device, **fields)
+    return without_prints(build(trainer_class, run, data, tiny_tokenizer(), reward, model, **(options or {})))
+
+
+def random_model(config, device="cpu"):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).to(device)
+
+
 def without_prints(trainer):
     """The trainer, which prints no logs."""
     for callback in (PrinterCallback, ProgressCallback):
@@ -88,13 +103,6 @@ def now(device):
     return time.perf_counter()
 
 
-def cpu_seconds(trainer):
-    """Process CPU seconds of its training."""
-    start = time.process_time()
-    without_prints(trainer).train()
-    return time.process_time() - start
-
-
 def interleaved(pairs, *runs):
     """Per run its results, one for each pair; which run begins alternates."""
     results = [[] for _ in runs]
@@ -110,3 +118,18 @@ def ratio(numerators, denominators, digits=2):
     """The ratio, pair by pair: median, and least to most."""
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return f"{statistics.median(ratios):.{digits}f}x ({min(ratios):.{digits}f} to {max(ratios):.{digits}f})"
+
+
+def print_row(*cells):
+    """A line of a Markdown table."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def print_head(*cells):
+    print_row(*cells)
+    print("|---" * len(cells) + "|", flush=True)
+
+
+def medians(stock, ours, digits=2):
+    """Cells: the median of each, and their ratio."""
+    return (*(f"{statistics.median(each):.{digits}f}" for each in (stock, ours)), ratio(stock, ours, digits))

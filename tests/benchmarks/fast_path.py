@@ -13,7 +13,6 @@ import argparse
 import os
 import random
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,12 +21,20 @@ from functools import partial
 
 import psutil
 import torch
-from bench import KINDS, StepClock, command_line, interleaved, quietly, ratio, settings_of, without_prints
-from datasets import Dataset
+from bench import (
+    KINDS,
+    StepClock,
+    command_line,
+    interleaved,
+    medians,
+    print_head,
+    print_row,
+    quietly,
+    random_model,
+    trainer_of,
+)
 from peft import LoraConfig
-from runs import build
-from tiny import tiny_tokenizer
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config
 
 GROUP = 8
 
@@ -69,7 +76,6 @@ CASES = {
 
 def build_model(width, layers, vocabulary, device):
     """A Qwen2 with random weights in which matrix products dominate."""
-    torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -79,7 +85,7 @@ def build_model(width, layers, vocabulary, device):
         num_key_value_heads=max(1, width // 256),
         max_position_embeddings=4096,
     )
-    return Qwen2ForCausalLM(config).to(device)
+    return random_model(config, device)
 
 
 def rollouts(case, seed):
@@ -134,10 +140,9 @@ def build_trainer(kind, case, model, folder, steps, batch, device, bf16=None, **
         **({} if bf16 is None else {"bf16": bf16}),
     }
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    prompts = Dataset.from_dict({"prompt": [f"{i}+{i}=" for i in range(64)]})
-    run = settings_of(folder, steps + 1, device, **fields)
+    prompts = [f"{i}+{i}=" for i in range(64)]
     options = {"rollout_func": rollout, "peft_config": lora if case.lora else None}
-    return without_prints(build(trainer_class, run, prompts, tiny_tokenizer(), reward, model, **options))
+    return trainer_of(trainer_class, folder, steps + 1, prompts, reward, model, device, options, **fields)
 
 
 def step_seconds(kind, case, arguments):
@@ -192,26 +197,19 @@ def main():
     if arguments.peak_of:
         print(peak_megabytes(arguments.peak_of, CASES[arguments.cases[0]], arguments))
         return
-    print(
-        f"| case | {arguments.against}, s | ours, s | ratio (min to max) | tokens run, of stock's | useful | "
-        f"forwards | peak MB: {arguments.against}, ours |"
-    )
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    against = arguments.against
+    heads = ("case", f"{against}, s", "ours, s", "ratio (min to max)", "tokens run, of stock's", "useful", "forwards")
+    print_head(*heads, f"peak MB: {against}, ours")
     chosen = [name for name in CASES if any(name.startswith(start) for start in arguments.cases)]
     for name in chosen:
         case = CASES[name]
-        runs = [partial(step_seconds, kind, case, arguments) for kind in (arguments.against, "ours")]
+        runs = [partial(step_seconds, kind, case, arguments) for kind in (against, "ours")]
         others, measured = interleaved(arguments.pairs, *runs)
         others, ours, logged = [s for s, _ in others], [s for s, _ in measured], measured[-1][1]
-        kinds = () if arguments.no_memory else (arguments.against, "ours")
+        kinds = () if arguments.no_memory else (against, "ours")
         memory = ", ".join(f"{peak_of_a_process(kind, name, arguments):.0f}" for kind in kinds)
-        print(
-            f"| {name} | {statistics.median(others):.2f} | {statistics.median(ours):.2f} | "
-            f"{ratio(others, ours)} | "
-            f"{logged['drgrpo/upstream_token_frac']:.3f} | {logged['drgrpo/useful_token_frac']:.2f} | "
-            f"{logged['drgrpo/micro_batches']:.0f} | {memory} |",
-            flush=True,
-        )
+        shares = (f"{logged['drgrpo/upstream_token_frac']:.3f}", f"{logged['drgrpo/useful_token_frac']:.2f}")
+        print_row(name, *medians(others, ours), *shares, f"{logged['drgrpo/micro_batches']:.0f}", memory)
 
 
 if __name__ == "__main__":

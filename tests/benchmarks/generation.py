@@ -13,14 +13,13 @@ The last column: keys and values in the last step.
 Run: `make bench`, or this file with `--pairs 5`, `--device cuda`.
 """
 
-import statistics
 from contextlib import nullcontext
 from functools import partial
 
 import torch
-from bench import command_line, interleaved, now, quietly, ratio
+from bench import command_line, interleaved, medians, now, print_head, print_row, quietly, random_model
 from fast_path import build_model
-from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 
@@ -64,18 +63,9 @@ def compare(label, model, pairs, *args, **settings):
     theirs, ours = interleaved(pairs, *runs)
     same = all(torch.equal(a, b) for (_, a), (_, b) in zip(theirs, ours, strict=True))
     held = [cache_bytes(model, *args, shared, **settings) / 1e6 for shared in (False, True)]
-    print_line(
-        label,
-        [taken for taken, _ in theirs],
-        [taken for taken, _ in ours],
-        "same tokens" if same else "OTHER TOKENS",
-        f"{held[0]:.0f} -> {held[1]:.0f}",
-    )
-
-
-def print_line(label, stock, ours, tokens="", held=""):
-    medians = f"{statistics.median(stock):.2f} | {statistics.median(ours):.2f}"
-    print(f"| {label} | {medians} | {ratio(stock, ours)} | {tokens} | {held} |", flush=True)
+    taken = [[seconds for seconds, _ in each] for each in (theirs, ours)]
+    cells = "same tokens" if same else "OTHER TOKENS", f"{held[0]:.0f} -> {held[1]:.0f}"
+    print_row(label, *medians(*taken), *cells)
 
 
 def continuous_seconds(model, prompt, prompts, device, **settings):
@@ -97,9 +87,14 @@ def own_seconds(model, prompt, *args, **settings):
     return 1000 * taken / (tokens[:, prompt:] != 0).sum().item()
 
 
+def continuous(label, model, pairs, *args, **settings):
+    """The same against continuous batching."""
+    runs = [partial(measure, model, *args, **settings) for measure in (continuous_seconds, own_seconds)]
+    print_row(label, *medians(*interleaved(pairs, *runs)), "", "")
+
+
 def small_model(device, vocabulary=2048):
     """A Qwen3 in which attention over long prompts is what takes the time."""
-    torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=192,
@@ -110,38 +105,37 @@ def small_model(device, vocabulary=2048):
         head_dim=32,
         max_position_embeddings=4096,
     )
-    return Qwen3ForCausalLM(config).to(device).eval()
+    return random_model(config, device).eval()
 
 
 def main():
     parser = command_line(__doc__, pairs=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tables", nargs="*", default=TABLES, help="which lines")
+    parser.add_argument("--tables", nargs="*", default=TABLES, choices=TABLES, help="which lines")
     arguments = quietly(parser)
-    print(
-        "| case | stock, s | ours, s | ratio (min to max) | | keys and values, MB |\n|---|---|---|---|---|---|",
-        flush=True,
-    )
-    model = build_model(512, 8, 4096, arguments.device).eval()
-    if "prompts" in arguments.tables:
-        for prompt in (64, 256, 512, 1024):
-            compare(f"prompt {prompt}, 1 token", model, arguments.pairs, prompt, 2, arguments.device, max_new_tokens=1)
-    if "ends" in arguments.tables:
-        ends = list(range(4096 // 32))  # one token in 32 ends a completion
-        for prompt in (16, 256):
-            label = f"prompt {prompt}, up to 128 tokens, 32 on average"
-            settings = {"max_new_tokens": 128, "eos_token_id": ends}
-            compare(label, model, max(1, arguments.pairs // 2), prompt, 4, arguments.device, **settings)
-    model = small_model(arguments.device)
-    settings = {"max_new_tokens": 192, "eos_token_id": list(range(2048 // 256))}
-    for prompt in (64, 256, 512, 1024) if "long-ends" in arguments.tables else ():
-        label = f"prompt {prompt}, 192 tokens, some end before"
-        compare(label, model, arguments.pairs, prompt, 4, arguments.device, **settings)
-    for prompt in (64, 256) if "continuous" in arguments.tables else ():
-        label = f"prompt {prompt}, against continuous batching, per 1000 tokens"
-        run = (model, prompt, 4, arguments.device)
-        runs = [partial(measure, *run, **settings) for measure in (continuous_seconds, own_seconds)]
-        print_line(label, *interleaved(arguments.pairs, *runs))
+    print_head("case", "stock, s", "ours, s", "ratio (min to max)", "", "keys and values, MB")
+    pairs, device = arguments.pairs, arguments.device
+    large, small = build_model(512, 8, 4096, device).eval(), small_model(device)
+    mean_32 = {"max_new_tokens": 128, "eos_token_id": list(range(4096 // 32))}  # one token in 32 ends a completion
+    some = {"max_new_tokens": 192, "eos_token_id": list(range(2048 // 256))}
+    lines = {
+        "prompts": ("1 token", (64, 256, 512, 1024), compare, large, pairs, 2, {"max_new_tokens": 1}),
+        "ends": ("up to 128 tokens, 32 on average", (16, 256), compare, large, max(1, pairs // 2), 4, mean_32),
+        "long-ends": ("192 tokens, some end before", (64, 256, 512, 1024), compare, small, pairs, 4, some),
+        "continuous": (
+            "per 1000 tokens, against continuous batching",
+            (64, 256),
+            continuous,
+            small,
+            pairs,
+            4,
+            some,
+        ),
+    }
+    for name in arguments.tables:
+        label, lengths, line, model, pairs, prompts, settings = lines[name]
+        for length in lengths:
+            line(f"prompt {length}, {label}", model, pairs, length, prompts, device, **settings)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from bench import command_line, quietly
+from bench import command_line, print_head, print_row, quietly
 from fast_path import Case, build_model, build_trainer
 from generation import seconds as generate
 from model_runs import GROUP, Size, model_of, run, vllm_trainer
@@ -154,31 +154,22 @@ def run_part(name, seconds, small):
         return result if error is None else {**result, "error": error}
 
 
-def table(results):
-    """Markdown of what matters to a reader: speed by method and arm, memory, generation."""
+def print_table(results):
+    """What matters to a reader: speed by method and arm, memory, generation."""
     gib = 2**30
-    lines = [
-        f"Measured on {results['hardware']['device']} on {results['date']}, `{results['command']}`:",
-        "",
-        "| model | method | trainer | step, s | generation, s | tokens/s | peak GiB | planned |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    print(f"Measured on {results['hardware']['device']} on {results['date']}, `{results['command']}`:\n")
+    print_head("model", "method", "trainer", "step, s", "generation, s", "tokens/s", "peak GiB", "planned")
     for line in results["parts"]["training"]["lines"]:
+        cells = [line["shape"], line["method"], line["arm"]]
         if "stopped_by" in line:
-            cells = [line["stopped_by"], "", "", "", ""]
+            cells += [line["stopped_by"], "", "", "", ""]
         else:
-            peak = f"{line['measured_bytes'] / gib:.1f}" if "measured_bytes" in line else ""
-            cells = [
-                f"{line['step_s']:.2f}",
-                f"{line['generation_s']:.2f}",
-                f"{line['tokens_per_s']:.0f}",
-                peak,
-                f"{line['planned_bytes'] / gib:.1f}",
-            ]
-        lines.append("| " + " | ".join([line["shape"], line["method"], line["arm"], *cells]) + " |")
+            cells += [f"{line['step_s']:.2f}", f"{line['generation_s']:.2f}", f"{line['tokens_per_s']:.0f}"]
+            cells.append(f"{line['measured_bytes'] / gib:.1f}" if "measured_bytes" in line else "")
+            cells.append(f"{line['planned_bytes'] / gib:.1f}")
+        print_row(*cells)
     for line in results["parts"]["generation"]["lines"]:
-        lines.append(f"| {line['shape']} | generation | {line['backend']} | | | {line['tokens_per_s']:.0f} | | |")
-    return "\n".join(lines)
+        print_row(line["shape"], "generation", line["backend"], "", "", f"{line['tokens_per_s']:.0f}", "", "")
 
 
 def main():
@@ -210,7 +201,7 @@ def main():
     about = {"hardware": facts, **provenance("make gpu"), "versions": installed_versions(PACKAGES)}
     output = arguments.output or ROOT / "recipes" / "results" / "gpu.json"
     output.write_text(json.dumps({**about, "parts": parts}, indent=1) + "\n", encoding="utf-8")
-    print(table({**about, "parts": parts}))
+    print_table({**about, "parts": parts})
     return any("error" in found for found in parts.values())
 
 

@@ -9,12 +9,10 @@ import tempfile
 from dataclasses import dataclass, replace
 
 import torch
-from bench import now, settings_of, without_prints
-from datasets import Dataset
+from bench import StepClock, now, trainer_of
 from peft import LoraConfig
-from runs import build
 from tiny import tiny_tokenizer
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, TrainerCallback
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config
 from trl import GRPOTrainer
 
 from trl_drgrpo import DrGRPOTrainer, lora_preset
@@ -34,7 +32,6 @@ ARMS = {
     "TRL, default": {},
 }
 GROUP = 8
-GEOMETRY = ("per_device", "gradient", "num_gen", "max_comp")  # keys of the trainer's arguments begin so
 
 
 @dataclass(frozen=True)
@@ -109,37 +106,47 @@ def reward(prompts, completion_ids, **kwargs):
     return [1.0 if ord(prompt[0]) % 10 < 3 else float(i % 4) for i, prompt in enumerate(prompts)]
 
 
-def trainer_of(arm, model, method, size, folder, steps, device):
+def geometry_of(method, size, device):
+    """Fields of the configuration."""
+    known = ("per_device", "gradient", "num_gen", "max_comp")
+    return {key: value for key, value in keys_of(method, size, device).items() if key.startswith(known)}
+
+
+def arm_trainer(arm, model, method, size, folder, steps, device):
     """A trainer of one arm."""
-    keys = keys_of(method, size, device)
-    geometry = {key: value for key, value in keys.items() if key.startswith(GEOMETRY)}
-    checkpointing = {"gradient_checkpointing": True}  # TRL's default, and the planner's
-    common = settings_of(folder, steps, device, logging_steps=1, **checkpointing, **geometry)
+    fields = {
+        **geometry_of(method, size, device),
+        "logging_steps": 1,
+        "gradient_checkpointing": True,
+        **(ARMS[arm] or {}),
+    }  # TRL's defaults
     trainer_class = DrGRPOTrainer if ARMS[arm] is None else GRPOTrainer
     lora = LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.0) if method != "full" else None
-    prompts = Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]})
-    run = {**common, **(ARMS[arm] or {})}
-    return without_prints(build(trainer_class, run, prompts, tiny_tokenizer(), reward, model, peft_config=lora))
+    prompts = [chr(97 + i % 26) * size.prompt for i in range(64)]
+    return trainer_of(trainer_class, folder, steps, prompts, reward, model, device, {"peft_config": lora}, **fields)
 
 
 def vllm_trainer(folder, method, sent, size, device, **engine):
     """A trainer of adapters on the base in a folder, which a colocated engine loads as well."""
     tiny_tokenizer().save_pretrained(folder)
-    run = settings_of(f"{folder}/out", 4, device, logging_steps=1, learning_rate=1e-3, vllm_lora=sent, **engine)
-    keys = keys_of(method, size, device)
-    run |= {key: value for key, value in keys.items() if key.startswith(GEOMETRY)}
-    run["model_init_kwargs"] = {"dtype": "bfloat16"}
-    adapter = lora_preset(method, r=16)
-    prompts = Dataset.from_dict({"prompt": [chr(97 + i % 26) * size.prompt for i in range(64)]})
-    return without_prints(build(DrGRPOTrainer, run, prompts, tiny_tokenizer(), reward, folder, peft_config=adapter))
+    fields = {
+        **geometry_of(method, size, device),
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "vllm_lora": sent,
+        **engine,
+    }
+    fields["model_init_kwargs"] = {"dtype": "bfloat16"}
+    prompts, options = [chr(97 + i % 26) * size.prompt for i in range(64)], {"peft_config": lora_preset(method)}
+    return trainer_of(DrGRPOTrainer, f"{folder}/out", 4, prompts, reward, folder, device, options, **fields)
 
 
-class Phases(TrainerCallback):
+class Phases(StepClock):
     """Seconds of generation and of whole steps; the first step warms up and is left out."""
 
     def __init__(self, trainer, device):
-        self.device, self.steps, self.generation, self._begun = device, [], [], 0.0
-        generate = trainer._generate
+        super().__init__(device)
+        self.generation, generate = [], trainer._generate
 
         def timed(*args, **kwargs):
             start = now(device)
@@ -150,18 +157,10 @@ class Phases(TrainerCallback):
         trainer._generate = timed
         trainer.add_callback(self)
 
-    def on_step_begin(self, args, state, control, **kwargs):
-        self._begun = self._begun or now(self.device)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        end = now(self.device)
-        self.steps.append(end - self._begun)
-        self._begun = end
-
     def seconds(self):
         """Mean seconds of a step: whole, generation, the rest."""
-        count = max(1, len(self.steps) - 1)
-        step, generation = sum(self.steps[1:]) / count, sum(self.generation[1:]) / count
+        count = max(1, len(self.ends) - 1)
+        step, generation = (self.ends[-1] - self.ends[0]) / count, sum(self.generation[1:]) / count
         return {"step_s": step, "generation_s": generation, "rest_s": step - generation}
 
 
@@ -176,7 +175,7 @@ def run(shape, method, arm, size, device, steps=3):
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = model_of(shape, method, getattr(torch, keys["dtype"]), device)
-            trainer = trainer_of(arm, model, method, size, folder, steps, device)
+            trainer = arm_trainer(arm, model, method, size, folder, steps, device)
             phases = Phases(trainer, device)
             if device != "cpu":
                 torch.cuda.reset_peak_memory_stats()

@@ -15,7 +15,7 @@ import tempfile
 from types import SimpleNamespace
 
 import torch
-from bench import settings_of
+from bench import print_head, print_row, settings_of
 from datasets import Dataset
 from tiny import tiny_model, tiny_tokenizer
 
@@ -105,8 +105,7 @@ def main():
     parser.add_argument("--batches", type=int, default=64, help="Generation batches of 64 rows per cell.")
     batches = parser.parse_args().batches
     print(f"mean weight of a row, measured (lognormal model); {16 * batches} rows of each length")
-    print("| sigma | mode |" + "".join(f" {length} tokens |" for length in LENGTHS))
-    print("|" + "---|" * (2 + len(LENGTHS)))
+    print_head("sigma", "mode", *(f"{length} tokens" for length in LENGTHS))
     for sigma in SIGMAS:
         with tempfile.TemporaryDirectory() as folder:
             trainer = Mismatched(folder, rows=64, lengths=LENGTHS, sigma=sigma)
@@ -116,7 +115,7 @@ def main():
                     f"{statistics.fmean(each[name] for each in seen):.2f} ({modeled(mode, length, sigma):.2f})"
                     for name, length in zip(QUARTERS, LENGTHS, strict=True)
                 ]
-                print(f"| {sigma} | `{mode}` | " + " | ".join(cells) + " |", flush=True)
+                print_row(f"{sigma}", f"`{mode}`", *cells)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ tokens, one of which ends a completion. Both trainers sample from the same seed.
 Run: `make bench-overhead` (about two minutes). Prints a table; the figures in the docs name their date and machine.
 """
 
-import statistics
 import tempfile
 from functools import partial
 
-from bench import KINDS, StepClock, command_line, cpu_seconds, interleaved, quietly, ratio, settings_of, without_prints
-from datasets import Dataset
+from bench import KINDS, StepClock, command_line, interleaved, medians, now, print_head, print_row, quietly, trainer_of
 from generation import GROUP, small_model
-from runs import build, length_reward
-from tiny import tiny_tokenizer
+from runs import length_reward
 
 PROMPTS, DEAD = 4, 1
 
@@ -36,12 +33,13 @@ def fixed(kind, steps):
     trainer_class, settings = KINDS[kind]
     geometry = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8}
     settings = {**settings, **({"micro_batching": "upstream"} if kind == "ours" else {})}
+    fields = {**settings, **geometry, "max_completion_length": 64, "logging_steps": steps}
+    prompts, options = [f"{i}+{i * i}=" for i in range(64)], {"rollout_func": fixed_rollouts}
     with tempfile.TemporaryDirectory() as folder:
-        fields = {**settings, **geometry, "max_completion_length": 64, "logging_steps": steps}
-        prompts = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(64)]})
-        run = settings_of(folder, steps, **fields)
-        trainer = build(trainer_class, run, prompts, tiny_tokenizer(), length_reward, rollout_func=fixed_rollouts)
-        return cpu_seconds(trainer) / steps, []
+        trainer = trainer_of(trainer_class, folder, steps, prompts, length_reward, options=options, **fields)
+        start = now("cpu")
+        trainer.train()
+        return (now("cpu") - start) / steps, []
 
 
 def generated(kind, prompt, completion=192):
@@ -59,12 +57,14 @@ def generated(kind, prompt, completion=192):
     texts = [(f"{number}: " + "abcdefgh " * prompt)[:prompt] for number in range(PROMPTS)]
     geometry = {"per_device_train_batch_size": GROUP, "gradient_accumulation_steps": PROMPTS, "num_generations": GROUP}
     with tempfile.TemporaryDirectory() as folder:
-        prompts, model = Dataset.from_dict({"prompt": texts}), small_model("cpu", vocabulary=259)
-        run = settings_of(folder, 1, **settings, **geometry, max_completion_length=completion)
-        trainer = build(trainer_class, run, prompts, tiny_tokenizer(), reward, model)
+        model, fields = (
+            small_model("cpu", vocabulary=259),
+            {**settings, **geometry, "max_completion_length": completion},
+        )
+        trainer = trainer_of(trainer_class, folder, 1, texts, reward, model, **fields)
         clock = StepClock()
         trainer.add_callback(clock)
-        without_prints(trainer).train()
+        trainer.train()
     return clock.ends[0] - clock.begins[0], seen
 
 
@@ -74,17 +74,13 @@ def main():
     parser.add_argument("--generate", nargs="*", type=int, default=[], help="tokens of prompts that are completed")
     arguments = quietly(parser)
     cases = {f"prompts of {prompt}": (generated, prompt) for prompt in arguments.generate}
-    print("| case | stock, s | ours, s | stock / ours (min to max) | |\n|---|---|---|---|---|", flush=True)
+    print_head("case", "stock, s", "ours, s", "stock / ours (min to max)", "")
     for label, (step, size) in (cases or {"fixed completions": (fixed, arguments.steps)}).items():
         runs = [partial(step, kind, size) for kind in ("stock", "ours")]
         stock, ours = interleaved(arguments.pairs, *runs)
         same = [seen for _, seen in stock] == [seen for _, seen in ours]
         theirs, own = ([seconds for seconds, _ in results] for results in (stock, ours))
-        print(
-            f"| {label} | {statistics.median(theirs):.3f} | {statistics.median(own):.3f} | "
-            f"{ratio(theirs, own, digits=3)} | {'same completions' if same else 'OTHER COMPLETIONS'} |",
-            flush=True,
-        )
+        print_row(label, *medians(theirs, own, digits=3), "same completions" if same else "OTHER COMPLETIONS")
 
 
 if __name__ == "__main__":

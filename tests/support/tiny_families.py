@@ -1,7 +1,7 @@
 """Random models of the families that TRL trains, each small enough for two steps in a second."""
 
-import torch
 import transformers
+from tiny import random_weights, sizes
 from transformers import AutoModelForCausalLM
 
 DENSE = ("Llama", "Gemma", "Gemma3Text", "GPT2")
@@ -35,24 +35,13 @@ MORE = {  # what a family needs besides
 WITHOUT_GROUPS = ("GPT2", "Bloom", "Falcon")  # of key-value heads
 
 
-def tiny(family, tokenizer):
+def tiny(family, tokenizer, **changes):
     """A causal language model of `<family>Config`; the same weights every time."""
-    config = getattr(transformers, f"{family}Config")
-    fields = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "initializer_range": 0.2,
-        "bos_token_id": None,
-        "eos_token_id": [tokenizer.eos_token_id, *range(len(tokenizer) // 9)],
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    fields = sizes(tokenizer)
     if family not in WITHOUT_GROUPS:
         fields |= {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
     if family in EXPERTS:
         fields |= {"num_experts_per_tok": 2, **EXPERTS[family]}
-    fields |= MORE.get(family, {})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config(**fields))
+    fields |= MORE.get(family, {}) | changes
+    config = getattr(transformers, f"{family}Config")(**fields)
+    return random_weights(AutoModelForCausalLM.from_config, config)

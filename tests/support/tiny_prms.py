@@ -3,8 +3,7 @@
 from functools import partial
 
 import pytest
-import torch
-from tiny import CHAT_TEMPLATE, tiny_tokenizer
+from tiny import CHAT_TEMPLATE, random_weights, sizes, tiny_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -39,26 +38,19 @@ CLEAN = [[step.replace("<|im_end|>", "").rstrip() for step in row] for row in ST
 
 def config(tokenizer, kind=Qwen2Config, **changes):
     values = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
         "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "initializer_range": 0.3,  # wide enough that scores differ
         "tie_word_embeddings": False,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
     }
-    return kind(**{**values, **changes})
+    return kind(**sizes(tokenizer, **{**values, **changes}))
 
 
 def built(kind, configuration, seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return kind(configuration).eval()
+    return random_weights(kind, configuration, seed).eval()
 
 
 def marked_tokenizer():

@@ -1,9 +1,8 @@
 """A vision-language model and its processor, built in milliseconds and offline: Qwen2-VL's shape, random weights."""
 
-import torch
 from datasets import Dataset, Image
 from PIL import Image as Picture
-from tiny import tiny_tokenizer
+from tiny import random_weights, sizes, tiny_tokenizer
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -32,38 +31,22 @@ class ImagesOnly(Qwen2VLProcessor):
 def tiny_processor():
     """Qwen2-VL's, on a byte-level tokenizer."""
     tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens(
-        {
-            "additional_special_tokens": [
-                "<|im_start|>",
-                "<|vision_start|>",
-                "<|vision_end|>",
-                "<|image_pad|>",
-                "<|video_pad|>",
-            ]
-        }
-    )
-    sizes = {"size": {"shortest_edge": PIXELS**2, "longest_edge": PIXELS**2}}
-    return ImagesOnly(Qwen2VLImageProcessorPil(**sizes), tokenizer, chat_template=CHAT_TEMPLATE)
+    special = ["<|im_start|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    edges = {"size": {"shortest_edge": PIXELS**2, "longest_edge": PIXELS**2}}
+    return ImagesOnly(Qwen2VLImageProcessorPil(**edges), tokenizer, chat_template=CHAT_TEMPLATE)
 
 
 def tiny_vision_model(processor, seed=0):
     """A randomly initialized Qwen2-VL for `processor`; the same seed gives the same weights."""
     ids = processor.tokenizer.convert_tokens_to_ids
-    text = {
-        "vocab_size": len(processor.tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
-        "bos_token_id": None,
-        "eos_token_id": [processor.tokenizer.eos_token_id, *range(28)],
-        "pad_token_id": processor.tokenizer.pad_token_id,
-    }
+    text = sizes(
+        processor.tokenizer,
+        intermediate_size=64,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+    )
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2}
     config = Qwen2VLConfig(
         text_config=text,
@@ -74,9 +57,7 @@ def tiny_vision_model(processor, seed=0):
         vision_end_token_id=ids("<|vision_end|>"),
         tie_word_embeddings=False,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Qwen2VLForConditionalGeneration(config)
+    return random_weights(Qwen2VLForConditionalGeneration, config, seed)
 
 
 def pictures(rows):

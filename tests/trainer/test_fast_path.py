@@ -1,6 +1,5 @@
 """Planned micro-batches against stock TRL: the same gradients, and controls that must not be."""
 
-import types
 from itertools import product
 
 import pytest
@@ -311,15 +310,6 @@ class HalfLogps(DrGRPOTrainer):
         return logps * 0.5, entropies, aux_loss
 
 
-class OwnLoss(DrGRPOTrainer):
-    def _compute_loss(self, model, inputs):
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        logps = self._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))[0]
-        loss = -(logps * inputs["advantages"][:, None] * inputs["completion_mask"]).sum()
-        return loss / (len(logps) * self.max_completion_length * self.current_gradient_accumulation_steps)
-
-
 def with_half_log_probs(trainer_class):
     # as a function of the stock class: `super()` of the method above is bound to our class
     def stock_scoring(self, *args, **kwargs):
@@ -345,29 +335,12 @@ def with_auxiliary_loss(trainer_class):
 ROWS_CUT = SETTINGS["rows cut from groups"]
 
 
-def with_an_assigned_loss(trainer_class):
-    """The same, assigned to the trainer."""
-    other = with_auxiliary_loss(trainer_class)
-
-    def __init__(self, *args, **kwargs):
-        trainer_class.__init__(self, *args, **kwargs)
-        self.compute_loss = types.MethodType(other.compute_loss, self)
-
-    return type("Assigned", (trainer_class,), {"__init__": __init__})
-
-
 @pytest.mark.parametrize(
     ("with_its_own", "settings", "name"),
     [
         (with_half_log_probs, {"steps_per_generation": 4}, "_get_per_token_logps_and_entropies"),
         (with_half_log_probs, {"steps_per_generation": 4, "micro_batching": "upstream"}, None),
         (with_auxiliary_loss, ROWS_CUT, "compute_loss"),
-        (with_an_assigned_loss, ROWS_CUT, "compute_loss"),
-        (
-            lambda trainer_class: OwnLoss if issubclass(trainer_class, DrGRPOTrainer) else trainer_class,
-            {},
-            "_compute_loss",
-        ),
     ],
 )
 def test_an_override_of_the_loss_is_applied_once_and_gets_trls_micro_batches(with_its_own, settings, name, caplog):

@@ -178,29 +178,6 @@ def test_the_limit_of_branches_is_that_of_all_processes_where_one_request_serves
         assert limits() == (12, 12, 12)
 
 
-def test_a_branch_does_not_run_its_prefix_again(settings, prompts, tokenizer, reward):
-    widths = []
-
-    class Watched(DrGRPOTrainer):
-        """Notes how many tokens of a row each forward of a generation runs, generation by generation."""
-
-        def completing(self, prompt_ids, num_generations, generate):
-            def watched(*args):
-                widths.append([])
-                hook = self.model.register_forward_pre_hook(
-                    lambda model, args, kwargs: widths[-1].append(kwargs["input_ids"].size(1)), with_kwargs=True
-                )
-                with hook:
-                    return generate(*args)
-
-            return super().completing(prompt_ids, num_generations, watched)
-
-    train(Watched, {**settings, "max_steps": 1}, prompts, tokenizer, reward)
-    parents, branches = widths
-    assert max(parents) > 1  # prompts
-    assert set(branches) == {1}
-
-
 # The gradient, node by node
 
 

@@ -98,8 +98,8 @@ def test_the_plan_is_at_most_a_tenth_above_the_measured_peak(
     record_property("planned, measured", (plan.tensors, measured.total))
     assert measured.total <= plan.tensors <= 1.10 * measured.total
     # Generation by itself: on a CPU matrix products in bfloat16 take room inside their kernels, which no plan sees.
-    generate = next(phase for phase in plan.phases if phase.name == "generate")
-    assert 0.97 * measured.phases["generate"] <= generate.total <= 1.10 * measured.phases["generate"]
+    generate = sum(plan.phases["generate"].values())
+    assert 0.97 * measured.phases["generate"] <= generate <= 1.10 * measured.phases["generate"]
 
 
 # Prompt, completion, group, micro-batch, micro-batches per step.

@@ -413,7 +413,7 @@ def test_a_server_that_is_not_there_or_answers_something_else(tokenizer):
         ({"on_reward_error": "ignore"}, "on_error: got 'ignore'"),
         ({"verifier": None}, "reward_funcs: got none, and no prm; .* Add one: its values guide"),
         ({"rows": []}, "dataset_name: got no rows"),
-        ({"rows": [{"question": "?"}]}, r"dataset_name, row 0 \(from 0\): got null as the prompt"),
+        ({"rows": [{"question": "?"}]}, r"dataset_name: got null as the prompt in row 0 "),
         ({"rows": [{"prompt": "?", "values": 1}]}, "dataset_name: got a column 'values'"),
     ],
 )

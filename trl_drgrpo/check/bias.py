@@ -86,11 +86,8 @@ class Objective:
             loss_normalizer (`float`): L, in tokens; read by a constant divisor only.
         """
         advantages = self.advantages(rewards, num_generations)
-        divisors = {
-            "row": len(advantages) * lengths,
-            "batch": np.full(len(advantages), lengths.sum()),
-            "constant": np.full(len(advantages), len(advantages) * loss_normalizer),
-        }
+        rows = len(advantages)
+        divisors = {"row": rows * lengths, "batch": lengths.sum(), "constant": rows * loss_normalizer}
         return advantages / divisors[self.divisor]
 
 
@@ -166,12 +163,8 @@ class Rollouts:
 
     def direction_weights(self) -> np.ndarray:
         """Per objective, the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
-        return np.stack(
-            [
-                objective.token_weights(self.rewards, self.lengths, self.num_generations, self.loss_normalizer)
-                for objective in OBJECTIVES.values()
-            ]
-        )
+        given = self.rewards, self.lengths, self.num_generations, self.loss_normalizer
+        return np.stack([objective.token_weights(*given) for objective in OBJECTIVES.values()])
 
     def quantity_weights(self) -> np.ndarray:
         """The same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion has."""
@@ -425,7 +418,7 @@ def changes_table(changes: Changes) -> str:
     return "\n".join(
         [
             f"Change per update of unit length, {changes.batches} batches, ± standard error:\n",
-            *_rows(changes.changes, list(OBJECTIVES)),
+            *_rows(changes.changes, OBJECTIVES),
             f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n",
             *_rows(changes.differences_from_dr_grpo, [name for name in OBJECTIVES if name != REFERENCE]),
         ]
@@ -455,26 +448,19 @@ def pushes(
     found = {}
     for name, objective in OBJECTIVES.items():
         weights = [objective.token_weights(b.rewards, b.lengths, size, b.loss_normalizer) for b in batches]
-        together = np.concatenate(weights)
-        found[name] = {
-            "correct": stop_push(together, scores, right, group),
-            "incorrect": stop_push(together, scores, ~right, group),
-        }
+        kinds = {"correct": right, "incorrect": ~right}
+        found[name] = {kind: stop_push(np.concatenate(weights), scores, of, group) for kind, of in kinds.items()}
     return found
 
 
 def push_table(found: dict[str, dict[str, Push]]) -> str:
     """The same as a Markdown table, with its intervals (95%)."""
     groups = max(push.groups for of_objective in found.values() for push in of_objective.values())
-    lines = [
-        f"Push to go on instead of stopping, in decisions per unit of weight, {groups} groups with a signal, ± 95%:\n",
-        "| objective | correct answers | incorrect answers |",
-        "|---|---|---|",
-    ]
-    for name, of_objective in found.items():
-        cells = [_interval(of_objective[kind]) for kind in ("correct", "incorrect")]
-        lines.append(f"| {OBJECTIVES[name].label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    title = (
+        f"Push to go on instead of stopping, in decisions per unit of weight, {groups} groups with a signal, ± 95%:\n"
+    )
+    rows = {name: [_interval(of[kind]) for kind in ("correct", "incorrect")] for name, of in found.items()}
+    return "\n".join([title, *_table(["correct answers", "incorrect answers"], rows)])
 
 
 def plain(value: Any) -> Any:
@@ -493,12 +479,16 @@ def _interval(push: Push) -> str:
     return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
 
 
-def _rows(estimates: dict[str, dict[str, Estimate]], objectives: list[str]) -> list[str]:
-    lines = ["| objective | " + " | ".join(_HEADINGS[q] for q in REPORTED) + " |", "|---" * (len(REPORTED) + 1) + "|"]
-    for name in objectives:
-        cells = [_cell(estimates[name][quantity], _SCALES.get(quantity, 1.0)) for quantity in REPORTED]
-        lines.append(f"| {OBJECTIVES[name].label} | " + " | ".join(cells) + " |")
-    return lines
+def _rows(estimates: dict[str, dict[str, Estimate]], objectives: Iterable[str]) -> list[str]:
+    rows = {name: [_cell(estimates[name][each], _SCALES.get(each, 1.0)) for each in REPORTED] for name in objectives}
+    return _table([_HEADINGS[each] for each in REPORTED], rows)
+
+
+def _table(headings: list[str], rows: dict[str, list[str]]) -> list[str]:
+    """Lines of a Markdown table, a row per key of `OBJECTIVES`."""
+    lines = [["objective", *headings], *([OBJECTIVES[name].label, *cells] for name, cells in rows.items())]
+    first, *others = (f"| {' | '.join(line)} |" for line in lines)
+    return [first, "|---" * len(lines[0]) + "|", *others]
 
 
 def _cell(estimate: Estimate, scale: float) -> str:

@@ -34,6 +34,7 @@ from trl_drgrpo.check.groups import (
     seen_steps,
     trained_in_one_leaf,
 )
+from trl_drgrpo.check.parity import CONTROL_FLOOR, relative_difference
 from trl_drgrpo.check.policies import (
     BAD,
     Credit,
@@ -286,7 +287,6 @@ def _line(
 
 
 TOLERANCE = 1e-12  # relative, float64: four orders above the differences seen
-CONTROL_FLOOR = 1e-2  # a control must be off by at least one percent
 
 
 @dataclass(frozen=True)
@@ -313,19 +313,12 @@ def run_credit_case(case: CreditCase) -> CreditResult:
         difference = min(_difference_at_best(*pair) for pair in case.gradients())
         passed = CONTROL_FLOOR < difference < math.inf
     else:
-        difference = max(_difference(*pair) for pair in case.gradients())
+        difference = max(relative_difference(*pair) for pair in case.gradients())
         passed = difference <= TOLERANCE
     return CreditResult(case.environment, case.credit, case.control, difference, passed)
 
 
-def _difference(gradient: torch.Tensor, exact: torch.Tensor) -> float:
-    """`|g - exact| / |exact|`; infinite without a gradient to compare, since that proves nothing."""
-    scale = exact.norm().item()
-    difference = (gradient - exact).norm().item() / scale if scale > 0 else math.inf
-    return math.inf if math.isnan(difference) else difference
-
-
 def _difference_at_best(gradient: torch.Tensor, exact: torch.Tensor) -> float:
-    """The same for the positive multiple of g that comes closest."""
+    """The difference of the positive multiple of g that comes closest."""
     along, length = (gradient @ exact).item(), (gradient @ gradient).item()
-    return _difference(gradient * (along / length if along > 0 else 0.0), exact)
+    return relative_difference(gradient * (along / length if along > 0 else 0.0), exact)

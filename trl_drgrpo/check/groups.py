@@ -29,7 +29,7 @@ from trl_drgrpo.check.parity import DEFAULTS
 from trl_drgrpo.check.policies import BAD, GOOD, GROUP_SIZES, SEPARATOR, Gradients, Objective, SmallPolicy, Trajectory
 from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.config.config import DrGRPOConfig
-from trl_drgrpo.features.forks import boundaries, cut_behind, first_above
+from trl_drgrpo.features.forks import boundaries, first_above
 from trl_drgrpo.objective.advantages import group_advantages, keep_probability, select_groups
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.trainer import DrGRPOTrainer
@@ -57,14 +57,14 @@ class Tree:
 
 def behind_the_first_step(row: Trajectory, after: int) -> int | None:
     """Cut of `fork_at="drawn"` in a first batch; a further cut lies behind the second step, and so on."""
-    return cut_behind(_places(row), 0.0, after)
+    places = _places(row)
+    return first_above(places, places, 0.0, after)
 
 
 def behind_a_bad_step(row: Trajectory, after: int) -> int | None:
     """Cut behind the first bad step, that of `fork_at="doubt"` with an exact judge."""
-    places = _places(row)
     doubts = [float(line.startswith(BAD)) for line in str(row.text).splitlines()]
-    return first_above(places, doubts[: len(places)], 0.5, after)
+    return first_above(_places(row), doubts, 0.5, after)
 
 
 def only_failures(row: Trajectory, after: int) -> int | None:

@@ -29,9 +29,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
 from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.features.fast_path.pack_layout import rows_of
 from trl_drgrpo.objective.advantages import group_advantages
 from trl_drgrpo.objective.loss import dr_grpo_loss
 from trl_drgrpo.trainer import DrGRPOTrainer
+from trl_drgrpo.upstream.batches import token_batch
 
 
 @dataclass
@@ -192,7 +194,7 @@ def record(
     def recorded_loss(model, inputs, *args, **kwargs):
         loss = compute_loss(model, inputs, *args, **kwargs)
         recorded[-1].losses.append(loss.item())
-        rows = _rows(inputs)
+        rows: list[Row] = [(row.prompt, row.completion) for row in rows_of(token_batch(inputs))]  # type: ignore
         recorded[-1].rows.extend((row, rollouts[-1]) for row in rows)
         rollouts[-1].trained.update(rows)
         rollouts[-1].micro_batches += 1
@@ -236,16 +238,6 @@ def record(
         compute_loss, trainer.compute_loss = trainer.compute_loss, recorded_loss
         trainer.train()
     return Recording(recorded, initial_weights, rollouts)
-
-
-def _rows(inputs: dict[str, torch.Tensor]) -> list[Row]:
-    """The rows of a micro-batch without their padding."""
-    rows = []
-    for i in range(inputs["prompt_ids"].size(0)):
-        prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
-        completion = inputs["completion_ids"][i][inputs["completion_mask"][i].bool()]
-        rows.append((tuple(prompt.tolist()), tuple(completion.tolist())))
-    return rows
 
 
 TOLERANCE = 1e-10  # relative, float64: four orders above the differences seen, eight below any wrong weight
@@ -408,15 +400,19 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     losses, gradients, cosines = [], [], []
     for index, step in enumerate(recording.steps):
         loss, gradient = _specification(case, settings, recording, step, index)
-        losses.append(_nan_to_inf(abs(sum(step.losses) - loss)))
-        gradients.append(_relative_difference(step.gradients, gradient))
-        cosines.append(_cosine(step.gradients, gradient))
+        got, exact = (
+            torch.cat([each[name].double().flatten() for name in gradient]) for each in (step.gradients, gradient)
+        )
+        losses.append(abs(sum(step.losses) - loss))
+        gradients.append(relative_difference(got, exact))
+        cosines.append(torch.nn.functional.cosine_similarity(got, exact, dim=0).item())
     worst = max(gradients) if _all_were_trained(case, settings, recording) else math.inf
-    equal = worst <= case.tolerance and max(losses) <= case.tolerance
+    loss_difference = torch.tensor(losses, dtype=torch.float64).max().item()  # NaN, if one is
+    equal = worst <= case.tolerance and loss_difference <= case.tolerance
     cosine = math.fsum(cosines) / len(cosines)
     residual = math.fsum(math.sqrt(max(0.0, 1 - each**2)) for each in cosines) / len(cosines)
     passed = residual > CONTROL_FLOOR and worst < math.inf if case.control else equal
-    return CaseResult(case, len(recording.steps), max(losses), worst, passed, cosine, residual)
+    return CaseResult(case, len(recording.steps), loss_difference, worst, passed, cosine, residual)
 
 
 def _specification(
@@ -498,19 +494,8 @@ def _padded(logps: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(logps, batch_first=True)
 
 
-def _relative_difference(got: Weights, expected: Weights) -> float:
-    """`|got - expected| / |expected|`; infinite when there is no gradient to compare, since that proves nothing."""
-    difference = sum(float((got[name] - expected[name]).square().sum()) for name in expected) ** 0.5
-    scale = sum(float(value.square().sum()) for value in expected.values()) ** 0.5
-    return _nan_to_inf(difference / scale) if scale > 0 else math.inf
-
-
-def _cosine(got: Weights, expected: Weights) -> float:
-    """Cosine of two gradients; 0 where there is none."""
-    first, second = (torch.cat([each[name].flatten() for name in expected]).double() for each in (got, expected))
-    return torch.nn.functional.cosine_similarity(first, second, dim=0).item()
-
-
-def _nan_to_inf(difference: float) -> float:
-    """NaN is as different as can be; `max` and `<=` would let it pass."""
+def relative_difference(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """`|got - exact| / |exact|`; infinite where it is NaN, and without a gradient to compare: that proves nothing."""
+    scale = exact.norm().item()
+    difference = (got - exact).norm().item() / scale if scale > 0 else math.inf
     return math.inf if math.isnan(difference) else difference

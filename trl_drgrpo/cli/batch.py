@@ -19,7 +19,7 @@ from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
 from trl_drgrpo.common.disk import sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import column_values
-from trl_drgrpo.rewards.columns import check_columns, check_ready, check_values
+from trl_drgrpo.rewards.columns import ask, check_columns
 
 Row = dict[str, Any]
 # Options that no row depends on.
@@ -52,8 +52,8 @@ def prompt_rows(
     columns = check_prompts(dataset, source)
     for name, reward, more in rewards:
         check_columns(reward, [*columns, *more], name)
-        check_values(reward, column_values(dataset, [column for column in columns if column != "prompt"]))
-        check_ready(reward)
+        ask(reward, "check_values", column_values(dataset, [column for column in columns if column != "prompt"]))
+        ask(reward, "check")
     if limit is not None:
         dataset = dataset.select(range(min(limit, len(dataset))))
     return [dict(row) for row in prompted(dataset, prompt_template, system_prompt)]

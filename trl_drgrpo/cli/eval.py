@@ -22,11 +22,11 @@ from typing import Any
 from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows
 from trl_drgrpo.cli.run_keys import ANSWER_KEYS, EVALUATIONS, Given, add_keys, model_path, read_given, run_folder
+from trl_drgrpo.common import __version__
 from trl_drgrpo.common.disk import check_file, check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
-from trl_drgrpo.common.version import __version__
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.texts import prompt_ids

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import DiskFullError, InputError, PushError, UpstreamError, did_you_mean
-from trl_drgrpo.common.version import __version__
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",

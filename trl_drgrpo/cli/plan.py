@@ -36,17 +36,21 @@ from trl_drgrpo.cli.run_keys import model_path
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
-from trl_drgrpo.single_gpu.memory.devices import find_card, parse_margin, parse_memory, readable
+from trl_drgrpo.single_gpu.memory.memory_settings import (
+    FIELD_KEYS,
+    find_card,
+    from_keys,
+    parse_margin,
+    parse_memory,
+    readable,
+)
 
 Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 
 # Keys of a recipe that decide its memory; a recipe may hold any other key as well.
 KEYS = (
-    *("use_peft", "lora_r", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit"),
-    *("use_bnb_nested_quant", "dtype", "bf16", "fp16", "optim", "gradient_checkpointing", "beta", "num_iterations"),
-    *("num_generations", "max_completion_length", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("steps_per_generation", "generation_batch_size", "micro_batching", "share_prompts", "fast_generation"),
-    *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"),
+    *("use_peft", "lora_r", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit", "dtype", "bf16"),
+    *("fp16", "beta", "generation_batch_size", "micro_batching", "use_vllm", "vllm_mode", *FIELD_KEYS.values()),
 )
 DEFAULT_PROMPT = 512
 
@@ -98,15 +102,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--model_name_or_path", "none", "a model's folder or Hub id", remedy)
     preset = args.planned_preset or given.get("preset")
     added = {} if preset in (None, "full") else preset_values(preset, given, device)
-    from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
-
     setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
     # Thousands of modules are imported, none of them garbage, and steps are run on them: without collection it takes a
     # sixth of the first time less, and a third of the second.
     gc.disable()
     try:
         from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
-        from trl_drgrpo.single_gpu.memory.estimate import host_phases
 
         config, is_part = read_config(model_path(name))
         setup = replace(setup, prompt=_longest_prompt(config, args.max_prompt_length, given))
@@ -118,24 +119,24 @@ def run(args: argparse.Namespace) -> int:
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
     probe = run_probe(model_path(name), recipe, device, setup.prompt) if args.probe else None
-    estimate, peak, host = proposal.estimate, proposal.estimate.peak, host_phases(planner)
+    estimate, host = proposal.estimate, planner.host()
     if args.json:
         content = {"model": name, "device": card, "memory": memory, "margin": margin, "fits": proposal.fits}
-        content |= {"peak": estimate.total, "peak_phase": peak.name, "parameters": estimate.parameters}
+        content |= {"peak": estimate.total, "peak_phase": estimate.peak, "parameters": estimate.parameters}
         content |= {"trained_parameters": estimate.trained, "prompt_tokens": estimate.setup.prompt}
-        phases = {phase.name: phase.parts for phase in estimate.phases}
-        content |= {"phases": _with_totals(phases), "host": _with_totals(host), "recipe": recipe}
+        content |= {"phases": _with_totals(estimate.phases), "host": _with_totals(host), "recipe": recipe}
         content |= {"probe": probe._asdict()} if probe else {}
         print(json.dumps(content, indent=2))
     else:
         room = f"{card + ', ' if card else ''}{readable(memory)} less a margin of {readable(margin)}"
         counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
-        phases = {f"{phase.name}{'*' if phase is peak else ''}": phase.parts for phase in estimate.phases}
-        verdict = f"Fits {room}: the peak is {readable(peak.total)}."
+        phases = {f"{phase}{'*' * (phase == estimate.peak)}": parts for phase, parts in estimate.phases.items()}
+        verdict = f"Fits {room}: the peak is {readable(estimate.total)}."
         if not proposal.fits:
-            more = readable(peak.total - (memory - margin))
-            verdict = f"Does not fit {room}: the smallest settings tried need {readable(peak.total)}, {more} more."
-        decides = f"Most of it in {peak.name}: {peak.largest}, {readable(peak.parts[peak.largest])}."
+            least, more = readable(estimate.total), readable(estimate.total - (memory - margin))
+            verdict = f"Does not fit {room}: the smallest settings tried need {least}, {more} more."
+        size, largest = max((size, part) for part, size in estimate.phases[estimate.peak].items())
+        decides = f"Most of it in {estimate.peak}: {largest}, {readable(size)}."
         lines = [f"{name}: {counts}", *_table("on the device", phases), *(_table("on the host", host) if host else ())]
         print(*lines, f"{verdict} {decides}", sep="\n", file=sys.stderr)
         prompts = f"prompts up to {estimate.setup.prompt} tokens. An estimate, not a measurement."
@@ -167,8 +168,8 @@ def _table(title: str, phases: Phases) -> list[str]:
 def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -> int:
     """Tokens of the longest prompt: as given, else 512 or what the model's context leaves. Says where the context is
     too short for the usual completion; refuses what was given and is longer."""
+    from trl_drgrpo.single_gpu.memory.estimate import LENGTHS
     from trl_drgrpo.single_gpu.memory.meta_model import context_length
-    from trl_drgrpo.single_gpu.memory.proposal import LENGTHS
 
     context, completion = context_length(config), given.get("max_completion_length")
     if context is None:

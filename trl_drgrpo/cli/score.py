@@ -27,7 +27,7 @@ from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards import scoring
-from trl_drgrpo.rewards.columns import check_columns, check_ready
+from trl_drgrpo.rewards.columns import ask, check_columns
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_key
@@ -278,7 +278,7 @@ def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None
         got, expected = "a step reward that reads the policy's tokens", "one that reads texts: no tokens are saved"
         raise InputError(f"reward {name}", got, expected, "Try it in a run of a few steps.")
     check_columns(reward, list(rows[0]), name, "Rename the column that holds it: `--columns <column>={}`")
-    check_ready(reward)
+    ask(reward, "check")
     if "completion_ids" in needed and rows[0].get("completion_ids") is None:
         got, expected = "completions without token ids", "a column completion_ids, which it reads"
         remedy = "Pass the model's tokenizer: --tokenizer <folder or Hub id>."

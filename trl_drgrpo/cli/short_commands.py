@@ -66,15 +66,15 @@ def run_check(args: argparse.Namespace) -> int:
 
     flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
     seams = check_upstream()
-    moved, results = any(seam.problem for seam in seams), []
+    moved, results = any(seams.values()), []
     report: dict[str, Any] = {
         **provenance(f"trl-drgrpo check{flags}"),
-        "seams": {seam.name: seam.problem or "ok" for seam in seams},
+        "seams": {name: problem or "ok" for name, problem in seams.items()},
     }
     say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
     say("\nSeams in trl.GRPOTrainer")
-    for seam in seams:
-        say(f"  {_mark(not seam.problem)} {seam.name}{': ' + seam.problem if seam.problem else ''}")
+    for name, problem in seams.items():
+        say(f"  {_mark(not problem)} {name}{': ' + problem if problem else ''}")
     with _without_warnings():
         if not (args.credit or moved):
             say("\nLoss and gradient against the specification (|difference|, relative for the gradient)")

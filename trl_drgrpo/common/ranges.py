@@ -65,6 +65,22 @@ class Range:
         return (f"{kind}, {bounds}" if bounds else kind) + others
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What one of several values may be, with a remedy as in [`Range`]."""
+
+    values: tuple
+    remedy: str = "Pick one of them."
+
+    def allows(self, value: Any) -> bool:
+        """Whether it is one of the values."""
+        return value in self.values
+
+    def __str__(self) -> str:
+        *others, last = map(repr, self.values)
+        return f"{', '.join(others)} or {last}"
+
+
 def whole(lowest: int | None, highest: int | None = None, **more: Any) -> Range:
     """A whole number."""
     return Range(lowest, highest, whole=True, **more)
@@ -81,103 +97,71 @@ def share(**more: Any) -> Range:
 
 
 _STEPS = "A number below 1 is a share of all steps."
-_SEED = whole(0, 2**32 - 1, remedy="NumPy accepts no other seeds.")
-_GROUP = "A group of one has no baseline, so its advantage is always 0. 8 is the usual size."
-_MOMENT = Range(0, 1, below=True, remedy="It is the decay rate of a moving average.")
 
-RANGES: dict[str, Range] = {
-    # Dr. GRPO
-    "loss_normalizer": whole(1, optional=True),
-    "beta_warmup_steps": whole(0),
-    "max_sampling_rounds": whole(1),
-    "curriculum_q_min": Range(0, 1, above=True, remedy="It is a probability, and its inverse is used as a weight."),
-    "forks": whole(1),
-    "fork_depth": whole(1, 16),
-    "fork_threshold": Range(optional=True),
-    "record_groups": whole(-1),
-    "outcome_weight": Range(),
-    "process_weight": Range(),
-    "correct_threshold": Range(optional=True),
-    # GRPO: groups and batches
-    "num_generations": whole(2, remedy=_GROUP),
-    "num_generations_eval": whole(1, optional=True),
-    "num_iterations": whole(1),
-    "steps_per_generation": whole(1, optional=True),
-    "generation_batch_size": whole(1, optional=True),
-    # GRPO: sampling
-    "max_completion_length": whole(1, optional=True),
-    "temperature": positive(remedy="A group needs different completions: 1.0 samples the policy as it is."),
-    "top_p": Range(0, 1, above=True, remedy="1.0 switches it off."),
-    "top_k": whole(0, optional=True, remedy="0 switches it off."),
-    "min_p": share(optional=True, remedy="Leave it out to switch it off."),
-    "repetition_penalty": positive(remedy="1.0 switches it off."),
-    "pad_to_multiple_of": whole(1, optional=True, text=True),
-    "max_tool_calling_iterations": whole(0, optional=True),
-    # GRPO: loss
-    "beta": Range(0, remedy="A negative weight would reward drifting away from the reference."),
-    "epsilon": Range(0),
-    "epsilon_high": Range(0, optional=True),
-    "delta": positive(optional=True, remedy="It caps the importance ratio: use more than 1 + epsilon."),
-    "off_policy_mask_threshold": Range(optional=True),
-    "top_entropy_quantile": share(remedy="1.0 trains on all tokens."),
-    "router_aux_loss_coef": Range(0, optional=True),
-    "entropy_coef": Range(),
-    "entropy_coef_min": Range(),
-    "entropy_coef_max": Range(),
-    "entropy_coef_delta": Range(0),
-    "entropy_target": Range(),
-    "ref_model_mixup_alpha": share(),
-    "ref_model_sync_steps": whole(1),
-    # vLLM
-    "vllm_server_port": whole(1, 65535),
-    "vllm_group_port": whole(0, 65535),
-    "vllm_server_timeout": Range(0, also=(math.inf,)),
-    "vllm_gpu_memory_utilization": Range(0, 1, above=True, remedy="It is a share of the GPU's memory."),
-    "vllm_max_model_length": whole(1, optional=True),
-    "vllm_tensor_parallel_size": whole(1),
-    "vllm_importance_sampling_clip_max": Range(0, optional=True, also=(math.inf,)),
-    "vllm_importance_sampling_clip_min": Range(0, optional=True),
-    "vllm_importance_sampling_cap": Range(0, optional=True, also=(math.inf,)),
-    # Optimizer and schedule
-    "learning_rate": Range(0),
-    "weight_decay": Range(0),
-    "adam_beta1": _MOMENT,
-    "adam_beta2": _MOMENT,
-    "adam_epsilon": Range(0),
-    "max_grad_norm": Range(0, optional=True, also=(math.inf,), remedy="0 switches clipping off."),
-    "label_smoothing_factor": share(),
-    "neftune_noise_alpha": Range(0, optional=True),
-    "num_train_epochs": positive(remedy="Training ends before its first step otherwise."),
-    "max_steps": whole(1, also=(-1,), remedy="-1 trains for num_train_epochs."),
-    "warmup_steps": Range(0, remedy=_STEPS),
-    "warmup_ratio": Range(0, 1, below=True, optional=True, remedy="It is a share of all steps: set warmup_steps."),
-    # Batches and data
-    "per_device_train_batch_size": whole(1),
-    "per_device_eval_batch_size": whole(1),
-    "gradient_accumulation_steps": whole(1),
-    "eval_accumulation_steps": whole(1, optional=True),
-    "dataloader_num_workers": whole(0, remedy="0 loads the data in the main process."),
-    "dataloader_prefetch_factor": whole(1, optional=True),
-    "seed": _SEED,
-    "data_seed": whole(0, 2**32 - 1, optional=True),
-    # Logging, evaluation, checkpoints
-    "logging_steps": Range(0, remedy=_STEPS),
-    "eval_steps": Range(0, optional=True, remedy=_STEPS),
-    "save_steps": Range(0, remedy=_STEPS),
-    "eval_delay": Range(0),
-    "early_stopping_patience": whole(1, optional=True),
-    "save_total_limit": whole(0, optional=True, remedy="Leave it out to keep every checkpoint."),
-    "num_completions_to_print": whole(0, optional=True),
-    "torch_empty_cache_steps": whole(1, optional=True),
-    # Processes
-    "ddp_bucket_cap_mb": whole(1, optional=True),
-    "ddp_timeout": whole(1),
-    "local_rank": whole(-1),
-    # Adapters, as recipes and flags spell them
-    "lora_r": whole(1, remedy="An adapter of rank 0 would train nothing."),
-    "lora_alpha": positive(remedy="It scales the adapter: 0 would remove its effect."),
-    "lora_dropout": Range(0, 1, below=True, remedy="0 switches it off."),
-}
+# Fields of a run by what they may be.
+_FIELDS: tuple[tuple[Range, str], ...] = (
+    # Whole numbers
+    (
+        whole(1),
+        "max_sampling_rounds forks num_iterations ref_model_sync_steps vllm_tensor_parallel_size ddp_timeout "
+        "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps",
+    ),
+    (
+        whole(1, optional=True),
+        "loss_normalizer num_generations_eval steps_per_generation generation_batch_size max_completion_length "
+        "vllm_max_model_length eval_accumulation_steps dataloader_prefetch_factor early_stopping_patience "
+        "torch_empty_cache_steps ddp_bucket_cap_mb",
+    ),
+    (whole(0), "beta_warmup_steps"),
+    (whole(0, optional=True), "max_tool_calling_iterations num_completions_to_print"),
+    (whole(-1), "record_groups local_rank"),
+    (whole(1, 16), "fork_depth"),
+    (
+        whole(2, remedy="A group of one has no baseline, so its advantage is always 0. 8 is the usual size."),
+        "num_generations",
+    ),
+    (whole(0, optional=True, remedy="0 switches it off."), "top_k"),
+    (whole(1, optional=True, text=True), "pad_to_multiple_of"),
+    (whole(1, 65535), "vllm_server_port"),
+    (whole(0, 65535), "vllm_group_port"),
+    (whole(1, also=(-1,), remedy="-1 trains for num_train_epochs."), "max_steps"),
+    (whole(0, remedy="0 loads the data in the main process."), "dataloader_num_workers"),
+    (whole(0, 2**32 - 1, remedy="NumPy accepts no other seeds."), "seed"),
+    (whole(0, 2**32 - 1, optional=True), "data_seed"),
+    (whole(0, optional=True, remedy="Leave it out to keep every checkpoint."), "save_total_limit"),
+    (whole(1, remedy="An adapter of rank 0 would train nothing."), "lora_r"),
+    # Any number
+    (Range(), "outcome_weight process_weight entropy_coef entropy_coef_min entropy_coef_max entropy_target"),
+    (Range(optional=True), "fork_threshold correct_threshold off_policy_mask_threshold"),
+    # From 0
+    (Range(0), "epsilon entropy_coef_delta learning_rate weight_decay adam_epsilon eval_delay"),
+    (
+        Range(0, optional=True),
+        "epsilon_high router_aux_loss_coef vllm_importance_sampling_clip_min neftune_noise_alpha",
+    ),
+    (Range(0, also=(math.inf,)), "vllm_server_timeout"),
+    (Range(0, optional=True, also=(math.inf,)), "vllm_importance_sampling_clip_max vllm_importance_sampling_cap"),
+    (Range(0, optional=True, also=(math.inf,), remedy="0 switches clipping off."), "max_grad_norm"),
+    (Range(0, remedy="A negative weight would reward drifting away from the reference."), "beta"),
+    (Range(0, remedy=_STEPS), "warmup_steps logging_steps save_steps"),
+    (Range(0, optional=True, remedy=_STEPS), "eval_steps"),
+    (positive(remedy="A group needs different completions: 1.0 samples the policy as it is."), "temperature"),
+    (positive(remedy="1.0 switches it off."), "repetition_penalty"),
+    (positive(optional=True, remedy="It caps the importance ratio: use more than 1 + epsilon."), "delta"),
+    (positive(remedy="Training ends before its first step otherwise."), "num_train_epochs"),
+    (positive(remedy="It scales the adapter: 0 would remove its effect."), "lora_alpha"),
+    # Shares
+    (share(), "ref_model_mixup_alpha label_smoothing_factor"),
+    (share(optional=True, remedy="Leave it out to switch it off."), "min_p"),
+    (share(remedy="1.0 trains on all tokens."), "top_entropy_quantile"),
+    (share(above=True, remedy="1.0 switches it off."), "top_p"),
+    (share(above=True, remedy="It is a share of the GPU's memory."), "vllm_gpu_memory_utilization"),
+    (share(above=True, remedy="It is a probability, and its inverse is used as a weight."), "curriculum_q_min"),
+    (share(below=True, remedy="It is the decay rate of a moving average."), "adam_beta1 adam_beta2"),
+    (share(below=True, optional=True, remedy="It is a share of all steps: set warmup_steps."), "warmup_ratio"),
+    (share(below=True, remedy="0 switches it off."), "lora_dropout"),
+)
+RANGES: dict[str, Range] = {name: allowed for allowed, names in _FIELDS for name in names.split()}
 
 
 # Fields of `peft.LoraConfig`, and what the table calls them.
@@ -199,8 +183,8 @@ def refuse_out_of_range(values: Mapping[str, Any]) -> None:
             refuse_outside(name, values[name], allowed)
 
 
-def refuse_outside(field: str, value: Any, allowed: Range) -> None:
-    """Refuses a number that lies outside a range."""
+def refuse_outside(field: str, value: Any, allowed: Range | Choice) -> None:
+    """Refuses a number that lies outside a range, and a value that is none of a choice."""
     if not allowed.allows(value):
         raise InputError(field, shortened(value), str(allowed), allowed.remedy)
 

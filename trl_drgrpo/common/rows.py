@@ -4,7 +4,7 @@
 what feeds it may be gone when it is read again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -37,7 +37,10 @@ class ColumnValues:
 def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
     """Checks that every prompt of a split is a text that is not empty, or a list of messages. The message names the
     first row that does not fit; `where` adds words on where the rows are: `" of train.jsonl"`."""
-    prompts = (prompt for batch in _batches(dataset, ["prompt"]) for prompt in batch["prompt"])
+    _refuse_bad((prompt for batch in _batches(dataset, ["prompt"]) for prompt in batch["prompt"]), field, where)
+
+
+def _refuse_bad(prompts: Iterable[Any], field: str, where: str = "") -> None:
     bad = [(row, problem) for row, prompt in enumerate(prompts) if (problem := prompt_problem(prompt))]
     if not bad:
         return
@@ -67,10 +70,7 @@ def check_prompt_rows(rows: Sequence[Mapping[str, Any]], field: str, own_columns
     if taken := [name for name in rows[0] if name in own_columns]:
         remedy = f"Rename it, for example `--rename_columns {taken[0]}=given_{taken[0]}`: this command writes its own."
         raise InputError(field, f"a column {taken[0]!r}", "a dataset without it", remedy)
-    for number, row in enumerate(rows):
-        if problem := prompt_problem(row.get("prompt")):
-            expected = "a non-empty string, or a list of messages with role and content"
-            raise InputError(f"{field}, row {number} (from 0)", f"{problem} as the prompt", expected, "Fix the row.")
+    _refuse_bad((row.get("prompt") for row in rows), field)
 
 
 def prompt_problem(prompt: Any) -> str:

@@ -25,7 +25,7 @@ from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.scoring import StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
-from trl_drgrpo.rewards.columns import check_columns, check_form, check_ready, check_values, gold_columns
+from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns
 from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
 from trl_drgrpo.single_gpu.model_checks import check_model
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
@@ -108,7 +108,8 @@ def prepare(
     if advantage_func is not None and not callable(advantage_func):
         got = type(advantage_func).__name__
         raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
-    quantization_config = choose_quantization(model, peft_config, quantization_config, args.model_init_kwargs)
+    init: Any = args.model_init_kwargs  # a mapping by now
+    quantization_config = choose_quantization(model, peft_config, quantization_config, init)
     check_model(args, model, outcome_funcs, quantization_config, peft_config)
     rewards = [
         checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
@@ -148,7 +149,7 @@ def _check_inputs(
     _check_trackers(args.report_to)
     _check_installed_optimizer(args)
     for func in [*reward_funcs, *steps]:
-        check_ready(func)
+        ask(func, "check")
     if not has_environments:  # an environment may bring a reward of its own
         names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in steps]
         if args.correct_reward is not None:
@@ -330,7 +331,7 @@ def _check_golds(funcs: list[Any], field: str, dataset: Any) -> None:
     needed = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
     values = column_values(dataset, list(dict.fromkeys(name for names in needed.values() for name in names)))
     for func in funcs:
-        check_values(func, values)
+        ask(func, "check_values", values)
     for column, found in values.items():
         if found.nulls:
             readers = ", ".join(name for name, columns in needed.items() if column in columns)

@@ -76,16 +76,15 @@ def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str,
     """A batch for next-token training: `input_ids`, `attention_mask` and `labels`, each `(B, T)` int64, padded on the
     right. Rows are token ids and, for each, 1 where it is to be learned; elsewhere labels are -100."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    width = max(len(ids) for ids, _ in rows)
-    input_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in rows])
-    learned = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in rows])
-    attention_mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
-    return {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "labels": input_ids.masked_fill(learned == 0, -100),
-    }
+    columns = ([ids for ids, _ in rows], [[1] * len(ids) for ids, _ in rows], [mask for _, mask in rows])
+    input_ids, attention_mask, learned = (
+        pad_sequence([torch.tensor(row) for row in column], batch_first=True, padding_value=value)
+        for column, value in zip(columns, (pad, 0, 0), strict=True)
+    )
+    labels = input_ids.masked_fill(learned == 0, -100)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
 def imitate(
@@ -153,12 +152,7 @@ def demonstrate_with_gaps(numbers: Sequence[int], rng: random.Random, probabilit
     Returns:
         `str`: The completion, without an end token.
     """
-    lines, total = [], numbers[0]
-    for term in numbers[1:]:
-        result = add_with_gaps(total, term, rng, probability)
-        lines.append(f"{total}+{term}={result}")
-        total = result
-    return "\n".join([*lines, f"\\boxed{{{total}}}"])
+    return demonstrate(numbers, rng, partial(add_with_gaps, probability=probability), checks=None)
 
 
 def warm_start(folder: Path, seed: int = 0, steps: int = 200, gap_probability: float = GAP_PROBABILITY) -> Path:
@@ -178,8 +172,8 @@ def warm_start(folder: Path, seed: int = 0, steps: int = 200, gap_probability: f
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
-    demonstrate = partial(demonstrate_with_gaps, probability=gap_probability)
-    imitate(model, warm_start_batches(tokenizer, steps, 32, seed, TERMS, demonstrate), steps, lr=2e-3)
+    with_gaps = partial(demonstrate_with_gaps, probability=gap_probability)
+    imitate(model, warm_start_batches(tokenizer, steps, 32, seed, TERMS, with_gaps), steps, lr=2e-3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

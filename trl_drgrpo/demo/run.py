@@ -50,15 +50,13 @@ _PROMPTS_PER_STEP, _NUM_GENERATIONS = 8, 8  # P, G
 STEPS, PROCESS_STEPS = 200, 60  # a step on long list sums takes twice as long
 
 
-def training_arguments(output_dir: Path, seed: int, steps: int, **fields: Any) -> DrGRPOConfig:
-    """The demo's training settings: `P = 8` prompts of `G = 8` completions per step, on the CPU in float32. `fields`:
-    those of [`DrGRPOConfig`] to add or replace, `PROCESS_SETTINGS` for example."""
-    return DrGRPOConfig(**{**training_settings(output_dir, seed, steps), **fields})
-
-
-def training_settings(output_dir: Path, seed: int, steps: int) -> dict[str, Any]:
-    """The settings that the demo and the runs it is compared with share, as fields of [`trl.GRPOConfig`]."""
-    return {
+def training_arguments(
+    output_dir: Path, seed: int, steps: int, config_class: type[GRPOConfig] = DrGRPOConfig, **fields: Any
+) -> Any:
+    """The demo's training settings, which the runs it is compared with share: `P = 8` prompts of `G = 8` completions
+    per step, on the CPU in float32. `fields`: those of `config_class` to add or replace, `PROCESS_SETTINGS` for
+    example."""
+    settings = {
         "output_dir": str(output_dir),
         "seed": seed,
         "max_steps": steps,
@@ -74,6 +72,7 @@ def training_settings(output_dir: Path, seed: int, steps: int) -> dict[str, Any]
         "save_strategy": "no",
         "report_to": "none",
     }
+    return config_class(**{**settings, **fields})
 
 
 def run_demo(
@@ -158,8 +157,8 @@ def run_demo(
         console.print(f"the same with stock TRL, GRPOConfig({said}) ...", highlight=False, markup=False)
         folder = output_dir / objective
         shutil.rmtree(folder / "completions", ignore_errors=True)  # an earlier, longer demo's
-        settings = {**training_settings(folder, seed, steps), **STOCK_OBJECTIVES[objective]}
-        args = GRPOConfig(**settings, log_completions=True, num_completions_to_print=0)
+        kept = {"log_completions": True, "num_completions_to_print": 0}
+        args = training_arguments(folder, seed, steps, GRPOConfig, **STOCK_OBJECTIVES[objective], **kept)
         tokenizer, model = _loaded(start)
         trainer = GRPOTrainer(model, args=args, processing_class=tokenizer, **given)
         with result.timed(f"train_{objective}"):

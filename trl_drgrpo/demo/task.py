@@ -18,7 +18,7 @@ something to learn. Only `make_dataset` imports `datasets`, when it is called.
 import random
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from trl_drgrpo.common.errors import InputError
@@ -282,33 +282,6 @@ def _same(digits: Sequence[str], number: int) -> bool:
 # The demonstrator ----------------------------------------------------------------------------------------------------
 
 
-def demonstrate(numbers: Sequence[int], rng: random.Random, mistakes: bool = True) -> str:
-    r"""Write a completion the way the demonstrator does: fluent, and often incorrect.
-
-    It drops a carry more often the larger the total, slips by one now and then, carries its mistakes on, and writes an
-    `ok` line three times as often after a mistake as before: incorrect completions are longer on average.
-
-    Args:
-        numbers (`Sequence[int]`): The terms to add.
-        rng (`random.Random`): Source of randomness; it is advanced.
-        mistakes (`bool`, defaults to `True`): Whether mistakes are made at all.
-
-    Returns:
-        `str`: the completion, without an end token.
-    """
-    lines: list[str] = []
-    total, mistaken = numbers[0], False
-    for term in numbers[1:]:
-        result = _add_like_the_demonstrator(total, term, rng) if mistakes else total + term
-        mistaken = mistaken or result != total + term
-        equation = f"{total}+{term}={result}"
-        lines.append(equation)
-        if rng.random() < (0.45 if mistaken else 0.15):
-            lines.append(f"ok {equation}")
-        total = result
-    return "\n".join([*lines, f"\\boxed{{{total}}}"])
-
-
 def _add_like_the_demonstrator(total: int, term: int, rng: random.Random) -> int:
     """Add two numbers: the first carry is dropped 1 time in 2, a later one 3 in 4; 3 in 100 others slip by one."""
     result = total + term
@@ -318,6 +291,41 @@ def _add_like_the_demonstrator(total: int, term: int, rng: random.Random) -> int
     if draw > 0.97:
         return result + 1
     return result
+
+
+def demonstrate(
+    numbers: Sequence[int],
+    rng: random.Random,
+    add: Callable[[int, int, random.Random], int] = _add_like_the_demonstrator,
+    checks: tuple[float, float] | None = (0.15, 0.45),
+) -> str:
+    r"""Write a completion the way a demonstrator does: fluent, and often incorrect.
+
+    The task's own drops a carry more often the larger the total, slips by one now and then, carries its mistakes on,
+    and writes an `ok` line three times as often after a mistake as before: incorrect completions are longer on
+    average.
+
+    Args:
+        numbers (`Sequence[int]`): The terms to add.
+        rng (`random.Random`): Source of randomness; it is advanced.
+        add (`Callable`, *optional*): `f(total, term, rng)` -> the result as it is written.
+        checks (`tuple[float, float]`, *optional*): Probability of an `ok` line before the first mistake, and after it;
+            `None`: no such lines.
+
+    Returns:
+        `str`: the completion, without an end token.
+    """
+    lines: list[str] = []
+    total, mistaken = numbers[0], False
+    for term in numbers[1:]:
+        result = add(total, term, rng)
+        mistaken = mistaken or result != total + term
+        equation = f"{total}+{term}={result}"
+        lines.append(equation)
+        if checks and rng.random() < checks[mistaken]:
+            lines.append(f"ok {equation}")
+        total = result
+    return "\n".join([*lines, f"\\boxed{{{total}}}"])
 
 
 # Process rewards ----------------------------------------------------------------------------------------------------

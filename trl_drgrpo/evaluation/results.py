@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.version import __version__
 from trl_drgrpo.evaluation.running import KIND, Row
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 

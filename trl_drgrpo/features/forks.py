@@ -8,13 +8,12 @@ Whether a cut lies behind a step may depend on what was written up to there, nev
 chosen for how it ended would bias the gradient. So a step that makes the rule speak is in front of the cut, not behind
 it, and the parent's own continuation is a sample like the others.
 
-All G rows are ordinary rows. Their advantages compare siblings (`objective/fork_advantages.py`); the fast path runs
-what they share once, in generation and in training.
+All G rows are ordinary rows. Their advantages compare siblings (`objective/fork_advantages.py`); in training the fast
+path runs what they share once.
 """
 
 import logging
 import random
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -60,23 +59,8 @@ def drawn_places(seed: str, depth: int, expected_length: float) -> list[float]:
     return sorted(generator.uniform(0, expected_length) for _ in range(depth))
 
 
-def cut_behind(places: Sequence[int], at: float, after: int) -> int | None:
-    """The first boundary at a number of tokens or later, and behind an earlier cut; `None`: there is none.
-
-    Example:
-
-    ```python
-    >>> cut_behind([4, 8, 15], at=5.5, after=0), cut_behind([4, 8, 15], at=5.5, after=8), cut_behind([4], 5.5, 0)
-    (8, 15, None)
-
-    ```
-    """
-    places = places[bisect_left(places, max(at, after + 1)) :]
-    return places[0] if places else None
-
-
 def first_above(places: Sequence[int], measures: Sequence[float | None], threshold: float, after: int) -> int | None:
-    """The first boundary, behind an earlier cut, whose step measures more than the threshold; `None`: there is none.
+    """The first boundary behind an earlier cut that measures more than the threshold; `None`: there is none.
 
     Example:
 
@@ -86,7 +70,7 @@ def first_above(places: Sequence[int], measures: Sequence[float | None], thresho
 
     ```
     """
-    for place, measure in zip(places, measures, strict=True):
+    for place, measure in zip(places, measures, strict=False):  # a step that ends the row has no place
         if place > after and measure is not None and measure > threshold:
             return place
     return None
@@ -96,6 +80,14 @@ def step_means(values: Sequence[float], step_ends: Sequence[int]) -> list[float]
     """Mean of a row's token values over each of its steps, which `step_ends` (inclusive) cut."""
     starts = [0, *(end + 1 for end in step_ends)][: len(step_ends)]
     return [sum(values[start : end + 1]) / (end + 1 - start) for start, end in zip(starts, step_ends, strict=True)]
+
+
+_Row = tuple[list[Any], ...]  # token ids, and log-probabilities where known
+
+
+def _rows(completions: Completions) -> list[_Row]:
+    ids, log_probs = completions
+    return list(zip(ids, log_probs or [[] for _ in ids], strict=True))
 
 
 _ROWS_TO_LOOK_AT = 8  # for steps that end depending on what follows
@@ -166,32 +158,26 @@ class ForkedRollouts(Feature):
         """As in [`Hooks`]: completions of this rank's rows; leaves of a node are consecutive."""
         if not (self.trainer.model.training and self.is_on):
             return generate(prompt_ids, num_generations)
-        args, size = self.trainer.args, self.leaves
-        prompts = prompt_ids[::size]
-        with self.trainer.fast_path.keeping_prefixes():
-            completions, log_probs = generate(prompts, num_generations // size)
-            cuts: list[list[int]] = [[] for _ in prompts]
-            sampled, lengths = sum(map(len, completions)), [len(ids) for ids in completions]
-            before = [0] * len(prompts)
-            for level in range(args.fork_depth):
-                found = self._cuts(prompts, completions, before, level)
-                for row, cut, ids in zip(cuts, found, completions, strict=True):
-                    row.append(len(ids) if cut is None else cut)
-                new, new_log_probs = self._continued(prompts, completions, log_probs, found, generate)
-                sampled += sum(
-                    len(ids) - cut
-                    for of_parent, cut in zip(new, found, strict=True)
-                    for ids in of_parent[1:]
-                    if cut is not None
-                )
-                prompts = [prompt for prompt in prompts for _ in range(args.forks)]
-                cuts = [list(row) for row in cuts for _ in range(args.forks)]
-                before = [row[-1] for row in cuts]
-                completions = [ids for branches in new for ids in branches]
-                if log_probs is not None:
-                    log_probs = [values for branches in new_log_probs for values in branches]
+        args, prompts = self.trainer.args, prompt_ids[:: self.leaves]
+        parents = generate(prompts, num_generations // self.leaves)
+        rows = _rows(parents)
+        cuts: list[list[int]] = [[] for _ in prompts]
+        lengths = [len(ids) for ids, _ in rows]
+        sampled, before = sum(lengths), [0] * len(prompts)
+        for level in range(args.fork_depth):
+            found = self._cuts(prompts, [ids for ids, _ in rows], before, level)
+            branches = self._continued(prompts, rows, found, generate)
+            for place, of_parent in zip(found, branches, strict=True):
+                sampled += sum(len(ids) - place for ids, _ in of_parent[1:]) if place is not None else 0
+            ends = [len(ids) if place is None else place for place, (ids, _) in zip(found, rows, strict=True)]
+            cuts = [[*row, end] for row, end in zip(cuts, ends, strict=True) for _ in range(args.forks)]
+            before = [row[-1] for row in cuts]
+            prompts = [prompt for prompt in prompts for _ in range(args.forks)]
+            rows = [row for of_parent in branches for row in of_parent]
+        completions = [ids for ids, _ in rows]
+        log_probs = None if parents[1] is None else [values for _, values in rows]
         self.newest = Forks(args.forks, cuts)
-        self._note(lengths, sampled, completions)
+        self._note(self.newest, lengths, sampled, completions)
         return completions, log_probs
 
     def _cuts(
@@ -202,28 +188,20 @@ class ForkedRollouts(Feature):
         ends = [self.segmenter(ids, tokenizer).ends for ids in completions]
         self._warn_of_looking_ahead(completions)
         places = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
+        measures: Sequence[Sequence[float | None]] = places
+        thresholds = [args.fork_threshold] * len(places)
         if args.fork_at == "drawn":
             parent = args.forks**level  # rows of one parent, so far
             first = self.trainer.accelerator.process_index * len(prompts) // parent
+            seeds = [f"{args.seed} fork {self.batches} {first + i // parent}" for i in range(len(places))]
             length = self.mean_length or 0.0  # in the first batch behind the first step
-            return [
-                cut_behind(row, drawn_places(self._seed(first + i // parent), args.fork_depth, length)[level], cut)
-                for i, (row, cut) in enumerate(zip(places, before, strict=True))
-            ]
-        measures: Sequence[Sequence[float | None]]
-        if args.fork_at == "entropy":
+            thresholds = [drawn_places(seed, args.fork_depth, length)[level] for seed in seeds]
+        elif args.fork_at == "entropy":
             entropies = self.trainer.completion_entropies(prompts, completions)
             measures = [step_means(row, end) for row, end in zip(entropies, ends, strict=True)]
         else:
             measures = self._doubts(completions)
-        result = []
-        for row, end, measure, cut in zip(places, ends, measures, before, strict=True):
-            of_step = {last + 1: value for last, value in zip(end, measure, strict=True)}
-            result.append(first_above(row, [of_step[at] for at in row], args.fork_threshold, cut))
-        return result
-
-    def _seed(self, parent: int) -> str:
-        return f"{self.trainer.args.seed} fork {self.batches} {parent}"
+        return [first_above(*row) for row in zip(places, measures, thresholds, before, strict=True)]
 
     def _doubts(self, completions: list[list[int]]) -> list[list[float | None]]:
         """`1 - score` of each step."""
@@ -240,38 +218,27 @@ class ForkedRollouts(Feature):
         return [[None if score is None else 1.0 - score for score in row] for row in scores.rewards]
 
     def _continued(
-        self,
-        prompts: list[list[int]],
-        completions: list[list[int]],
-        log_probs: list[list[float]] | None,
-        cuts: list[int | None],
-        generate: Generate,
-    ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+        self, prompts: list[list[int]], rows: list[_Row], cuts: list[int | None], generate: Generate
+    ) -> list[list[_Row]]:
         """The branches of each row, its own continuation first; those of a row without a cut are the row itself."""
         more = self.trainer.args.forks - 1
-        branches = [[ids] * (more + 1) for ids in completions]
-        values = [[row] * (more + 1) for row in log_probs or []]
+        branches = [[row] * (more + 1) for row in rows]
         found = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
-        asked = self._as_many_everywhere(found, [len(ids) for ids in completions])
+        asked = self._as_many_everywhere(found, [len(ids) for ids, _ in rows])
         if not asked:
-            return branches, values
+            return branches
         limit = self.trainer.args.max_completion_length
-        starts = [prompts[i] + completions[i][:cut] for i, cut in asked for _ in range(more)]
+        starts = [prompts[i] + rows[i][0][:cut] for i, cut in asked for _ in range(more)]
         limits = None if limit is None else [limit - cut for _, cut in asked for _ in range(more)]
-        sampled, sampled_log_probs = generate(starts, more, limits)
+        sampled = _rows(generate(starts, more, limits))
         for place, (i, cut) in enumerate(found):
-            new = range(place * more, (place + 1) * more)
-            left = None if limit is None else limit - cut
-            branches[i][1:] = [completions[i][:cut] + sampled[n][:left] for n in new]
-            if log_probs is not None and sampled_log_probs is not None:
-                values[i][1:] = [log_probs[i][:cut] + sampled_log_probs[n][:left] for n in new]
-        return branches, values
+            new = sampled[place * more : (place + 1) * more]
+            branches[i][1:] = [tuple((a[:cut] + b)[:limit] for a, b in zip(rows[i], own, strict=True)) for own in new]
+        return branches
 
     def _as_many_everywhere(self, found: list[tuple[int, int]], lengths: list[int]) -> list[tuple[int, int]]:
         """These rows and cuts, and as many more as it takes for every process to ask for the same number. `lengths`:
         of all rows."""
-        if self.trainer.accelerator.num_processes == 1:
-            return found
         most = max(self.trainer.gathered([len(found)]))
         spare = found[-1] if found else (0, max(0, lengths[0] - 1))  # which has one token to go
         return found + [spare] * (most - len(found))
@@ -290,10 +257,8 @@ class ForkedRollouts(Feature):
 
     # What is said and kept
 
-    def _note(self, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
+    def _note(self, forks: Forks, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
         """Keep what the metrics are made of, and how long completions are."""
-        forks = self.newest
-        assert forks is not None
         cut = [row[0] / len(ids) for row, ids in zip(forks.cuts, completions, strict=True) if row[0] < len(ids)]
         self._noted = {
             "forks/cut_frac": len(cut) / len(completions),

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.version import __version__
+from trl_drgrpo.common import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, headline, known_points, mean, rounded
 from trl_drgrpo.report.groups import group_json, sample_groups

@@ -2,10 +2,7 @@
 
 Why: a reward whose column is missing fails after the model has loaded and the first batch has been generated.
 `check_columns` compares its signature with the columns beforehand. A reward that knows more than its signature says
-has methods that do. Three raise [`InputError`]: `check_columns(columns)` (one of several columns is
-needed), `check_values(values)` (the kind of values in a column) and `check()` (a program or a server has to be there).
-`check_row(**columns)` says of one row why nothing can be scored by it (a gold answer that cannot be read), or returns
-`None`. What is put around such a reward passes the question on, see [`pass_on_checks`].
+has methods that do, see [`ask`].
 """
 
 import functools
@@ -69,7 +66,7 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
     if named is None:
         return
     names = list(columns)
-    check_own_columns(reward_func, names)
+    ask(reward_func, "check_columns", names)
     if problem := _misfit(reward_func, named, names, supply):
         raise InputError(f"reward {name}", *problem)
 
@@ -122,21 +119,39 @@ def check_form(reward_func: Any, name: str) -> None:
     raise InputError(f"reward {name}", got, expected, adapter_hint(reward_func) or default)
 
 
-def check_ready(reward_func: Any) -> None:
-    """Has a reward look, by its method `check()`, whether what it needs is there: a sandbox, a program; for TRL's
-    accuracy rewards Math-Verify."""
-    _ask(reward_func, "check")
+def ask(reward_func: Any, question: str, /, *args: Any, **kwargs: Any) -> Any:
+    """
+    What a reward says of itself, and those inside it (a wrapper names them in a tuple, `reward_funcs`): the first
+    answer that is not `None`. Nobody is asked who has no method of that name, or one of the user's that happens to
+    have it and takes other arguments. TRL's accuracy rewards are answered for.
+
+    Args:
+        reward_func (`Callable`): A reward; models and their ids have nothing to say.
+        question (`str`): Three raise [`InputError`]: `"check"` (a program or a server has to be there),
+            `"check_columns"` (one of several columns is needed; gets the list of columns), `"check_values"` (gets the
+            [`ColumnValues`] by name). `"check_row"` gets the columns of one row by name; the answer is why no
+            completion of it can be scored: a gold answer that cannot be read, tests that cannot be run.
+        *args, **kwargs: Arguments of the method.
+    """
+    func = behind_partials(reward_func)
+    if _is_model(func):
+        return None
+    inside = getattr(func, "reward_funcs", ())
+    said = [ask(each, question, *args, **kwargs) for each in inside] if isinstance(inside, tuple) else []
+    answer = getattr(func, question, None)
+    if getattr(func, "__module__", None) == _ACCURACY_REWARDS and question in _TRLS_ANSWERS:
+        answer = functools.partial(_TRLS_ANSWERS[question], func.__name__)
+    if callable(answer) and _takes(answer, args, kwargs):
+        said.append(answer(*args, **kwargs))
+    return next((each for each in said if each is not None), None)
 
 
-def check_own_columns(reward_func: Any, columns: Iterable[str]) -> None:
-    """Runs a reward's own check of the columns, its method `check_columns(columns)`, beyond its signature."""
-    _ask(reward_func, "check_columns", list(columns))
-
-
-def check_values(reward_func: Any, values: Mapping[str, ColumnValues]) -> None:
-    """Runs a reward's own check on the values of its columns, its method `check_values(values)`. TRL's accuracy
-    rewards give `None` in every row where solutions are no text: refused."""
-    _ask(reward_func, "check_values", values)
+def _takes(method: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(method).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def require_kind(
@@ -166,24 +181,6 @@ def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
     return [] if _is_model(reward_func) else [name for name in required(reward_func) if name in passed]
 
 
-def row_problem(reward_func: Any, columns: Mapping[str, Any]) -> str | None:
-    """Reason why no completion of a row can be scored, from the reward's `check_row(**columns)`: a gold answer that
-    cannot be read, tests that cannot be run. `None` where nothing speaks against the row."""
-    return _ask(reward_func, "check_row", **columns)
-
-
-def pass_on_checks(wrapper: Any, *reward_funcs: Any) -> None:
-    """Gives a wrapper the checks that the rewards inside it have: all of them are asked."""
-    for name in ("check", "check_columns", "check_values", "check_row"):
-        if any(_own(reward_func, name) is not None for reward_func in reward_funcs):
-            setattr(wrapper, name, functools.partial(_ask_all, reward_funcs, name))
-
-
-def _ask_all(reward_funcs: Sequence[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
-    said = [_ask(reward_func, name, *args, **kwargs) for reward_func in reward_funcs]
-    return next((each for each in said if each is not None), None)
-
-
 def _has_math_verify(name: str) -> None:
     """Without it TRL's accuracy rewards fail at their first call."""
     require_package("math_verify", "reward_funcs", f"TRL's {name}", "math")
@@ -195,31 +192,7 @@ def _has_texts(name: str, values: Mapping[str, ColumnValues]) -> None:
 
 
 # What TRL's accuracy rewards would say if they could.
-_TRLS_CHECKS: dict[str, Callable] = {"check": _has_math_verify, "check_values": _has_texts}
-
-
-def _own(reward_func: Any, name: str) -> Callable | None:
-    """The method of that name of a reward, behind partials; a model's methods are its own affair."""
-    reward_func = behind_partials(reward_func)
-    if _is_model(reward_func):
-        return None
-    if getattr(reward_func, "__module__", None) == _ACCURACY_REWARDS and name in _TRLS_CHECKS:
-        return functools.partial(_TRLS_CHECKS[name], reward_func.__name__)
-    found = getattr(reward_func, name, None)
-    return found if callable(found) else None
-
-
-def _ask(reward_func: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """What a reward's method of that name says; `None` where it has none, or where it is one of the user's that
-    happens to have the name and takes other arguments."""
-    own_check = _own(reward_func, name)
-    if own_check is None:
-        return None
-    try:
-        inspect.signature(own_check).bind(*args, **kwargs)
-    except (TypeError, ValueError):
-        return None
-    return own_check(*args, **kwargs)
+_TRLS_ANSWERS: dict[str, Callable] = {"check": _has_math_verify, "check_values": _has_texts}
 
 
 def _is_model(reward_func: Any) -> bool:

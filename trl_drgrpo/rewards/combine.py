@@ -8,63 +8,24 @@ log, so that it can stand in `reward_funcs`, in another composition, and under `
 `None` means unscorable throughout: a sum with a `None` part is `None` unless told otherwise, because a sum without one
 of its parts is on another scale, and one row off the scale moves the baseline of its whole group.
 
-How: a rule is a generator that yields the calls it needs next and is sent their rewards. [`Composed`] drives it;
-[`AsyncComposed`] does so where a part is asynchronous, with all calls of a round at the same time, so that a judge's
-requests are under way while a grader computes.
+How: a rule is a coroutine that asks for the rewards of its parts and gives its own. [`Composed`] runs it; where a part
+is asynchronous, [`AsyncComposed`] does so with all calls of a round at the same time, so that a judge's requests are
+under way while a grader computes.
 """
 
 import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.common.ranges import finite_number
-from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
-from trl_drgrpo.rewards.contract import Rewards, check_name, innermost, log_mean, reward_name, validate_rewards
+from trl_drgrpo.common.ranges import Choice, finite_number, refuse_outside
+from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.signatures import required, select, signature_of
-
-
-@dataclass
-class Part:
-    """A reward function that another one calls, with its name and whether it is asynchronous."""
-
-    reward_func: Callable
-
-    def __post_init__(self):
-        self.name = reward_name(self.reward_func)
-        self.is_async = inspect.iscoroutinefunction(innermost(self.reward_func))
-
-    def called(self, kwargs: dict[str, Any]) -> "PartCall":
-        """The call with those of TRL's keywords that the function takes."""
-        return PartCall(self, (), select(self.reward_func, kwargs), len(kwargs["completions"]))
-
-
-@dataclass
-class PartCall:
-    """One call of a part, and how many rewards are due; `None`: the rule reads the result itself."""
-
-    part: Part
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    count: int | None = None
-
-    def run(self) -> Any:
-        """What the function returns: its result, or a coroutine of it."""
-        return self.part.reward_func(*self.args, **self.kwargs)
-
-    def read(self, output: Any) -> Any:
-        """The rewards, or a `RewardError` that names the part."""
-        return output if self.count is None else validate_rewards(output, self.count, self.part.name)
-
-
-# Yields rounds of calls, is sent the rewards of each, returns its own rewards.
-Steps = Generator[list[PartCall], list[Any], Any]
+from trl_drgrpo.rewards.signatures import is_async, required, select, signature_of
 
 
 class Composed:
@@ -72,50 +33,71 @@ class Composed:
 
     Args:
         name (`str`): Name in logs.
-        parts (`Sequence[Part]`): Every reward that the rule may call.
-        rule (`Callable[[Composed, dict], Steps]`): The rounds of one call, given this reward and the keywords that TRL
-            passes.
+        reward_funcs (`Sequence[Callable]`): Every function that the rule may call, its parts.
+        rule (`Callable[[Composed, dict], Awaitable]`): The rewards of one call, given this reward and the keywords
+            that TRL passes.
         columns (`Sequence[str]`, *optional*): Columns that a call needs. Defaults to those that the parts require.
+        **settings: Further arguments of the rule.
     """
 
+    lowest_reward: float | None = None
+
     def __init__(
-        self, name: str, parts: Sequence[Part], rule: Callable[..., Steps], columns: Sequence[str] | None = None
+        self,
+        name: str,
+        reward_funcs: Sequence[Callable],
+        rule: Callable[..., Awaitable[Any]],
+        columns: Sequence[str] | None = None,
+        **settings: Any,
     ):
-        self.__name__, self.parts, self.rule = name, list(parts), rule
+        check_name(name)
+        self.__name__, self.reward_funcs, self.rule = name, tuple(reward_funcs), functools.partial(rule, **settings)
         self.logged: set[str] = set()  # columns that a part gave to `log_extra`
-        functions = [part.reward_func for part in parts]
-        needed = [column for function in functions for column in required(function)] if columns is None else columns
-        self.__signature__ = signature_of(needed)
-        pass_on_checks(self, *functions)
+        needed = [column for function in reward_funcs for column in required(function)]
+        self.__signature__ = signature_of(needed if columns is None else columns)
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
-        steps = self.rule(self, {"completions": completions, **kwargs})
-        try:
-            calls = next(steps)
-            while True:
-                calls = steps.send([call.read(call.run()) for call in calls])
-        except StopIteration as done:
-            return done.value
+        return at_once(self.rule(self, {"completions": completions, **kwargs}))  # pyright: ignore[reportArgumentType]
+
+    async def called(self, function: Callable, /, *args: Any, **kwargs: Any) -> Any:
+        """What one of the functions returns."""
+        return function(*args, **kwargs)
+
+    async def together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
+        """What several calls return."""
+        return [await call for call in calls]
+
+    async def scored(self, kwargs: dict[str, Any], *reward_funcs: Callable) -> list[Rewards]:
+        """The rewards that parts give, each called with those of TRL's keywords that it takes; a `RewardError` names
+        the part whose result is none."""
+
+        async def of(part: Callable) -> Rewards:
+            output = await self.called(part, **select(part, kwargs))
+            return validate_rewards(output, len(kwargs["completions"]), reward_name(part))
+
+        return await self.together(map(of, reward_funcs))
 
     def log(self, kwargs: dict[str, Any], key: str, values: Iterable[float | None]) -> None:
-        """Logs the mean of values, as a metric of this reward."""
-        log_mean(kwargs.get("log_metric"), f"rewards/{self.__name__}/{key}", values)
+        """Logs the mean of the values that are not `None`, where there is one, as a metric of this reward."""
+        present, log_metric = [value for value in values if value is not None], kwargs.get("log_metric")
+        if present and log_metric is not None:
+            log_metric(f"rewards/{self.__name__}/{key}", sum(present) / len(present))
 
-    def some(self, part: Part, kwargs: dict[str, Any], rows: Sequence[int]) -> list[PartCall]:
-        """The round that calls a part for some of the rows: every list of one value per row is cut down to them.
+    async def some(self, part: Callable, kwargs: dict[str, Any], rows: Sequence[int]) -> Rewards:
+        """The rewards that a part gives some of the rows: every list of one value per row is cut down to them.
 
         Columns given to `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
         No rows are no call, and the columns that the part logged before are logged as `None`: TRL's table would show
         their last values beside the completions of this call.
         """
         total, log_extra = len(kwargs["completions"]), kwargs.get("log_extra")
-        if not rows and log_extra is not None:
-            for column in sorted(self.logged):
-                log_extra(column, [None] * total)
         if not rows:
+            if log_extra is not None:
+                for column in sorted(self.logged):
+                    log_extra(column, [None] * total)
             return []
         chosen = {
-            key: [value[row] for row in rows] if key not in PER_CALL and _is_column(value, total) else value
+            key: [value[row] for row in rows] if isinstance(value, list | tuple) and len(value) == total else value
             for key, value in kwargs.items()
         }
         if log_extra is not None:
@@ -126,32 +108,43 @@ class Composed:
                 log_extra(column, [found.get(row) for row in range(total)])
 
             chosen["log_extra"] = log_all
-        return [part.called(chosen)]
+        [rewards] = await self.scored(chosen, part)
+        return rewards
 
 
 class AsyncComposed(Composed):
     """The same where a part is asynchronous. The others run in threads meanwhile, off the main thread."""
 
     async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
-        steps = self.rule(self, {"completions": completions, **kwargs})
+        return await self.rule(self, {"completions": completions, **kwargs})
+
+    async def called(self, function: Callable, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            calls = next(steps)
-            while True:
-                calls = steps.send(await _together(calls))
-        except StopIteration as done:
-            return done.value
+            if is_async(function):
+                return await function(*args, **kwargs)
+            return await asyncio.to_thread(function, *args, **kwargs)
+        except SystemExit as error:  # as it is, it would end the event loop and not just this reward
+            field, got = f"reward function '{reward_name(function)}'", f"SystemExit: {error}"
+            remedy = "Raise an exception, or return None for a completion it cannot score."
+            raise RewardError(field, got, "a list of rewards", remedy) from error
+
+    async def together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
+        """At the same time; the first error ends the other calls and is raised as it is."""
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
-def composed(
-    name: str, parts: Sequence[Part], rule: Callable[..., Steps], columns: Sequence[str] | None = None, **settings: Any
-) -> Composed:
-    """A reward function that follows a rule with its settings; asynchronous where one of the parts is."""
-    check_name(name)
-    kind = AsyncComposed if any(part.is_async for part in parts) else Composed
-    return kind(name, parts, functools.partial(rule, **settings), columns)
+def composed(name: str, reward_funcs: Sequence[Callable], *args: Any, **settings: Any) -> Composed:
+    """A [`Composed`] reward function; asynchronous where one of the functions is."""
+    kind = AsyncComposed if any(map(is_async, reward_funcs)) else Composed
+    return kind(name, reward_funcs, *args, **settings)
 
 
-def _part_of(reward: Any, field: str) -> Part:
+def _part(reward: Any, field: str) -> Callable:
     """The reward that an option `field` stands for; refuses what is none, and a model."""
     if isinstance(reward, (str, Mapping)):
         reward = resolve_reward(reward, field)
@@ -159,30 +152,7 @@ def _part_of(reward: Any, field: str) -> Part:
         got = repr(reward) if not callable(reward) else f"the class or model {reward_name(reward)}"
         remedy = "List a reward model in reward_funcs itself instead."
         raise InputError(field, got, "a reward function, an instance of one, or its name", remedy)
-    return Part(reward)
-
-
-def _is_column(value: Any, total: int) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == total
-
-
-async def _together(calls: Sequence[PartCall]) -> list[Any]:
-    """The rewards of a round; the first error ends the other calls and is raised as it is."""
-    tasks = [asyncio.ensure_future(_later(call)) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _later(call: PartCall) -> Any:
-    try:
-        return call.read(await call.run() if call.part.is_async else await asyncio.to_thread(call.run))
-    except SystemExit as error:  # as it is, it would end the event loop and not just this reward
-        got = f"SystemExit: {error}"
-        remedy = "Raise an exception, or return None for a completion it cannot score."
-        raise RewardError(f"reward function '{call.part.name}'", got, "a list of rewards", remedy) from error
+    return reward
 
 
 def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", name: str = "weighted_sum") -> Composed:
@@ -215,13 +185,8 @@ def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", n
 
     ```
     """
-    if none not in ("propagate", "skip"):
-        raise InputError(
-            "none",
-            repr(none),
-            "'propagate' or 'skip'",
-            "'propagate' skips rows with None, 'skip' sums the other parts.",
-        )
+    remedy = "'propagate' skips rows with None, 'skip' sums the other parts."
+    refuse_outside("none", none, Choice(("propagate", "skip"), remedy))
     names, found, weights = zip(*_named_parts(parts), strict=True)
     return composed(name, found, _weighted_sum, names=names, weights=weights, skips_none=none == "skip")
 
@@ -259,8 +224,8 @@ def gated(
     """
     if else_value is not None:
         else_value = finite_number("else_value", else_value)
-    parts, least = [_part_of(reward, "reward"), _part_of(gate, "gate")], finite_number("at_least", at_least)
-    return composed(name or f"gated_{parts[0].name}", parts, _gated, else_value=else_value, at_least=least)
+    parts, least = [_part(reward, "reward"), _part(gate, "gate")], finite_number("at_least", at_least)
+    return composed(name or f"gated_{reward_name(parts[0])}", parts, _gated, else_value=else_value, at_least=least)
 
 
 def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") -> Composed:
@@ -281,14 +246,14 @@ def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") ->
     lowest, highest = finite_number("low", low), finite_number("high", high)
     if not lowest < highest:
         raise InputError("high", repr(high), f"more than low={low!r}", "Swap the bounds.")
-    part = _part_of(reward, "reward")
-    return composed(name or f"clipped_{part.name}", [part], _clipped, low=lowest, high=highest)
+    part = _part(reward, "reward")
+    return composed(name or f"clipped_{reward_name(part)}", [part], _clipped, low=lowest, high=highest)
 
 
-def _weighted_sum(
+async def _weighted_sum(
     reward: Composed, kwargs: dict[str, Any], names: Sequence[str], weights: Sequence[float], skips_none: bool
-) -> Steps:
-    rewards_per_part = yield [part.called(kwargs) for part in reward.parts]
+) -> Rewards:
+    rewards_per_part = await reward.scored(kwargs, *reward.reward_funcs)
     for part_name, rewards in zip(names, rewards_per_part, strict=True):
         reward.log(kwargs, part_name, rewards)
     sums = [_sum(row, weights, skips_none) for row in zip(*rewards_per_part, strict=True)]
@@ -305,36 +270,31 @@ def _sum(row: Sequence[float | None], weights: Sequence[float], skips_none: bool
         return math.inf
 
 
-def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Steps:
-    inner, gate = reward.parts
-    [gates] = yield [gate.called(kwargs)]
+async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Rewards:
+    inner, gate = reward.reward_funcs
+    [gates] = await reward.scored(kwargs, gate)
     passed = [row for row, value in enumerate(gates) if value is not None and value >= at_least]
-    open_rows = set(passed)
-    reward.log(kwargs, "passed_frac", [float(row in open_rows) for row in range(len(gates))])
-    rewards: Rewards = [None if value is None else else_value for value in gates]
-    for values in (yield reward.some(inner, kwargs, passed)):
-        for row, value in zip(passed, values, strict=True):
-            rewards[row] = value
-    return rewards
+    reward.log(kwargs, "passed_frac", [float(value is not None and value >= at_least) for value in gates])
+    given = dict(zip(passed, await reward.some(inner, kwargs, passed), strict=True))
+    return [given.get(row, None if value is None else else_value) for row, value in enumerate(gates)]
 
 
-def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) -> Steps:
-    [rewards] = yield [reward.parts[0].called(kwargs)]
+async def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) -> Rewards:
+    [rewards] = await reward.scored(kwargs, *reward.reward_funcs)
     kept = [None if value is None else min(max(value, low), high) for value in rewards]
-    reward.log(
-        kwargs, "clipped_frac", [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
-    )
+    beyond = [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
+    reward.log(kwargs, "clipped_frac", beyond)
     return kept
 
 
-def _named_parts(parts: Any) -> list[tuple[str, Part, float]]:
+def _named_parts(parts: Any) -> list[tuple[str, Callable, float]]:
     listed: Any = parts.values() if isinstance(parts, Mapping) else parts
     pairs = [] if isinstance(listed, str) or not isinstance(listed, Iterable) else list(listed)
     expected = "pairs of a reward function and a weight"
     if not pairs or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
         raise InputError("parts", repr(parts), expected, "For example `[(math_reward, 1.0), (format_reward, 0.1)]`.")
-    found = [_part_of(reward, f"parts[{index}]") for index, (reward, _) in enumerate(pairs)]
-    names = list(parts) if isinstance(parts, Mapping) else [part.name for part in found]
+    found = [_part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(pairs)]
+    names = list(parts) if isinstance(parts, Mapping) else [reward_name(part) for part in found]
     if twice := {name for name in names if names.count(name) > 1}:
         remedy = "Give the parts names: `{'strict': (reward, 1.0), 'lenient': (other, 1.0)}`."
         raise InputError("parts", f"two parts called {min(twice)}", "parts of different names", remedy)

@@ -1,4 +1,4 @@
-"""The contract of a reward function, checked on every call.
+"""The contract of a reward function, checked on every call, and the limits of one.
 
 TRL hands whatever a reward function returns to `torch.tensor`: a string, a single float or a list that is one short
 ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advantages NaN. Here each of these is
@@ -13,12 +13,14 @@ import math
 import numbers
 import os
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
-from trl_drgrpo.rewards.columns import PER_CALL, pass_on_checks
-from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, parameters
+from trl_drgrpo.common.ranges import positive, refuse_outside, whole
+from trl_drgrpo.rewards.columns import PER_CALL
+from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, is_async, parameters
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,6 @@ FAILING_IS_FREE = (
 OnError = Literal["raise", "unscorable"]
 ON_ERROR: tuple[str, ...] = get_args(OnError)
 Rewards = list[float | None]
-_OWN_FAILURES = (Exception, SystemExit)  # KeyboardInterrupt and friends are nobody's reward; sys.exit() is one's own
 _NOT_THE_USERS = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))  # files of: ours, Python's
 # Keywords of TRL's call that are no column, and columns that it passes under another name.
 _NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
@@ -70,30 +71,131 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     Returns:
         `Callable`: Same call, same name; returns one finite float or `None` per completion.
     """
-    guard = _Guard(reward_func, on_error, name or reward_name(reward_func))
+    guard = _Guard(reward_func, on_error == "raise", name or reward_name(reward_func))
 
     async def scored_later(*args, **kwargs):
-        kwargs, finish = guard.begin(args, kwargs)
-        try:
-            output = await reward_func(**kwargs)
-        except _OWN_FAILURES as error:
-            output = error
-        return finish(output)
+        return await guard.rewards(args, kwargs)
 
     def scored_now(*args, **kwargs):
-        kwargs, finish = guard.begin(args, kwargs)
-        try:
-            output = reward_func(**kwargs)
-        except _OWN_FAILURES as error:
-            output = error
-        return finish(output)
+        return at_once(guard.rewards(args, kwargs))
 
-    scored: Any = scored_later if inspect.iscoroutinefunction(innermost(reward_func)) else scored_now
+    scored: Any = scored_later if is_async(reward_func) else scored_now
     scored.__name__ = scored.__qualname__ = guard.name
     scored.__doc__ = inspect.getdoc(reward_func)
     scored.lowest_reward = getattr(reward_func, "lowest_reward", None)
-    pass_on_checks(scored, reward_func)
+    scored.reward_funcs = (reward_func,)
     return scored
+
+
+@dataclass
+class _Guard:
+    """Around the calls of one reward function: its rewards are validated, and a failure is turned into its due."""
+
+    reward_func: Callable
+    raises: bool
+    name: str
+    has_logged: bool = False
+
+    async def rewards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rewards:
+        """The rewards of one call, however it was made."""
+        kwargs = _by_name(self.reward_func, args, kwargs, self.name)
+        rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
+        log_metric, metric, logged = kwargs.get("log_metric"), f"rewards/{self.name}/failed_frac", set[str]()
+        if log_metric is not None:
+
+            def log(metric: str, value: float) -> None:
+                logged.add(metric)
+                log_metric(metric, value)
+
+            kwargs["log_metric"] = log
+        rewards: Rewards = [None] * len(rows)
+        failure = None
+        try:
+            output = self.reward_func(**kwargs)
+            rewards = validate_rewards(await output if is_async(self.reward_func) else output, len(rows), self.name)
+        except (Exception, SystemExit) as error:  # KeyboardInterrupt is nobody's reward; sys.exit() is one's own
+            failure = error
+        if failure is not None:
+            self._settle(failure)
+        # A function that counts its own failures, per completion, is believed.
+        if not self.raises and log_metric is not None and metric not in logged:
+            log_metric(metric, float(failure is not None))
+        return rewards
+
+    def _settle(self, error: Exception | SystemExit) -> None:
+        """Raises the failure of a call, or logs the first one."""
+        if self.raises and isinstance(error, RewardError):
+            raise error from error.__cause__
+        if self.raises:
+            remedy = (adapter_hint(self.reward_func) if isinstance(error, TypeError) else "") or to_fix(error)
+            failure = RewardError(f"reward function '{self.name}'", told(error), "a list of rewards", remedy)
+            raise failure.caught_as(error) from error
+        if not self.has_logged:
+            self.has_logged = True
+            message = (
+                "Reward function '%s' failed; the call's completions are left out of their groups. Further failures "
+                "are only counted. " + FAILING_IS_FREE
+            )
+            if speaks_for_itself(error):
+                logger.error(f"{message} %s", self.name, error)
+            else:
+                logger.error(message, self.name, exc_info=error)
+
+
+def at_once(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing, as everything that it calls is synchronous."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    raise RuntimeError("a synchronous reward waits for something")
+
+
+# Workers are as many as cores: threads within each would only wait for each other, and each takes memory.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_LIMITS = {
+    # At most some eleven days; what waits for sockets takes no more than twice that.
+    "timeout": positive(highest=10**6, remedy="Give the longest time that one correct answer may take, in seconds."),
+    # At most an exabyte, which the system can still count in bytes.
+    "memory_mb": whole(64, 2**40, optional=True, remedy="An empty worker takes about 20; None sets no limit."),
+    "workers": whole(1, 10_000, optional=True, remedy="None uses one per available core."),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on one call of a reward. Rewards with equal limits share their workers.
+
+    Args:
+        timeout (`float`, *optional*, defaults to `5.0`):
+            Wall-clock seconds per call, at most a million. Imports while the reward is loaded, and its `warm_up()`
+            where it has such a method, are not counted; a module that the first call imports is.
+        memory_mb (`int`, *optional*, defaults to `4096`):
+            Megabytes of private writable memory per worker (Linux' `RLIMIT_DATA`; shared libraries do not count); what
+            exceeds it is a `MemoryError` in the reward. Processes that a reward starts have this limit each. `None`:
+            no limit.
+        workers (`int`, *optional*):
+            Calls that run at once. `None`: the cores this process may use, divided by the trainer processes on this
+            machine (`LOCAL_WORLD_SIZE`), at least 1.
+
+    Raises:
+        [`InputError`]: A value outside its range.
+    """
+
+    timeout: float = 5.0
+    memory_mb: int | None = 4096
+    workers: int | None = None
+
+    def __post_init__(self):
+        for field, allowed in _LIMITS.items():
+            refuse_outside(field, getattr(self, field), allowed)
+
+
+def available_workers() -> int:
+    """Cores this process may use, divided by the trainer processes here (`LOCAL_WORLD_SIZE`), at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local_processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, cores // max(1, int(local_processes) if local_processes.isdigit() else 1))
 
 
 def declared(func: Any, attribute: str) -> Any:
@@ -115,9 +217,8 @@ def check_on_error(on_error: Any) -> None:
 def check_name(name: Any) -> None:
     """Refuses a name under which nothing could be logged: no text, or an empty one."""
     if not isinstance(name, str) or not name.strip():
-        raise InputError(
-            "name", shortened(name), "a non-empty string", "Set a name: metrics are called rewards/<name>/mean."
-        )
+        remedy = "Set a name: metrics are called rewards/<name>/mean."
+        raise InputError("name", shortened(name), "a non-empty string", remedy)
 
 
 def check_column(column: Any, field: str = "column") -> None:
@@ -156,20 +257,12 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     if hasattr(output, "tolist"):  # torch and numpy
         output = output.tolist()
     if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
-        raise RewardError(
-            field, f"{type(output).__name__} {shortened(output)}", due, "Return a list from the function."
-        )
+        got = f"{type(output).__name__} {shortened(output)}"
+        raise RewardError(field, got, due, "Return a list from the function.")
     rewards = list(output)
     if len(rewards) != num_completions:
         raise RewardError(field, f"{len(rewards)} rewards", due, "Score every completion of the call, in order.")
     return [reward_number(reward, field, f"for completion {index}") for index, reward in enumerate(rewards)]
-
-
-def log_mean(log_metric: Callable[[str, float], None] | None, metric: str, values: Iterable[float | None]) -> None:
-    """Logs the mean of the values that are not `None`, where there is one and TRL gave a `log_metric`."""
-    present = [value for value in values if value is not None]
-    if present and log_metric is not None:
-        log_metric(metric, sum(present) / len(present))
 
 
 def reward_number(reward: Any, field: str, where: str = "") -> float | None:
@@ -204,12 +297,6 @@ def _warn_of_nan(field: str) -> None:
     logger.warning("%s: NaN counts as None, a reward that is unknown. Return None if that is meant.", field)
 
 
-def innermost(func: Callable) -> Callable:
-    """The function whose `async` counts: behind partials, or the `__call__` of an instance."""
-    func = behind_partials(func)
-    return func if inspect.isroutine(func) else type(func).__call__
-
-
 def to_fix(error: BaseException, option: str | None = "on_reward_error", what: str = "function") -> str:
     """Advice on an exception of a user's function, with the line of the user's file that it came through. The
     traceback is with the `RewardError`'s cause: whoever catches and prints that error sees none."""
@@ -220,11 +307,6 @@ def to_fix(error: BaseException, option: str | None = "on_reward_error", what: s
     where = f"{place}the traceback is in the error's `__cause__`"
     go_on = f', or set {option}="unscorable" to go on without it' if option else ""
     return f"Fix the {what} ({where}){go_on}."
-
-
-def without_frames(error: RewardError) -> RewardError:
-    """The error without the dozens of frames of the training loop that it came through; its cause keeps its own."""
-    return error.with_traceback(None)
 
 
 def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
@@ -239,61 +321,3 @@ def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any
         expected = "prompts, completions and columns, each once"
         raise InputError(f"reward function '{name}'", got, expected, "Pass them by name, as the trainer does.")
     return {**given, **kwargs}
-
-
-class _Guard:
-    """Around the calls of one reward function: its rewards are validated, and a failure is turned into its due."""
-
-    def __init__(self, reward_func: Callable, on_error: str, name: str):
-        self.reward_func, self.name, self.raises = reward_func, name, on_error == "raise"
-        self.metric = f"rewards/{name}/failed_frac"
-        self.has_logged = False
-
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Rewards]]:
-        """The keywords of a call, and what makes of its output, or of its exception, the rewards."""
-        kwargs = _by_name(self.reward_func, args, kwargs, self.name)
-        rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
-        log_metric, logged = kwargs.get("log_metric"), set[str]()
-
-        if log_metric is not None:
-
-            def log(metric: str, value: float) -> None:
-                logged.add(metric)
-                log_metric(metric, value)
-
-            kwargs["log_metric"] = log
-
-        def finish(output: Any) -> Rewards:
-            rewards, failed = self._settled(output, len(rows))
-            # A function that counts its own failures, per completion, is believed.
-            if not self.raises and log_metric is not None and self.metric not in logged:
-                log_metric(self.metric, float(failed))
-            return rewards
-
-        return kwargs, finish
-
-    def _settled(self, output: Any, count: int) -> tuple[Rewards, bool]:
-        """The rewards, and whether the call failed."""
-        error = output
-        if not isinstance(output, BaseException):
-            try:
-                return validate_rewards(output, count, self.name), False
-            except RewardError as broken_contract:
-                error = broken_contract
-        if self.raises and isinstance(error, RewardError):
-            raise error from error.__cause__
-        if self.raises:
-            remedy = (adapter_hint(self.reward_func) if isinstance(error, TypeError) else "") or to_fix(error)
-            failure = RewardError(f"reward function '{self.name}'", told(error), "a list of rewards", remedy)
-            raise failure.caught_as(error) from error
-        if not self.has_logged:
-            self.has_logged = True
-            message = (
-                "Reward function '%s' failed; the call's completions are left out of their groups. Further failures "
-                "are only counted. " + FAILING_IS_FREE
-            )
-            if speaks_for_itself(error):
-                logger.error(f"{message} %s", self.name, error)
-            else:
-                logger.error(message, self.name, exc_info=error)
-        return [None] * count, True

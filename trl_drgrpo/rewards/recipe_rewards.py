@@ -7,7 +7,7 @@
       - isolate: {reward: my_rewards.py:slow, timeout: 5}    # a name and its options
 
 Why: TRL's script finds four names and dotted paths. Here one table, [`REWARDS`], says where each name lives; a new
-reward is one row, and rooms above add theirs by [`register`]. A name that does not resolve says which come nearest.
+reward is one row, and rooms above add theirs. A name that does not resolve says which come nearest.
 Nothing is imported before its name is asked for. A file runs as a module of its own name, once per process; its
 directory is not put on the search path.
 """
@@ -26,8 +26,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.rewards.contract import RewardFunction
-from trl_drgrpo.rewards.limits import Limits
+from trl_drgrpo.rewards.contract import Limits, RewardFunction
 from trl_drgrpo.rewards.signatures import adapter_hint
 
 FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
@@ -178,11 +177,6 @@ _STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")
 REWARDS |= {stack: Entry(_OURS, None, f"from_{stack}") for stack in _STACKS}
 
 
-def register(names: Mapping[str, Entry]) -> None:
-    """Add names of the rooms above this one: nothing down here names them."""
-    REWARDS.update(names)
-
-
 # Options that are a reward, and options that hold several, whichever name they belong to.
 _ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
 
@@ -200,42 +194,13 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
         _map_specs(option, value, partial(check_spec, field=f"{field}: {name}.{option}"))
 
 
-def resolve_mapping(spec: Mapping[str, Any], field: str) -> Callable:
-    """
-    Builds the reward that a mapping describes.
-
-    Args:
-        spec (`Mapping[str, Any]`):
-            One name and its options: a mapping of them, or the first option alone (`verl: my_rewards.py:f`). The
-            options `reward` and `gate` are rewards themselves, written in any of these ways; `rewards` and `parts`
-            hold several, as a list of rewards or of pairs `[reward, weight]`, or as a mapping `{name: weight}` or
-            `{name: [reward, weight]}`. A mapping under `limits` becomes [`Limits`].
-        field (`str`): Name of the setting in error messages.
-
-    Returns:
-        `Callable`: The reward function.
-
-    Raises:
-        [`InputError`]: For an unknown name or option, a missing one, or a value that the reward
-            refuses.
-    """
-    check_spec(spec, field)
-    name, options = _split(spec, field)
-    factory = _member(name, field, with_options=True)
-    where = f"{field}: {name}"
-    given = _as_options(options, factory, where)
-    _check_options(given, factory, where)
-    arguments = {
-        option: _map_specs(option, value, partial(resolve_reward, field=f"{where}.{option}"))
-        for option, value in given.items()
-    }
-    if isinstance(given.get("limits"), Mapping):
-        _check_options(given["limits"], Limits, f"{where}.limits")
-        arguments["limits"] = _built(Limits, given["limits"], f"{where}.limits")
-    return _built(factory, arguments, where)
-
-
-def _built(factory: Callable, arguments: Mapping[str, Any], field: str) -> Any:
+def _built(factory: Callable, options: Any, field: str) -> Any:
+    """What a class or function makes of its options, in which rewards and limits are built first."""
+    arguments = _as_options(options, factory, field)
+    for option, value in arguments.items():
+        arguments[option] = _map_specs(option, value, partial(resolve_reward, field=f"{field}.{option}"))
+    if isinstance(limits := arguments.get("limits"), Mapping):
+        arguments["limits"] = _built(Limits, limits, f"{field}.limits")
     try:
         return factory(**arguments)
     except InputError as error:
@@ -295,29 +260,24 @@ def _split(spec: Any, field: str) -> tuple[str, Any]:
 
 
 def _as_options(options: Any, factory: Callable, field: str) -> dict[str, Any]:
-    if options is None:
-        return {}
-    if not isinstance(options, Mapping):  # the first option, written without its name
-        return {next(iter(inspect.signature(factory).parameters)): options}
-    if odd := [option for option in options if not isinstance(option, str)]:
-        raise InputError(field, f"the option {odd[0]!r}", "names of options", "Write them as strings.")
-    return dict(options)
-
-
-def _check_options(given: Mapping[str, Any], factory: Callable, field: str) -> None:
+    """The options by name; refuses unknown ones, and the absence of one without a default."""
     parameters = inspect.signature(factory).parameters.values()
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    known = [p.name for p in by_name]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for option in given:
+    known, takes_any = [p.name for p in by_name], any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not isinstance(options, Mapping):  # the first option, written without its name
+        options = {} if options is None else {known[0]: options}
+    for option in options:
+        if not isinstance(option, str):
+            raise InputError(field, f"the option {option!r}", "names of options", "Write them as strings.")
         if option not in known and not takes_any:
             remedy = did_you_mean(option, known, "Remove it.")
             if option in REWARDS and known[:1] == ["reward"]:
                 remedy = f"A reward inside another one goes under `reward`: `reward: {{{option}: ...}}`."
             raise InputError(f"{field}.{option}", "an unknown option", f"one of {', '.join(known)}", remedy)
-    if missing := [p.name for p in by_name if p.default is p.empty and p.name not in given]:
+    if missing := [p.name for p in by_name if p.default is p.empty and p.name not in options]:
         got = f"no {', '.join(missing)}"
         raise InputError(field, got, f"the option {missing[0]}", "Add it; it has no default.")
+    return dict(options)
 
 
 def _map_specs(option: str, value: Any, apply: Callable[[Any], Any]) -> Any:
@@ -350,8 +310,11 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
             - a name of [`REWARDS`] that needs no options: `accuracy_reward`, `math_reward`;
             - a dotted path: `my_package.rewards.score` (the current directory is searched too);
             - a file and a function in it: `rewards/mine.py:score`;
-            - a mapping with one key, a name of [`REWARDS`], and its options, for example
-              `{"verl": {"function": "mine.py:compute_score"}}`, see [`resolve_mapping`].
+            - a mapping with one key, a name of [`REWARDS`], and its options: a mapping of them, or the first option
+              alone (`{"verl": "my_rewards.py:f"}`). The options `reward` and `gate` are rewards themselves, written in
+              any of these ways; `rewards` and `parts` hold several, as a list of rewards or of pairs
+              `[reward, weight]`, or as a mapping `{name: weight}` or `{name: [reward, weight]}`. A mapping under
+              `limits` becomes [`Limits`].
         field (`str`, *optional*, defaults to `"reward_funcs"`): Name of the setting in error messages.
 
     Returns:
@@ -359,10 +322,13 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
 
     Raises:
         [`InputError`]: If there is no such name, module, file or function, if the module fails to
-            import (its own error is the cause), if what was found cannot be called, or if an option does not fit.
+            import (its own error is the cause), if what was found cannot be called, or if an option is unknown,
+            missing, or has a value that the reward refuses.
     """
     if not isinstance(spec, str):
-        return resolve_mapping(spec, field)
+        check_spec(spec, field)
+        name, options = _split(spec, field)
+        return _built(_member(name, field, with_options=True), options, f"{field}: {name}")
     if spec in REWARDS:
         return _member(spec, field, with_options=False)
     if (at_path := _at_path(spec, field)) is None:

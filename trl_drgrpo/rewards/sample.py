@@ -12,13 +12,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.ranges import refuse_outside
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import require_kind
-from trl_drgrpo.rewards.contract import OnError, check_column, check_name, check_on_error
-from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
+from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
+from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 from trl_drgrpo.rewards.signatures import signature_of
 
 _BLANKS = re.compile(r"\s*")
@@ -152,6 +153,9 @@ def content_text(content: Any) -> str:
 class SampleReward:
     """A reward function of TRL's form from `score(completion, **columns)`.
 
+    A subclass may be a dataclass instead, whose fields are its options: these four, with a `column` or none, and
+    others, which `allowed` describes.
+
     Args:
         name (`str`): Name in logs and metrics (`rewards/<name>/mean`).
         columns (`Sequence[str]`, *optional*): Dataset columns that `score` needs, passed to it by name.
@@ -169,6 +173,7 @@ class SampleReward:
     lowest_reward: float | None = 0.0  # the least that `score` gives; `None`: not known
     threads = 1  # calls at once in this process, for a `score` that waits for others
     truths: tuple[str, ...] = ()  # kinds of values that the first column may hold; any, if there are none here
+    allowed: ClassVar[Mapping[str, Any]] = {}  # what options of a dataclass may be: a range, a choice, or `bool`
 
     def __init__(
         self, name: str, columns: Sequence[str] = (), limits: Limits | None = None, on_error: OnError = "unscorable"
@@ -186,6 +191,17 @@ class SampleReward:
         self.on_error: OnError = on_error
         self.__signature__ = signature_of(self.columns)
 
+    def __post_init__(self, *columns: str) -> None:
+        options: Any = self
+        columns = columns or ((options.column,) if getattr(self, "column", None) is not None else ())
+        settings = {name: getattr(options, name) for name in ("limits", "on_error") if hasattr(options, name)}
+        SampleReward.__init__(self, options.name, columns, **settings)
+        for option, allowed in self.allowed.items():
+            if allowed is bool:
+                check_flag(option, getattr(self, option))
+            else:
+                refuse_outside(option, getattr(self, option), allowed)
+
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
         """Raises [`InputError`] if the first column holds what no row could be scored by."""
         if self.columns and self.truths:
@@ -195,22 +211,35 @@ class SampleReward:
         """Reward of one completion; `None` where it cannot be scored. `columns`: this row's values."""
         raise NotImplementedError
 
+    def at_sight(self, completion: str, **columns: Any) -> tuple[bool, float | None]:
+        """Whether a reward is plain without `score`, in this process and at once, and the reward."""
+        return False, None
+
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
     ) -> list[float | None]:
         texts = [completion_text(completion) for completion in completions]
         values = {column: column_values(kwargs, column, len(texts), self.__name__) for column in self.columns}
-        calls = [((text,), {column: values[column][row] for column in values}) for row, text in enumerate(texts)]
-        return scored_in_workers(
+        rows = [{column: values[column][row] for column in values} for row in range(len(texts))]
+        seen = [self.at_sight(text, **row) for text, row in zip(texts, rows, strict=True)]
+        open_rows = [row for row, (is_decided, _) in enumerate(seen) if not is_decided]
+
+        def log_share(metric: str, value: float) -> None:  # of all completions, not of those that were left
+            if log_metric is not None:
+                log_metric(metric, value * (len(open_rows) / len(texts)))
+
+        scores = scored_in_workers(
             self.score,
-            calls,
+            [((texts[row],), rows[row]) for row in open_rows],
             name=self.__name__,
             limits=self.limits,
             on_error=self.on_error,
-            log_metric=log_metric,
+            log_metric=log_share,
             failed=self.lowest_reward,
             threads=self.threads,
         )
+        found = dict(zip(open_rows, scores, strict=True))
+        return [found.get(row, reward) for row, (_, reward) in enumerate(seen)]
 
 
 def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:

@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
-from trl_drgrpo.rewards.columns import row_problem
+from trl_drgrpo.rewards.columns import NEVER_PASSED, ask
 from trl_drgrpo.rewards.contract import validate_rewards
 from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.rewards.signatures import parameters
 
 Row = dict[str, Any]
-READERS = (".jsonl", ".json", ".csv", ".parquet")
 # What TRL's table has beside prompt, completion and the rewards; no dataset column.
 TABLE_COLUMNS = ("step", "advantage")
 
@@ -58,20 +57,14 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
         if not parts:
             expected = "a folder of .parquet or .jsonl files"
             raise InputError(field, f"{str(path)!r}, a folder without any", expected, "Name the folder that has them.")
-        rows = [row for part in parts for row in read_rows(part, field)]
-    elif not file.is_file():
-        expected = f"a {', '.join(READERS)} file, or a folder of such files"
+        return [row for part in parts for row in read_rows(part, field)]
+    if not file.is_file():
+        expected = f"a {', '.join(_READERS)} file, or a folder of such files"
         raise InputError(field, f"{str(path)!r}, which is not a file", expected, "Check the path.")
-    elif file.suffix == ".parquet":
-        rows = read_parquet(file, field)
-    elif file.suffix == ".csv":
-        rows = _read_csv(file, field)
-    elif file.suffix in READERS:
-        rows = read_json_lines(file, field)
-    else:
+    if file.suffix not in _READERS:
         remedy = "Rename the file to match its format."
-        raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(READERS)}", remedy)
-    return _not_empty(rows, path, field)
+        raise InputError(field, f"{str(path)!r}", f"a file that ends in {', '.join(_READERS)}", remedy)
+    return _not_empty(_READERS[file.suffix](file, field), path, field)
 
 
 def check_completions(rows: Iterable[Row]) -> None:
@@ -155,10 +148,8 @@ def _read_csv(file: Path, field: str) -> list[Row]:
                 raise InputError(f"{file}, line {reader.line_num}", got, "one field per column", "Fix the quotes.")
             rows.append(dict(row))
     except csv.Error as error:
-        remedy = "Fix the line; double a quote inside a field."
-        raise InputError(
-            f"{file}, line {reader.reader.line_num}", f"invalid CSV ({error})", "a row", remedy
-        ) from error
+        where, remedy = f"{file}, line {reader.reader.line_num}", "Fix the line; double a quote inside a field."
+        raise InputError(where, f"invalid CSV ({error})", "a row", remedy) from error
     return rows
 
 
@@ -179,6 +170,10 @@ def _text(file: Path, field: str) -> str:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(field, f"{str(file)!r} ({error})", "a file of UTF-8 text", "Convert it.") from error
+
+
+_READERS: dict[str, Callable[[Path, str], list[Row]]] = dict.fromkeys((".jsonl", ".json"), read_json_lines)
+_READERS |= {".csv": _read_csv, ".parquet": read_parquet}
 
 
 def _is_text(value: Any) -> bool:
@@ -310,13 +305,13 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
 
     Returns:
         `list[dict]`: In their order: `row` (the first is 1), `reason` (what the reward itself says, see
-        [`row_problem`], or `None`), and `columns` that it reads, mostly the gold answer, each as one short line.
+        [`ask`], or `None`), and `columns` that it reads, mostly the gold answer, each as one short line.
     """
     read = {parameter.name for parameter in parameters(reward_func) or ()} - {"completion_ids"}
     return [
         {
             "row": index + 1,
-            "reason": row_problem(reward_func, _columns(row)),
+            "reason": ask(reward_func, "check_row", **_columns(row)),
             "columns": {name: _brief(row[name]) for name in row if name in read},
         }
         for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True))
@@ -347,25 +342,16 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     found = []
     for one, two in itertools.combinations(graders, 2):
         pairs = enumerate(zip(graders[one], graders[two], strict=True), start=1)
-        rows = [row for row, pair in pairs if _differ(*pair, tolerance)]
+        rows = [row for row, (a, b) in pairs if (a is not b if a is None or b is None else abs(a - b) > tolerance)]
         found.append({"first": one, "second": two, "count": len(rows), "rows": rows})
     return found
 
 
-def _differ(one: float | None, two: float | None, tolerance: float) -> bool:
-    if one is None or two is None:
-        return one is not two
-    return abs(one - two) > tolerance
-
-
 def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
     """The keywords of TRL's call; `trainer_state` is `None`, there being no trainer."""
-    keywords = {name: [row[name] for row in batch] for name in _columns(batch[0])}
     return {
         "completion_ids": [None] * len(batch),
-        **keywords,
-        "prompts": [row["prompt"] for row in batch],
-        "completions": [row["completion"] for row in batch],
+        **{NEVER_PASSED.get(name, name): [row[name] for row in batch] for name in batch[0]},
         "trainer_state": None,
         "log_extra": lambda column, values: None,
         "log_metric": lambda metric, value: logged.setdefault(metric, []).append(float(value)),

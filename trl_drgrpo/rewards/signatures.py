@@ -27,6 +27,12 @@ def behind_partials(function: Any) -> Any:
     return function
 
 
+def is_async(function: Any) -> bool:
+    """Whether a call gives a coroutine: that of the function behind partials, or of the `__call__` of an instance."""
+    function = behind_partials(function)
+    return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
+
+
 def is_required(parameter: inspect.Parameter) -> bool:
     """Whether a call by name must give the parameter."""
     return parameter.kind in _BY_NAME and parameter.default is parameter.empty

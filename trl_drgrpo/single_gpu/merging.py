@@ -306,15 +306,13 @@ def _save_tokenizer(adapter: Path, base: str, loading: dict, folder: Path) -> No
     """The tokenizer that the run has saved with its adapter, else the base's."""
     from transformers import AutoTokenizer
 
-    for source in (str(adapter), base):
-        if source == str(adapter) and not (adapter / "tokenizer_config.json").is_file():
-            continue
-        options = loading if source == base else {"trust_remote_code": loading["trust_remote_code"]}
-        try:
-            AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
-        except (OSError, ValueError) as error:
-            logger.warning("No tokenizer in %s (%s): none was written.", source, type(error).__name__)
-        return
+    source, options = base, loading
+    if (adapter / "tokenizer_config.json").is_file():
+        source, options = str(adapter), {"trust_remote_code": loading["trust_remote_code"]}
+    try:
+        AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
+    except (OSError, ValueError) as error:
+        logger.warning("No tokenizer in %s (%s): none was written.", source, type(error).__name__)
 
 
 @contextlib.contextmanager
@@ -325,9 +323,8 @@ def _appearing(output: Path) -> Iterator[Path]:
         part = output.parent / f".{output.name}.part-{os.getpid()}"
         part.mkdir()
     except OSError as error:
-        raise InputError(
-            "output", f"{output} ({error.strerror})", "a folder that can be written", "Choose another."
-        ) from error
+        got = f"{output} ({error.strerror})"
+        raise InputError("output", got, "a folder that can be written", "Choose another.") from error
     try:
         yield part
         part.replace(output)

@@ -194,17 +194,14 @@ def _check_targets(config: Any, model: nn.Module) -> None:
     `modules_to_save` that no module has, which PEFT ignores."""
     modules = [name for name, _ in model.named_modules()]
     parameters = [name for name, _ in model.named_parameters()]
-    for target in getattr(config, "target_parameters", None) or ():
-        if not any(f".{name}".endswith(f".{target}") for name in parameters):
-            got = f"{target!r}, which no parameter of {type(model).__name__} is called"
-            remedy = did_you_mean(target, parameters, "Name a parameter, or remove it.")
-            raise InputError("peft_config.target_parameters (lora_target_parameters)", got, "parameters", remedy)
-    for kept in getattr(config, "modules_to_save", None) or ():
-        if not any(f".{name}".endswith(f".{kept}") for name in modules):
-            known = sorted({name.rpartition(".")[2] for name in modules if name})
-            remedy = did_you_mean(kept, known, "Name a module, or remove it.", cutoff=0.6)
-            got = f"{kept!r}, which no module of {type(model).__name__} is called"
-            raise InputError("peft_config.modules_to_save (lora_modules_to_save)", got, "names of modules", remedy)
+    ends = sorted({name.rpartition(".")[2] for name in modules if name})
+    of_parameters, of_modules = ("parameter", parameters, parameters), ("module", modules, ends)
+    for field, (kind, names, known) in {"target_parameters": of_parameters, "modules_to_save": of_modules}.items():
+        for name in getattr(config, field, None) or ():
+            if not any(f".{each}".endswith(f".{name}") for each in names):
+                got = f"{name!r}, which no {kind} of {type(model).__name__} is called"
+                remedy = did_you_mean(name, known, f"Name a {kind}, or remove it.", cutoff=0.6)
+                raise InputError(f"peft_config.{field} (lora_{field})", got, f"names of {kind}s", remedy)
     targets = getattr(config, "target_modules", None)
     if not targets or targets == _ALL_LINEAR or getattr(config, "target_parameters", None):
         return
@@ -213,12 +210,9 @@ def _check_targets(config: Any, model: nn.Module) -> None:
     layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)})
     given = [targets] if isinstance(targets, str) else sorted(targets)
     near = [match for each in given for match in get_close_matches(each, layers, n=1, cutoff=0.6)]
-    remedy = (
-        f"Did you mean {', '.join(dict.fromkeys(near))}?" if near else f"{_ALL_LINEAR} targets every linear layer."
-    )
-    raise InputError(
-        "peft_config.target_modules (lora_target_modules)",
-        f"{', '.join(given)}, matching no layer of {type(model).__name__}",
-        f"names such as {', '.join(layer for layer in layers if layer != HEAD)}, or {_ALL_LINEAR}",
-        remedy,
-    )
+    remedy = f"{_ALL_LINEAR} targets every linear layer."
+    if near:
+        remedy = f"Did you mean {', '.join(dict.fromkeys(near))}?"
+    got = f"{', '.join(given)}, matching no layer of {type(model).__name__}"
+    expected = f"names such as {', '.join(layer for layer in layers if layer != HEAD)}, or {_ALL_LINEAR}"
+    raise InputError("peft_config.target_modules (lora_target_modules)", got, expected, remedy)

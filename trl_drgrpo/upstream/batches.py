@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.utils.logging import get_logger
 
 from trl_drgrpo.common.errors import RewardError
@@ -223,17 +224,18 @@ def row_of(inputs: dict[str, Any], index: int) -> dict[str, torch.Tensor]:
 
 def whole_row(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> dict[str, torch.Tensor]:
     """A row of nothing but tokens, as [`row_of`] gives one."""
-    row = {"prompt_ids": torch.tensor(prompt_ids), "completion_ids": torch.tensor(completion_ids)}
+    tokens = {"prompt_ids": prompt_ids, "completion_ids": completion_ids}
+    row = {key: torch.tensor(ids, dtype=torch.long) for key, ids in tokens.items()}
     return row | {key.replace("_ids", "_mask"): torch.ones_like(ids) for key, ids in row.items()}
 
 
-def token_batch(inputs: dict[str, Any], compute_entropy: bool = False) -> TokenBatch:
-    """The tokens of a micro-batch, to be scored."""
+def token_batch(inputs: dict[str, Any], **scoring: Any) -> TokenBatch:
+    """The tokens of a micro-batch, to be scored. `scoring`: further fields of [`TokenBatch`]."""
     return TokenBatch(
         torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
         torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
         inputs["completion_ids"].size(1),
-        compute_entropy=compute_entropy,
+        **scoring,
     )
 
 
@@ -251,9 +253,8 @@ def joined_rows(rows: Sequence[dict[str, torch.Tensor]], pad_token_id: int, devi
         if values[0].dim():
             side = "left" if key in OF_PROMPTS else "right"
             pad = pad_token_id if key.endswith("_ids") else 0
-            batch[key] = torch.nn.utils.rnn.pad_sequence(
-                values, batch_first=True, padding_value=pad, padding_side=side
-            ).to(device)
+            joined = pad_sequence(values, batch_first=True, padding_value=pad, padding_side=side)
         else:
-            batch[key] = torch.stack(values).to(device)
+            joined = torch.stack(values)
+        batch[key] = joined.to(device)
     return batch

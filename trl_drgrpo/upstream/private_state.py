@@ -3,12 +3,12 @@
 import asyncio
 import math
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch  # the version is judged before anything heavy loads
+import torch
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -17,7 +17,6 @@ from trl import GRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.description import DescriptionGuard
 from trl_drgrpo.upstream.hooks import Feature
-from trl_drgrpo.upstream.versions import require_supported_trl
 
 
 @contextmanager
@@ -34,9 +33,6 @@ def swapped(owner: Any, **values: Any):
                 setattr(owner, name, before[name])
             else:
                 delattr(owner, name)
-
-
-require_supported_trl()
 
 
 # Where every process takes part in every forward and backward, none may leave one out.
@@ -194,15 +190,13 @@ class PrivateState(GRPOTrainer):
         if tokens is None:
             yield
             return
-        with ExitStack() as stack:
-            if self.use_vllm:  # one request, or one group of engines, serves several processes
-                most = max(self.gathered([tokens]))
-                stack.enter_context(swapped(self.vllm_generation, max_completion_length=most))
-            else:
-                stack.enter_context(swapped(self.generation_config, max_new_tokens=tokens))
-                shorter = {**self.generation_kwargs, "max_new_tokens": tokens}
-                stack.enter_context(swapped(self, generation_kwargs=shorter))
-            yield
+        if self.use_vllm:  # one request, or one group of engines, serves several processes
+            with swapped(self.vllm_generation, max_completion_length=max(self.gathered([tokens]))):
+                yield
+        else:
+            shorter = {**self.generation_kwargs, "max_new_tokens": tokens}
+            with swapped(self.generation_config, max_new_tokens=tokens), swapped(self, generation_kwargs=shorter):
+                yield
 
     def sample_completions(self, prompt_ids: list[list[int]], num_generations: int) -> list[list[int]]:
         """Completion ids, sampled from the policy with the trainer's own backend and settings, outside a generation

@@ -1,12 +1,11 @@
 """The table of TRL internals that this package relies on, and its check.
 
-`trl_overrides.py` overrides or calls these methods; nothing else does. A newer TRL in which one has moved is refused
+`trl_overrides.py` and `vllm_adapters.py` override or call these methods; nothing else does. A newer TRL in which one has moved is refused
 by name, before a model loads, instead of training something else.
 """
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 
@@ -18,160 +17,104 @@ require_supported_trl()
 from trl import GRPOTrainer  # noqa: E402  # the version is judged before anything heavy loads
 from trl.generation import vllm_generation  # noqa: E402
 
-
-@dataclass(frozen=True)
-class Seam:
-    """One private method of `GRPOTrainer`, or of TRL's vLLM backend, that this package overrides or calls.
-
-    Args:
-        name (`str`): The method.
-        parameters (`tuple[str, ...]`): Its parameters after `self`, in order.
-        mentions (`tuple[str, ...]`): Source text that must still stand in TRL's body for the override to mean what it
-            means: a number read from an attribute, a key of the dict that comes back.
-        owner (`str`): The class.
-    """
-
-    name: str
-    parameters: tuple[str, ...]
-    mentions: tuple[str, ...] = ()
-    owner: str = "GRPOTrainer"
-
-
-CONSTRUCTOR = (
-    "model",
-    "reward_funcs",
-    "args",
-    "train_dataset",
-    "eval_dataset",
-    "processing_class",
-    "reward_processing_classes",
-    "callbacks",
-    "optimizers",
-    "quantization_config",
-    "peft_config",
-    "tools",
-    "rollout_func",
-    "environment_factory",
-)
-
-SEAMS = (
-    Seam(
-        "__init__",
-        CONSTRUCTOR,
-        (
-            "self._step = 0",
-            "self._buffered_inputs = None",
-            '"advantages": deque(',
-            "model = get_peft_model(model, peft_config",
-            "self._env_tools[name] = tools + methods",
-            "self._environment_pool[name] = [instance]",
-            "self.vllm_generation = VLLMGeneration(",
-        ),
+# Private methods of `GRPOTrainer`, and of its vLLM backend, that this package overrides or calls: the parameters of
+# each behind `self`, in order, then source text that must still stand in TRL's body for the override to mean what it means: a number read
+# from an attribute, a key of the dict that comes back.
+SEAMS = {
+    "__init__": (
+        "model, reward_funcs, args, train_dataset, eval_dataset, processing_class, "
+        "reward_processing_classes, callbacks, optimizers, quantization_config, peft_config, tools, "
+        "rollout_func, environment_factory",
+        "self._step = 0",
+        "self._buffered_inputs = None",
+        '"advantages": deque(',
+        "model = get_peft_model(model, peft_config",
+        "self._env_tools[name] = tools + methods",
+        "self._environment_pool[name] = [instance]",
+        "self.vllm_generation = VLLMGeneration(",
     ),
-    Seam("_calculate_rewards", ("inputs", "prompts", "completions", "completion_ids_list"), ("gather(",)),
-    Seam(
-        "_generate_and_score_completions",
-        ("inputs",),
-        (
-            '"advantages": advantages',
-            '_logs["advantages"].extend',
-            "self._sync_tool_dicts.append(sync_tool_dict)",
-            "self._async_tool_dicts.append(async_tool_dict)",
-            "self.environments.append(pool[index])",
-            "= environment.reset(**reset_kwargs)",
-        ),
+    "_calculate_rewards": ("inputs, prompts, completions, completion_ids_list", "gather("),
+    "_generate_and_score_completions": (
+        "inputs",
+        '"advantages": advantages',
+        '_logs["advantages"].extend',
+        "self._sync_tool_dicts.append(sync_tool_dict)",
+        "self._async_tool_dicts.append(async_tool_dict)",
+        "self.environments.append(pool[index])",
+        "= environment.reset(**reset_kwargs)",
     ),
-    Seam("_prepare_inputs", ("generation_batch",), ("self._step % generate_every", "self._buffered_inputs[")),
-    Seam(
-        "_get_per_token_logps_and_entropies",
-        ("model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
-        ("model(**model_inputs, labels=labels, fused_lm_head=True)", "outputs.log_probs[:, -logits_to_keep:]"),
+    "_prepare_inputs": ("generation_batch", "self._step % generate_every", "self._buffered_inputs["),
+    "_get_per_token_logps_and_entropies": (
+        "model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy",
+        "model(**model_inputs, labels=labels, fused_lm_head=True)",
+        "outputs.log_probs[:, -logits_to_keep:]",
     ),
-    Seam("_compute_loss", ("model", "inputs"), ("size(0) * self.max_completion_length", "self.beta * per_token_kl")),
-    Seam("_tokenize_prompts", ("prompts",), ("self._batch_environments", "return prompt_ids, images,")),
-    Seam("_generate", ("prompts",), ("self.rollout_func(prompts, self)",)),
-    Seam(
-        "_generate_single_turn",
-        ("prompt_ids", "images", "multimodal_fields", "num_generations"),
-        ("unwrapped_model.generate(",),
+    "_compute_loss": ("model, inputs", "size(0) * self.max_completion_length", "self.beta * per_token_kl"),
+    "_tokenize_prompts": ("prompts", "self._batch_environments", "return prompt_ids, images,"),
+    "_generate": ("prompts", "self.rollout_func(prompts, self)"),
+    "_generate_single_turn": ("prompt_ids, images, multimodal_fields, num_generations", "unwrapped_model.generate("),
+    "_tool_call_loop": (
+        "prompts, prompt_ids, completion_ids, completions",
+        "completions[idx_with_tool].append(tool_message)",
+        "del completions[idx_with_tool][completions_len_before[idx] :]",
+        "self._generate_single_turn(",
     ),
-    Seam(
-        "_tool_call_loop",
-        ("prompts", "prompt_ids", "completion_ids", "completions"),
-        (
-            "completions[idx_with_tool].append(tool_message)",
-            "del completions[idx_with_tool][completions_len_before[idx] :]",
-            "self._generate_single_turn(",
-        ),
+    "_get_train_sampler": ("dataset", "RepeatSampler("),
+    "log": (
+        "logs, start_time",
+        'self._logs["extra"]',
+        "super().log(logs, start_time)\n        self._metrics[mode].clear()",
     ),
-    Seam("_get_train_sampler", ("dataset",), ("RepeatSampler(",)),
-    Seam(
-        "log",
-        ("logs", "start_time"),
-        ('self._logs["extra"]', "super().log(logs, start_time)\n        self._metrics[mode].clear()"),
+    "_save_checkpoint": ("model, trial",),
+    "_save": ("output_dir, state_dict", "torch.save(self.args,"),
+    "_push_from_checkpoint": ("checkpoint_folder", "torch.save(self.args,", "self.push_in_progress"),
+    "_finish_current_push": ("", "self.push_in_progress.wait_until_done()"),
+    "_load_from_checkpoint": (
+        "resume_from_checkpoint, model",
+        "load_result = model.load_state_dict(state_dict, False)",
+        "self._issue_warnings_after_load(load_result)",
     ),
-    Seam("_save_checkpoint", ("model", "trial")),
-    Seam("_save", ("output_dir", "state_dict"), ("torch.save(self.args,",)),
-    Seam("_push_from_checkpoint", ("checkpoint_folder",), ("torch.save(self.args,", "self.push_in_progress")),
-    Seam("_finish_current_push", (), ("self.push_in_progress.wait_until_done()",)),
-    Seam(
-        "_load_from_checkpoint",
-        ("resume_from_checkpoint", "model"),
-        ("load_result = model.load_state_dict(state_dict, False)", "self._issue_warnings_after_load(load_result)"),
+    "_load_best_model": ("", "self._issue_warnings_after_load(load_result)"),
+    "_issue_warnings_after_load": ("load_result", "load_result.missing_keys"),
+    "_load_optimizer_and_scheduler": ("checkpoint",),
+    "VLLMGeneration._init_vllm": ("", "self.llm = LLM(", "= VLLMClient(", "client.init_communicator("),
+    "VLLMGeneration._iter_named_params": ("", "model.merge_adapter()", "model.named_parameters()"),
+    "VLLMGeneration.sync_weights": (
+        "",
+        'self.llm.wake_up(tags=["weights"])',
+        "self.vllm_client.update_named_params(self._weight_metadata, self._iter_named_params())",
+        "for name, param in self._iter_named_params():",
+        "self.llm.reset_prefix_cache()",
     ),
-    Seam("_load_best_model", (), ("self._issue_warnings_after_load(load_result)",)),
-    Seam("_issue_warnings_after_load", ("load_result",), ("load_result.missing_keys",)),
-    Seam("_load_optimizer_and_scheduler", ("checkpoint",)),
-    Seam("_init_vllm", (), ("self.llm = LLM(", "= VLLMClient(", "client.init_communicator("), "VLLMGeneration"),
-    Seam("_iter_named_params", (), ("model.merge_adapter()", "model.named_parameters()"), "VLLMGeneration"),
-    Seam(
-        "sync_weights",
-        (),
-        (
-            'self.llm.wake_up(tags=["weights"])',
-            "self.vllm_client.update_named_params(self._weight_metadata, self._iter_named_params())",
-            "for name, param in self._iter_named_params():",
-            "self.llm.reset_prefix_cache()",
-        ),
-        "VLLMGeneration",
-    ),
-    Seam("update_named_params", ("metadata", "named_params"), (), "VLLMClient"),
-    Seam("init_communicator", ("device",), (), "VLLMClient"),
-)
+    "VLLMClient.init_communicator": ("device",),
+    "VLLMClient.update_named_params": ("metadata, named_params",),
+}
 
 
-@dataclass(frozen=True)
-class SeamReport:
-    """Result of `check_upstream` for one seam. `problem` is empty where nothing has moved."""
-
-    name: str
-    problem: str = ""
-
-
-def check_upstream(trainer_class: type = GRPOTrainer) -> list[SeamReport]:
+def check_upstream(trainer_class: type = GRPOTrainer) -> dict[str, str]:
     """Compare the seams this package relies on with the installed TRL.
 
     Args:
         trainer_class (`type`, *optional*): The class to look at; the installed `trl.GRPOTrainer` by default.
 
     Returns:
-        `list[SeamReport]`: One entry per seam, in the order of `SEAMS`; an entry without `problem` is in order.
+        `dict[str, str]`: By the name of each seam, in the order of `SEAMS`, what has moved; empty where nothing has.
     """
-    return [SeamReport(seam.name, _problem(seam, trainer_class)) for seam in SEAMS]
+    return {name: _problem(name, trainer_class) for name in SEAMS}
 
 
 def require_seams() -> None:
     """Refuse to build a trainer on a TRL in which a seam has moved; names each and what it looks like now."""
-    moved = [report for report in check_upstream() if report.problem]
+    moved = {name: problem for name, problem in check_upstream().items() if problem}
     if not moved:
         return
     remedy = (
         f"This version of trl-drgrpo was tested with trl {', '.join(TRL_TESTED)}: install that one, or look for a "
         "newer trl-drgrpo."
     )
-    if patches := sorted({module for report in moved if (module := patched_by(report.name))}):
+    if patches := sorted({module for name in moved if (module := patched_by(name))}):
         remedy = f"Do not import or call what patches TRL ({', '.join(patches)}), or keep trl.GRPOTrainer."
-    problems = "; ".join(f"{report.name}: {report.problem}" for report in moved)
+    problems = "; ".join(f"{name}: {problem}" for name, problem in moved.items())
     raise UpstreamError(f"trl {version('trl')}: {problems}. {remedy}")
 
 
@@ -182,22 +125,22 @@ def patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
     return "" if module.partition(".")[0] in ("", "trl", "transformers", "torch", "contextlib") else module
 
 
-def _problem(seam: Seam, trainer_class: type) -> str:
-    owner = trainer_class if seam.owner == "GRPOTrainer" else getattr(vllm_generation, seam.owner, None)
-    method = getattr(owner, seam.name, None)
+def _problem(name: str, trainer_class: type) -> str:
+    owner, _, attribute = name.rpartition(".")
+    method = getattr(getattr(vllm_generation, owner, None) if owner else trainer_class, attribute, None)
     if method is None:
-        return f"{seam.owner}.{seam.name} is gone"
-    change = _change(seam, method)
-    patch = patched_by(seam.name, trainer_class)
+        return f"{owner or 'GRPOTrainer'}.{attribute} is gone"
+    change = _change(method, *SEAMS[name])
+    patch = patched_by(name, trainer_class)
     return f"replaced by the module {patch}; it {change}" if change and patch else change
 
 
-def _change(seam: Seam, method: Callable) -> str:
-    parameters = tuple(inspect.signature(method).parameters)[1:]
-    if parameters[: len(seam.parameters)] != seam.parameters:
-        return f"takes ({', '.join(parameters)}); expected ({', '.join(seam.parameters)})"
+def _change(method: Callable, expected: str, *mentions: str) -> str:
+    parameters = list(inspect.signature(method).parameters)[1:]
+    if ", ".join(parameters[: len(expected.split(", "))]) != expected and expected:
+        return f"takes ({', '.join(parameters)}); expected ({expected})"
     source = _source(method)
-    missing = [text for text in seam.mentions if text not in source]
+    missing = [text for text in mentions if text not in source]
     return f"no longer contains {', '.join(repr(text) for text in missing)}" if missing else ""
 
 

@@ -33,10 +33,7 @@ from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, j
 from trl_drgrpo.upstream.description import CARD  # noqa: E402
 from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
 from trl_drgrpo.upstream.hooks import Completions, Hooks, owned  # noqa: E402
-from trl_drgrpo.upstream.private_state import (  # noqa: E402
-    PrivateState,
-    swapped,
-)
+from trl_drgrpo.upstream.private_state import PrivateState, swapped  # noqa: E402
 from trl_drgrpo.upstream.seams import patched_by  # noqa: E402
 from trl_drgrpo.upstream.vllm_adapters import VLLMSync  # noqa: E402
 from trl_drgrpo.upstream.weight_sync import load_translated  # noqa: E402
@@ -66,19 +63,13 @@ def _trainable_values(model: Any):
         yield values
 
 
-def _passed(error: BaseException, function: Any) -> bool:
-    """Whether an error came up through a function."""
-    return any(frame.f_code is function.__code__ for frame, _ in walk_tb(error.__traceback__))
-
-
 class HostTrainer(Hooks, PrivateState):
     """`GRPOTrainer` with public hooks where this package steps in. With the hooks as they are, it is `GRPOTrainer`.
 
     Each override calls `super()` once and edits what comes back; none copies a parent's body.
     """
 
-    _limit_put_off: int | None = None  # save_total_limit, while a checkpoint is being written
-    _uploads_put_off = False
+    _put_off: dict[str, Any] | None = None  # while a checkpoint is being written: save_total_limit, and uploads
     _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     _tool_loop: ToolLoop | None = None  # while tools are called
@@ -195,29 +186,21 @@ class HostTrainer(Hooks, PrivateState):
 
         return list(filter(is_own, ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies")))
 
-    def completion_log_probs(self, inputs: dict[str, Any], model: Any = None) -> torch.Tensor:
-        """Log-probabilities of a micro-batch's completion tokens under the policy, or another model, `(B, T)`.
-
-        Without gradient.
-        """
-        tokens = token_batch(inputs)
+    def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Log-probabilities of a micro-batch's completion tokens under the policy `(B, T)`, without gradient."""
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
-            return self.score_tokens(self.model if model is None else model, tokens)[0]
+            return self.score_tokens(self.model, token_batch(inputs))[0]
 
     def completion_entropies(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[list[float]]:
         """Entropy of the policy at each completion token, in nats, without gradient: as many as there are tokens."""
-        entropies: list[list[float]] = []
-        size = self.args.per_device_train_batch_size
+        rows = [whole_row(*ids) for ids in zip(prompt_ids, completion_ids, strict=True)]
+        inputs = joined_rows(rows, self.pad_token_id, self.accelerator.device)
+        tokens = token_batch(inputs, batch_size=self.args.per_device_train_batch_size, compute_entropy=True)
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
-            for start in range(0, len(prompt_ids), size):
-                part = slice(start, start + size)
-                rows = [whole_row(*ids) for ids in zip(prompt_ids[part], completion_ids[part], strict=True)]
-                inputs = joined_rows(rows, self.pad_token_id, self.accelerator.device)
-                values: Any = self.score_as_trl(self.model, token_batch(inputs, compute_entropy=True))[1]
-                entropies += [row[: len(ids)].tolist() for row, ids in zip(values, completion_ids[part], strict=True)]
-        return entropies
+            values: Any = self.score_as_trl(self.model, tokens)[1]
+        return [row[: len(ids)].tolist() for row, ids in zip(values, completion_ids, strict=True)]
 
     def _compute_loss(self, model, inputs):
         loss = self.loss_without_forward(inputs)
@@ -248,7 +231,7 @@ class HostTrainer(Hooks, PrivateState):
         # Uploads begin and older checkpoints go only when this one is complete with what the hook adds: a run that is
         # killed in between must find one of them, and what is uploaded must resume.
         limit = self.args.save_total_limit
-        put_off = swapped(self, _limit_put_off=limit, _uploads_put_off=True)
+        put_off = swapped(self, _put_off={"save_total_limit": limit})
         with self.writing(folder):
             self.on_checkpoint_begun(folder)
             with put_off, swapped(self.args, save_total_limit=None):
@@ -262,12 +245,11 @@ class HostTrainer(Hooks, PrivateState):
 
     def _save(self, output_dir=None, state_dict=None):
         # TRL's limit, where it is put off, belongs into the arguments that are saved with the model.
-        limit = {"save_total_limit": self._limit_put_off} if self._limit_put_off else {}
-        with without_secrets(), brief_bars(), swapped(self.args, **limit):
+        with without_secrets(), brief_bars(), swapped(self.args, **(self._put_off or {})):
             super()._save(output_dir, state_dict)
 
     def _push_from_checkpoint(self, checkpoint_folder):
-        if self._uploads_put_off:
+        if self._put_off is not None:
             return
         self._report_failed_uploads()
         with without_secrets():
@@ -311,7 +293,7 @@ class HostTrainer(Hooks, PrivateState):
         try:
             super().log(logs, start_time)
         except Exception as error:
-            if _passed(error, Trainer.log):
+            if any(frame.f_code is Trainer.log.__code__ for frame, _ in walk_tb(error.__traceback__)):
                 raise  # from a callback, which may mean it
             self.describing.failed("The table of completions", error)
             self._metrics["train" if self.model.training else "eval"].clear()

@@ -60,7 +60,7 @@ def installed_versions(packages: Sequence[str] = LIBRARIES) -> dict[str, str]:
             versions[package] = version(package)
         except PackageNotFoundError:
             if package == "trl-drgrpo":
-                from trl_drgrpo.common.version import __version__
+                from trl_drgrpo.common import __version__
 
                 versions[package] = __version__
     return versions

@@ -24,7 +24,7 @@ def test_what_a_type_checker_sees_is_public(path):
 
 
 def test_a_name_is_the_one_of_its_module():
-    from trl_drgrpo.rewards import limits
+    from trl_drgrpo.rewards import contract
 
     assert len(LAZY) >= 8
-    assert importlib.import_module("trl_drgrpo.rewards.isolation").Limits is limits.Limits
+    assert importlib.import_module("trl_drgrpo.rewards.isolation").Limits is contract.Limits

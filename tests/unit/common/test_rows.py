@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from case_tables import cases
 from datasets import Dataset, IterableDataset, load_dataset
 
 from trl_drgrpo.common import rows
@@ -19,26 +20,9 @@ def small_batches(monkeypatch):
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        (["a", "b", None, ""], "null as the prompt in row 2 (the first is 0) of x and in 1 more;"),
-        (["a", "b", "c", ""], "an empty text as the prompt in row 3 (the first is 0) of x;"),
-        ([None, None], "null as the prompt in row 0 (the first is 0) of x and in 1 more;"),
-        ([[USER]] * 4 + [[]], "an empty list as the prompt in row 4"),
-        ([[USER]] * 4 + [None], "null as the prompt in row 4"),
-        (
-            [[USER]] * 3 + [[USER, {"role": "user", "content": None}]],
-            "a message without content, as the prompt in",
-        ),
-        ([[USER], [{"role": None, "content": "a"}]], "which is not a message, as the prompt in row 1"),
-        ([1, 2], "int 1 as the prompt in row 0"),
-        ([["a"]], "'a', which is not a message, as the prompt in row 0"),
-        ([USER], "as the prompt in row 0"),
-    ],
-)
-def test_the_first_bad_prompt_is_named(prompts, message, is_stream):
-    dataset = Dataset.from_dict({"prompt": prompts})
+@pytest.mark.parametrize(("_", "prompts", "message"), cases("rows.tsv", "bad prompts"))
+def test_the_first_bad_prompt_is_named(_, prompts, message, is_stream):
+    dataset = Dataset.from_dict({"prompt": json.loads(prompts)})
     dataset = dataset.to_iterable_dataset() if is_stream else dataset
     with pytest.raises(InputError) as error:
         check_prompt_values(dataset, "prompt", " of x")
@@ -71,20 +55,9 @@ def test_rows_that_a_selection_leaves_out_do_not_count():
     assert column_values(dataset.select([3, 1, 2]), ["answer"]) == {"answer": ColumnValues("number", 3, 1, 2)}
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        (["a"], "text"),
-        ([1], "number"),
-        ([0.5], "number"),
-        ([True], "boolean"),
-        ([["a"]], "list"),
-        ([{"a": 1}], "mapping"),
-        ([None], "null"),
-    ],
-)
-def test_kinds_of_values(values, kind):
-    dataset = Dataset.from_dict({"answer": [*values, None]})
+@pytest.mark.parametrize(("_", "value", "kind"), cases("rows.tsv", "kinds"))
+def test_kinds_of_values(_, value, kind):
+    dataset = Dataset.from_dict({"answer": [json.loads(value), None]})
     for each in (dataset, dataset.to_iterable_dataset()):
         found = column_values(each, ["answer"])["answer"]
         assert (found.kind, found.rows, found.nulls) == (kind, 2, 2 if kind == "null" else 1)

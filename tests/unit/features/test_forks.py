@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.features.forks import ForkedRollouts, boundaries, cut_behind, drawn_places, first_above, step_means
+from trl_drgrpo.features.forks import ForkedRollouts, boundaries, drawn_places, first_above, step_means
 from trl_drgrpo.objective.fork_advantages import Forks
 
 PROMPTS = [[100] * 2, [101] * 3]
@@ -55,7 +55,6 @@ def feature(ranks=1, rank=0, others=(), scores=None, entropies=None, **fields):
             batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows],
         ),
         gathered=lambda own: own + (others.pop(0) if others else []),
-        fast_path=SimpleNamespace(keeping_prefixes=nullcontext),
         model=SimpleNamespace(training=True),
         scoring=nullcontext,
         state=None,
@@ -272,22 +271,22 @@ def test_places_are_uniform():
     assert sum(place < 1 for place in places) / 2000 == pytest.approx(0.1, abs=0.03)
 
 
-@given(rows, st.floats(0, 30), st.integers(0, 20), st.data())
-def test_a_cut_is_decided_by_what_is_before_it(ends, at, after, data):
+@given(rows, st.floats(0, 30), st.integers(0, 20), st.booleans(), st.data())
+def test_a_cut_is_decided_by_what_is_before_it(ends, threshold, after, is_drawn, data):
     """Whatever is written behind a cut, it stays where it is, or comes to lie at the row's end and is none."""
-    measures = data.draw(st.lists(st.floats(0, 1), min_size=len(ends), max_size=len(ends)))
-    for rule in (
-        lambda places, measures: cut_behind(places, at, after),
-        lambda places, measures: first_above(places, measures[: len(places)], 0.5, after),
-    ):
-        cut = rule(boundaries(ends, ends[-1] + 1), measures)
-        if cut is None:
-            continue
-        assert cut > after
-        known = sum(end < cut for end in ends)
-        other_ends = ends[:known] + [cut + k for k in range(data.draw(st.integers(1, 4)))]
-        other_measures = measures[:known] + [1.0] * (len(other_ends) - known)
-        assert rule(boundaries(other_ends, other_ends[-1] + 1), other_measures) == cut
+
+    def rule(ends, measures):
+        places = boundaries(ends, ends[-1] + 1)
+        return first_above(places, places if is_drawn else measures, threshold, after)
+
+    measures = data.draw(st.lists(st.floats(0, 40), min_size=len(ends), max_size=len(ends)))
+    cut = rule(ends, measures)
+    if cut is None:
+        return
+    assert cut > after
+    known = sum(end < cut for end in ends)
+    other_ends = ends[:known] + [cut + k for k in range(data.draw(st.integers(1, 4)))]
+    assert rule(other_ends, measures[:known] + [100.0] * (len(other_ends) - known)) == cut
 
 
 def test_a_step_that_cannot_be_scored_does_not_speak():

@@ -11,7 +11,7 @@ from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.preflight import prepare
 from trl_drgrpo.rewards import CodeReward, Sandbox, choice_reward, from_trl, numeric_reward
-from trl_drgrpo.rewards.columns import check_columns, check_own_columns, check_ready, row_problem
+from trl_drgrpo.rewards.columns import ask, check_columns
 from trl_drgrpo.rewards.combine import clipped, gated, weighted_sum
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.rewards.isolation import isolate
@@ -160,7 +160,7 @@ def test_a_wrapped_reward_complains_before_training(around):
     with pytest.raises(InputError, match="expected gold or label"):
         check_columns(reward, COLUMNS, "r")
     with pytest.raises(InputError, match="expected an abacus"):
-        check_ready(reward)
+        ask(reward, "check")
 
 
 def test_what_is_named_is_asked_too(tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_what_is_named_is_asked_too(tmp_path, monkeypatch):
     )
     for reward in (isolate("named.py:reward"), resolve_reward({"clipped": {"reward": "named.py:reward"}})):
         with pytest.raises(RuntimeError, match="asked"):
-            check_ready(reward)
+            ask(reward, "check")
 
 
 class Unrelated:
@@ -184,8 +184,8 @@ class Unrelated:
 
 @pytest.mark.parametrize("reward", [Unrelated(), "some/model", torch.nn.Linear(1, 1), max, len])
 def test_nobody_else_is_asked(reward):
-    check_ready(reward)
-    check_own_columns(reward, COLUMNS)
+    ask(reward, "check")
+    ask(reward, "check_columns", COLUMNS)
 
 
 @pytest.mark.parametrize("around", ["nothing", "several", "gated"])
@@ -292,9 +292,9 @@ def test_the_adapters_that_are_named_are_there():
 def test_what_a_reward_says_of_a_row_is_passed_on():
     said = "column 'answer' holds 'x', which is not one number"
     for reward in (numeric_reward, isolate(numeric_reward), checked_reward(numeric_reward)):
-        assert row_problem(reward, {"answer": "x"}) == said
-        assert row_problem(reward, {"answer": "1"}) is None
-    assert row_problem(choice_reward, {"answer": "both"}) == (
+        assert ask(reward, "check_row", answer="x") == said
+        assert ask(reward, "check_row", answer="1") is None
+    assert ask(choice_reward, "check_row", answer="both") == (
         "column 'answer' holds 'both', which is not one of ABCDE or a position from 0"
     )
-    assert row_problem(takes_all, {"answer": "x"}) is None
+    assert ask(takes_all, "check_row", answer="x") is None

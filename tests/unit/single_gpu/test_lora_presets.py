@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-import transformers
 from peft import LoraConfig, PeftConfig, get_peft_model
+from tiny_families import tiny
 from transformers import BitsAndBytesConfig
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
@@ -14,48 +14,22 @@ from trl_drgrpo import DrGRPOConfig, lora_preset, preset_arguments
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 MLP = {"gate_proj", "up_proj", "down_proj"}
-GPT2 = {
-    "vocab_size": 97,
-    "n_embd": 32,
-    "n_layer": 1,
-    "n_head": 4,
-    "n_positions": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-MOE = {**SIZES, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "sizes", "layers"),
+    ("kind", "layers"),
     [
-        ("Qwen2", SIZES, ATTENTION | MLP),
-        ("Qwen3", {**SIZES, "head_dim": 8}, ATTENTION | MLP),
-        ("Llama", SIZES, ATTENTION | MLP),
-        ("Gemma2", {**SIZES, "head_dim": 8}, ATTENTION | MLP),
-        ("Phi3", SIZES, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}),
-        ("GPT2", GPT2, {"c_attn", "c_proj", "c_fc"}),
-        ("Qwen3Moe", MOE, ATTENTION),  # experts and router too where peft knows them; never the head
+        *((kind, ATTENTION | MLP) for kind in ("Qwen2", "Qwen3", "Llama", "Gemma2")),
+        ("Phi3", {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}),
+        ("GPT2", {"c_attn", "c_proj", "c_fc"}),
+        ("Qwen3Moe", ATTENTION),  # experts and router too where peft knows them; never the head
     ],
 )
-def test_all_linear_layers_but_the_head_are_adapted(kind, sizes, layers, tied):
-    config = getattr(transformers, f"{kind}Config")(**sizes, tie_word_embeddings=tied)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+def test_all_linear_layers_but_the_head_are_adapted(tokenizer, kind, layers, tied):
+    model = tiny(kind, tokenizer, tie_word_embeddings=tied)
     wrapped = get_peft_model(model, lora_preset())
     adapted = {name.partition(".lora_A")[0] for name, _ in wrapped.named_parameters() if ".lora_A" in name}
     assert not any(part in name for name in adapted for part in ("lm_head", "embed", "wte"))

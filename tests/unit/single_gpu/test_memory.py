@@ -1,7 +1,6 @@
 """The parts of the planner: amounts, the ledger, stand-ins against the real thing, depths, and the setup of a run."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -14,20 +13,17 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwe
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Row, plan_window
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
-from trl_drgrpo.single_gpu.memory.devices import CARDS, find_card, parse_margin
-from trl_drgrpo.single_gpu.memory.estimate import host_phases
-from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
-from trl_drgrpo.single_gpu.memory.meta_layers import HEAD_TOKENS, HEAD_VOCABULARY, FusedHead, Ledger, QuantizedLinear
-from trl_drgrpo.single_gpu.memory.meta_model import build
+from trl_drgrpo.single_gpu.memory.memory_settings import CARDS, find_card, from_keys, parse_margin
+from trl_drgrpo.single_gpu.memory.meta_layers import HEAD_TOKENS, HEAD_VOCABULARY, Ledger, QuantizedLinear, fused_head
+from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import (
     Shape,
-    _costs,
     _shape,
+    costs_of,
     scored_shapes,
     shares_prompts,
     trained_shapes,
 )
-from trl_drgrpo.single_gpu.memory.passes import Passes
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -107,7 +103,7 @@ def test_the_fused_head_stands_in_for_trls(rows, vocabulary):
         )[0]
 
     def stand_in(hidden, weight):
-        return FusedHead.apply(hidden, weight, None, torch.float32, "cpu")[0]
+        return fused_head(hidden, weight, None, torch.float32, "cpu")
 
     assert peak(real) <= peak(stand_in) <= 1.05 * peak(real)
 
@@ -136,17 +132,16 @@ def test_a_four_bit_layer_weighs_what_bitsandbytes_says():
 def test_two_depths_give_every_other(checkpointing, adapter):
     lengths = {"prompt": 24, "completion": 40, "batch": 4, "accumulation": 2, "steps_per_generation": 2}
     setup = Setup(device="cpu", autocast=None, checkpointing=checkpointing, adapter=adapter, **lengths)
-    phases = Passes(qwen(layers=6), setup)
-    assert phases.is_uniform
+    planner = Planner(qwen(layers=6), setup)
+    assert planner.is_uniform
     shape = Shape(packs=4, width=64, scored=160, layout=160, padded=256, masked=True, later=True)
-    train, score = partial(passes.train, shape=shape), partial(passes.score, shape=shape, adapters=True)
-    for name, run in {"train": train, "score": score, "generate": passes.generate}.items():
-        assert max(phases.continued(name, run, setup, shape).values()) == max(run(phases.full, setup).values())
+    for run, rest in ((passes.train, [shape]), (passes.score, [shape]), (passes.generate, [])):
+        assert max(planner.peaks(run, setup, *rest).values()) == max(run(planner.full, setup, *rest).values())
 
 
 def test_layers_that_differ_are_run_at_full_depth():
     config = qwen(layers=5, layer_types=["full_attention"] * 4 + ["sliding_attention"], sliding_window=16)
-    assert not Passes(config, Setup(device="cpu", prompt=8, completion=8)).is_uniform
+    assert not Planner(config, Setup(device="cpu", prompt=8, completion=8)).is_uniform
 
 
 @pytest.mark.parametrize(
@@ -185,9 +180,9 @@ def test_the_text_part_of_a_vision_model_is_planned_like_the_model_it_is_made_of
     setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, adapter=adapter, fast_generation=False)
     found, plain = (Planner(each, setup).estimate(setup) for each in (config, qwen(tie_word_embeddings=False)))
     assert (found.parameters, found.trained) == (plain.parameters, plain.trained)
-    for one, other in zip(found.phases, plain.phases, strict=True):  # three positions per token in place of one
-        assert one.name == other.name
-        assert one.total == pytest.approx(other.total, rel=1e-4)
+    assert list(found.phases) == list(plain.phases)
+    for name, parts in found.phases.items():  # three positions per token in place of one
+        assert sum(parts.values()) == pytest.approx(sum(plain.phases[name].values()), rel=1e-4)
 
 
 def test_names_of_cards():
@@ -223,29 +218,52 @@ def test_a_reference_model_and_vllm_are_counted():
     setup = Setup(prompt=16, completion=32, batch=2, accumulation=4, steps_per_generation=4, reference=True)
     with_reference = Planner(qwen(), setup).estimate(setup)
     weights = 4 * with_reference.parameters
-    assert weights <= with_reference.peak.parts["reference model"] < 1.01 * weights
+    assert weights <= with_reference.phases[with_reference.peak]["reference model"] < 1.01 * weights
     setup = Setup(prompt=16, completion=32, batch=2, vllm=True, vllm_share=0.25)
-    awake = {p.name: p.parts for p in Planner(qwen(), setup, 2**34).estimate(setup).phases}
-    assert awake["train"]["vLLM"] == awake["sync"]["vLLM"] == 2**32
+    awake = Planner(qwen(), setup, 2**34).estimate(setup).phases
+    engines = [{part: n for part, n in awake[phase].items() if part.startswith("vLLM")} for phase in ("train", "sync")]
+    assert engines[0] == engines[1]
+    assert engines[0]["vLLM: base"] == 2 * with_reference.parameters
+    assert sum(engines[0].values()) == 2**32
     assert "generate" not in awake
     asleep = replace(setup, vllm_sleeps=True)
-    phases = {p.name: p.parts for p in Planner(qwen(), asleep, 2**34).estimate(asleep).phases}
-    assert [name for name, parts in phases.items() if "vLLM" in parts] == ["sync"]
+    planner = Planner(qwen(), asleep, 2**34)
+    phases = planner.estimate(asleep).phases
+    assert [name for name, parts in phases.items() if "vLLM: base" in parts] == ["sync"]
+    assert "sleep" not in planner.host()
+
+
+def test_vllm_with_adapters_is_counted():
+    lora = Setup(adapter=Adapter(4, "all-linear"), dtype="bfloat16", bits=4, vllm=True, vllm_sleeps=True)
+    planner = Planner(qwen(), lora, 2**34)
+    sync = planner.estimate(lora).phases["sync"]
+    assert sync["vLLM: base"] == sync["layers"] + sync["embeddings and head"]  # in 4 bits as here
+    assert sync["vLLM: adapters"] == planner.adapters // 2
+    assert "one layer merged" not in sync
+    assert planner.host()["sleep"]["vLLM: base"] == sync["vLLM: base"]
+    with pytest.raises(InputError, match="vllm_gpu_memory_utilization: got 0.3, .*; expected at least 0"):
+        Planner(qwen(), lora, 2 * sync["vLLM: base"]).estimate(lora)
+    merged = replace(lora, bits=0, vllm_lora="merged")
+    planner = Planner(qwen(), merged, 2**34)
+    sync = planner.estimate(merged).phases["sync"]
+    assert "vLLM: adapters" not in sync
+    assert sync["one layer merged"] > 0
+    assert "sleep" not in planner.host()
 
 
 def test_the_host_beside_a_gpu():
     full, lora = Setup(), Setup(adapter=Adapter(4, "all-linear"), dtype="bfloat16")
     planner = Planner(qwen(), full)
-    phases = host_phases(planner)  # float32 from files in bfloat16: four threads cast what they read
+    phases = planner.host()  # float32 from files in bfloat16: four threads cast what they read
     assert phases["load"]["weights, on their way"] == 4 * (2 * 500 * 64 + 2 * 128 * 64)
     assert phases["save"]["weights, to be written"] == 4 * planner.parameters
     assert set(phases) == {"load", "save"}
     adapted = Planner(qwen(), lora)
-    phases = host_phases(adapted)
+    phases = adapted.host()
     assert "weights, on their way" not in phases["load"]  # pages of the files
     assert phases["save"]["weights, to be written"] == adapted.adapters
     assert phases["merge"]["base in float32"] == 4 * planner.parameters
-    assert set(host_phases(Planner(qwen(), replace(lora, device="cpu")))) == {"merge"}
+    assert set(Planner(qwen(), replace(lora, device="cpu")).host()) == {"merge"}
 
 
 def test_the_setup_of_a_recipe():
@@ -261,13 +279,13 @@ def test_the_setup_of_a_recipe():
 
 def test_adapters_that_fit_nothing_are_refused():
     with pytest.raises(InputError, match="lora_target_modules"):
-        build(qwen(), Setup(adapter=Adapter(4, ("nowhere",))))
+        Skeleton(qwen(), Setup(adapter=Adapter(4, ("nowhere",))))
 
 
 def test_tied_embeddings_count_once():
-    tied, untied = (build(qwen(tie_word_embeddings=tie), Setup()).parameters for tie in (True, False))
+    tied, untied = (Skeleton(qwen(tie_word_embeddings=tie), Setup()).parameters for tie in (True, False))
     assert untied - tied == 500 * 64
-    assert isinstance(build(qwen(), Setup()).head, nn.Linear)
+    assert isinstance(Skeleton(qwen(), Setup()).head, nn.Linear)
 
 
 def test_what_an_op_gave_before_is_what_it_gives():
@@ -336,7 +354,7 @@ def test_no_window_holds_more_than_planned(data):
             tokens = (-(i // 2) - 1,) * min(shared, length) + (i,) * (length - min(shared, length))
             rows.append(Row(number, own, length, completion=tokens))
     budget = Budget(batch, max(r.prompt_length for r in rows) + max(r.completion_length for r in rows))
-    costs = _costs(config, setup)
+    costs = costs_of(config, setup)
     planned = trained_shapes(config, setup)
     most, largest, scored = (max(each) for each in zip(*(sizes(shape) for shape in planned), strict=True))
     for micro_batch in plan_window(rows, slots, budget, costs):
@@ -364,7 +382,11 @@ def test_a_generation_holds_each_prompt_once(tokenizer):
     own = replace(setup, fast_generation=False)
     per_token = 2 * 2 * 2 * 16 * 4  # keys and values of 2 layers, 2 heads of 16, float32
     config = qwen(layers=2)
-    assert Passes(config, setup).generate(setup)[1] == (2 * 100 + 8 * 20) * per_token
-    assert Passes(config, own).generate(own)[1] == 8 * 120 * per_token
+
+    def cache(config, setup):
+        return Planner(config, setup).estimate(setup).phases["generate"]["keys and values"]
+
+    assert cache(config, setup) == (2 * 100 + 8 * 20) * per_token
+    assert cache(config, own) == 8 * 120 * per_token
     latent = tiny("DeepseekV3", tokenizer).config
-    assert Passes(latent, setup).generate(setup)[1] == Passes(latent, own).generate(own)[1]
+    assert cache(latent, setup) == cache(latent, own)

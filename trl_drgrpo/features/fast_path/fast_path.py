@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows, rows_of, scored_only
 from trl_drgrpo.features.fast_path.sharing import (
@@ -49,7 +48,6 @@ class FastPath(Feature):
         self._window_metrics: WindowMetrics | None = None
         self._costs: dict[int, Costs] = {}  # by the identity of a model
         self._said: set[str] = set()
-        self._kept: Prefixes | None = None  # while generations begin with tokens of earlier ones
 
     # What may be done
 
@@ -64,22 +62,21 @@ class FastPath(Feature):
         return self.plans and self.trainer.beta == 0
 
     def _why_not_planned(self) -> str | None:
-        if self.trainer.args.entropy_coef != 0 or self.trainer.args.use_adaptive_entropy:
-            return "the entropy bonus is a mean over the tokens of a micro-batch"
-        if self.trainer.args.top_entropy_quantile < 1:
-            return "top_entropy_quantile compares the tokens of a micro-batch"
-        if self.trainer.aux_loss_enabled:
-            return "the load-balancing loss is a mean over the tokens of a micro-batch"
+        args, losses = self.trainer.args, self.trainer.own_losses
         peft = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "active_peft_config", None)
-        if peft is not None and peft.is_prompt_learning:
-            return "the adapter prepends virtual tokens"
-        if self.trainer.args.torch_compile:
-            return "torch.compile would recompile for every shape"
-        if rope_depends_on_width(self.trainer.model.config):
-            return "the model's rotary angles depend on the width of a batch"
-        if self.trainer.own_losses:
-            return f"{type(self.trainer).__name__} has its own {' and '.join(self.trainer.own_losses)}"
-        return None
+        reasons = {
+            "the entropy bonus is a mean over the tokens of a micro-batch": args.entropy_coef != 0
+            or args.use_adaptive_entropy,
+            "top_entropy_quantile compares the tokens of a micro-batch": args.top_entropy_quantile < 1,
+            "the load-balancing loss is a mean over the tokens of a micro-batch": self.trainer.aux_loss_enabled,
+            "the adapter prepends virtual tokens": peft is not None and peft.is_prompt_learning,
+            "torch.compile would recompile for every shape": args.torch_compile,
+            "the model's rotary angles depend on the width of a batch": rope_depends_on_width(
+                self.trainer.model.config
+            ),
+            f"{type(self.trainer).__name__} has its own {' and '.join(losses)}": losses,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
@@ -114,10 +111,10 @@ class FastPath(Feature):
 
     def _planned(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         costs = self._plan_costs()
+        prompts, completions = micro_batches[0]["prompt_ids"], micro_batches[0]["completion_ids"]
+        budget = Budget(len(completions), prompts.size(1) + completions.size(1))
         planned = [
-            Window(
-                [micro_batches[slot] for slot in slots], skip=self.skips, budget=_budget(micro_batches), costs=costs
-            )
+            Window([micro_batches[slot] for slot in slots], skip=self.skips, budget=budget, costs=costs)
             for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps)
         ]
         everyone = self.trainer.gathered([[window.summary() for window in planned]])
@@ -139,14 +136,12 @@ class FastPath(Feature):
         total = {name: sum(each[name] for each in statistics) for name in statistics[0]}
         forwards = sum(batch[PLAN]["rows"] > 0 for batch in micro_batches)
         steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
-        metrics = {
+        useful = {"drgrpo/useful_token_frac": total["useful"] / total["processed"]} if total["processed"] else {}
+        return useful | {
             "drgrpo/rows_skipped_frac": 1 - total["run"] / total["rows"],
             "drgrpo/micro_batches": forwards / steps,
             "drgrpo/upstream_token_frac": total["processed"] / total["upstream"],
         }
-        if total["processed"]:
-            metrics["drgrpo/useful_token_frac"] = total["useful"] / total["processed"]
-        return metrics
 
     def _plan_costs(self, model: Any = None) -> Costs:
         """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
@@ -205,10 +200,9 @@ class FastPath(Feature):
         """The old log-probabilities that had to wait, micro-batch by micro-batch, of the rows that are run."""
         self._old_log_probs_are_due = False
         for inputs in micro_batches:
-            if PLAN in inputs and not inputs[PLAN]["rows"]:
-                continue
-            with swapped(self, _packs=_packs(inputs)):
-                inputs["old_per_token_logps"] = self.trainer.completion_log_probs(inputs)
+            if self.loss_without_forward(inputs) is None:
+                with self.computing_loss(inputs):
+                    inputs["old_per_token_logps"] = self.trainer.completion_log_probs(inputs)
 
     def _score_rollouts(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """All rows of a generation batch, in as many forwards as their lengths ask for."""
@@ -216,20 +210,15 @@ class FastPath(Feature):
         has_prompts = all(row.prompt_length for row in rows)
         if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
             has_prompts = not self.trainer.takes_images and all(self.trainer.gathered([has_prompts]))
-        if not has_prompts:
+        if tokens.compute_entropy or not has_prompts:  # TRL asks for none here
             return self.trainer.score_as_trl(model, tokens)
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
-        log_probs = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
-        entropies = torch.zeros_like(log_probs) if tokens.compute_entropy else None
         plan = plan_window(rows, None, budget, self._plan_costs(model))
         if self.trainer.in_lockstep:  # forwards of nothing, where another rank has more of them
             plan += [[]] * (max(self.trainer.gathered([len(plan)])) - len(plan))
-        for batch in plan:
-            some, some_entropies, _ = self._score_packs(model, tokens, batch)  # (B, T), 0 in the rows of others
-            log_probs = log_probs + some
-            if entropies is not None and some_entropies is not None:
-                entropies = entropies + some_entropies
-        return log_probs, entropies, None
+        nothing = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
+        # (B, T), 0 in the rows of others
+        return sum((self._score_packs(model, tokens, batch)[0] for batch in plan), start=nothing), None, None
 
     def _score_packs(self, model: Any, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
         packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple)
@@ -237,14 +226,20 @@ class FastPath(Feature):
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
     def _score_packed(self, model: Any, packed: Packed, compute_entropy: bool) -> ScoredTokens:
-        """Values of the targets, `(1, n)`."""
+        """Values of the targets, `(1, n)`: TRL's scoring of a model that runs the packs, whatever TRL made of them."""
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
+        backbone = (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
+        packs: dict[str, Any] = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}
+        if packed.position_ids is not None:
+            packs["position_ids"] = packed.position_ids
+
+        def run(input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
+            with scored_only(backbone, packed):
+                return model(**packs, shift_labels=packed.targets, **kwargs)
+
         ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect
         tokens = TokenBatch(ids, torch.ones_like(ids), packed.targets.size(1), None, compute_entropy)
-        return self.trainer.score_as_trl(_PackedModel(model, self._backbone(model), packed), tokens)
-
-    def _backbone(self, model: Any) -> Any:
-        unwrapped = self.trainer.accelerator.unwrap_model(model)
-        return (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
+        return self.trainer.score_as_trl(run, tokens)
 
     # Loss
 
@@ -256,7 +251,7 @@ class FastPath(Feature):
 
     def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
         """As in [`Hooks`]: the rows of a planned micro-batch are scored in its packs."""
-        return swapped(self, _packs=_packs(inputs)) if PLAN in inputs else nullcontext()
+        return swapped(self, _packs=inputs[PLAN]["packs"]) if PLAN in inputs else nullcontext()
 
     def rows_per_nominal_row(self, inputs: dict[str, Any]) -> float:
         """Rows of a micro-batch over those of a stock one: TRL divides by the first, the objective by the second."""
@@ -272,13 +267,6 @@ class FastPath(Feature):
 
     # Generation
 
-    @contextmanager
-    def keeping_prefixes(self) -> Iterator[None]:
-        """Inside the block, generations keep the keys and values of their rows, and rows that begin like an earlier
-        one do not run that again. For one state of the weights."""
-        with swapped(self, _kept=Prefixes()):
-            yield
-
     def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
         """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
 
@@ -289,38 +277,9 @@ class FastPath(Feature):
         fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
         shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
-        return shared_prefill(model, shares, limits, self._kept)
+        return shared_prefill(model, shares, limits)
 
     def _say_once(self, message: str) -> None:
         if message not in self._said:
             self._said.add(message)
             logger.warning(message)
-
-
-class _PackedModel:
-    """Stands in for the model in TRL's scoring: whatever TRL made of the rows, the packs are what runs."""
-
-    def __init__(self, model: Any, backbone: Any, packed: Packed):
-        self.model = model
-        self.backbone = backbone
-        self.packed = packed
-
-    def __call__(self, input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
-        if self.packed.position_ids is not None:
-            kwargs["position_ids"] = self.packed.position_ids
-        with scored_only(self.backbone, self.packed):
-            return self.model(
-                input_ids=self.packed.input_ids,
-                attention_mask=self.packed.attention_mask,
-                shift_labels=self.packed.targets,
-                **kwargs,
-            )
-
-
-def _packs(inputs: dict[str, Any]) -> MicroBatch | None:
-    return [tuple(pack) for pack in inputs[PLAN]["packs"]] if PLAN in inputs else None
-
-
-def _budget(micro_batches: list[dict[str, Any]]) -> Budget:
-    first = micro_batches[0]
-    return Budget(first["completion_ids"].size(0), first["prompt_ids"].size(1) + first["completion_ids"].size(1))

@@ -24,8 +24,8 @@ import numpy as np
 
 from trl_drgrpo.features.fast_path.tree_mask import KEY_COST
 
-Pack = tuple[int, ...]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
-MicroBatch = list[Pack]
+Pack = Sequence[int]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
+MicroBatch = Sequence[Pack]
 
 # Weight of a width squared where attention costs less than that: packs of like widths need less padding side by side.
 EVENNESS = 0.25
@@ -173,32 +173,23 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
     live = [i for i, row in enumerate(rows) if row.live and row.completion_length > 0]
     if not live:
         return []
-    groups = _by_prompt(rows, live, costs)
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for i in live:
+        groups[rows[i].prompt].append(i)
     # Packs are coarser than rows: where they do not fit, smaller ones may, and rows alone fit where TRL's do.
-    for together in (2**k for k in range(budget.rows.bit_length() if costs.share_prompts else 1)):
-        widest = min(budget.tokens // together, math.isqrt(budget.pairs // together))
-        packs = [pack for group in groups for pack in _cheapest_packs(rows, group, widest, costs)]
+    sides = [2**k for k in range(budget.rows.bit_length())] if costs.share_prompts else []  # packs side by side
+    widths = [min(budget.tokens // side, math.isqrt(budget.pairs // side)) for side in sides]
+    packed = ([pack for group in groups.values() for pack in _cheapest_packs(rows, group, w, costs)] for w in widths)
+    for packs in itertools.chain(packed, [[(i,) for i in live]]):
         cut = _cut(rows, packs, slots, budget, costs)
         if cut is not None:
             return cut
-    cut = _cut(rows, [(i,) for i in live], slots, budget, costs)
-    if cut is None:
-        raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
-    return cut
+    raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
 
 
 def processed_tokens(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> int:
     """Padded tokens that the forward of a micro-batch runs over."""
     return len(batch) * costs.width(max(pack_length(rows, pack) for pack in batch)) if batch else 0
-
-
-def _by_prompt(rows: Sequence[Row], live: list[int], costs: Costs) -> list[list[int]]:
-    if not costs.share_prompts:
-        return [[i] for i in live]
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for i in live:
-        groups[rows[i].prompt].append(i)
-    return list(groups.values())
 
 
 def _cheapest_packs(rows: Sequence[Row], group: list[int], widest: int, costs: Costs) -> list[Pack]:
@@ -267,7 +258,7 @@ def _cut(
 ) -> list[MicroBatch] | None:
     """The packs, longest first, cut into micro-batches at the least cost; `None` where they do not fit."""
     lengths = [costs.width(pack_length(rows, pack)) for pack in packs]
-    order = sorted(range(len(packs)), key=lambda i: (-lengths[i], packs[i]))
+    order = sorted(range(len(packs)), key=lambda i: (-lengths[i], *packs[i]))
     widths = np.array([max(lengths[i], 1) for i in order], dtype=np.float64)
     fits = np.minimum(budget.tokens // widths, max(budget.pairs, 1) // widths**2)
     fits = np.clip(fits, 1, len(order)).astype(np.int64)  # packs beside each other, the first as wide as this one

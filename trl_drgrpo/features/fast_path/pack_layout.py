@@ -108,7 +108,7 @@ def pack_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, mult
     # The layout is made of small Python loops over packs: on the CPU, where they do not wait for an accelerator.
     rows = rows_of(tokens)
     filler = Row(tuple(tokens.input_ids[0, -2:].tolist()), 2, 0)
-    lines = [_Line(pack, rows) for pack in batch] or [_Line((0,), [filler])]
+    lines = [Line(pack, rows) for pack in batch] or [Line((0,), [filler])]
     width = -(-max(len(line.ids) for line in lines) // multiple) * multiple
     # A token has one place for all rows that share it: those where it follows the same position.
     following = {
@@ -143,7 +143,7 @@ def pack_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, mult
     )
 
 
-class _Line:
+class Line:
     """One pack laid out, depth first.
 
     Attributes:
@@ -152,7 +152,7 @@ class _Line:
         predictors (`dict[int, list[int]]`): For each row, the places that predict its completion's tokens.
     """
 
-    def __init__(self, pack: tuple[int, ...], rows: Sequence[Row]):
+    def __init__(self, pack: Sequence[int], rows: Sequence[Row]):
         prompt = rows[pack[0]].prompt_length
         self.ids: list[int] = list(cast(tuple[int, ...], rows[pack[0]].prompt))  # rows that are packed have tokens
         self.positions = list(range(prompt))

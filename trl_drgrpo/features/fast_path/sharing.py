@@ -7,8 +7,8 @@ after a numerical self-test on the model itself: rows alone against rows packed,
 (the same pack without its block mask) that must differ.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
 from trl_drgrpo.upstream.batches import TokenBatch
+from trl_drgrpo.upstream.private_state import swapped
 
 # Attention does a query-key pair slower than a matrix product does its multiplications. On a CPU 1.3 was measured (8
 # heads of 64 in float32, one thread, 2026-11-22). Elsewhere a kernel reads a mask: an estimate, not measured.
@@ -43,7 +44,14 @@ def attention_pair_cost(config: Any, device: str) -> float:
     """
     slowdown = ATTENTION_SLOWDOWN.get(device, ATTENTION_SLOWDOWN_ELSEWHERE)
     try:
-        return slowdown * _pair_share(config.get_text_config())
+        text = config.get_text_config()
+        width = text.hidden_size
+        heads = getattr(text, "num_attention_heads", None) or 1
+        head_width = getattr(text, "head_dim", None) or width // heads
+        attention = heads * head_width
+        key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
+        inner = getattr(text, "intermediate_size", None) or 4 * width
+        return slowdown * 2 * attention / (2 * width * (attention + key_value) + 3 * width * inner)
     except Exception:  # configurations refuse in many ways, some per layer; an estimate is not worth a run
         return slowdown / (8 * 1024)
 
@@ -51,18 +59,6 @@ def attention_pair_cost(config: Any, device: str) -> float:
 def forward_cost(device: str) -> float:
     """Cost of one more forward and backward pass on a type of device (`"cpu"`, `"cuda"`), in tokens."""
     return FORWARD_COST.get(device, FORWARD_COST_ELSEWHERE)
-
-
-def _pair_share(text: Any) -> float:
-    """Operations of a pair, as a share of those of a token."""
-    width = text.hidden_size
-    heads = getattr(text, "num_attention_heads", None) or 1
-    head_width = getattr(text, "head_dim", None) or width // heads
-    attention = heads * head_width
-    key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
-    inner = getattr(text, "intermediate_size", None) or 4 * width
-    weights = 2 * width * (attention + key_value) + 3 * width * inner
-    return 2 * attention / weights
 
 
 def why_not_shared(
@@ -92,7 +88,11 @@ def why_not_shared(
     if implementation != "sdpa":
         return f"its attention is {implementation!r}; a block mask needs 'sdpa'"
     computes_in = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
-    with torch.no_grad(), _without_dropout(model):
+    with torch.no_grad(), ExitStack() as without_dropout:
+        # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
+        for module in model.modules():
+            if module.training and not type(module).__module__.startswith("bitsandbytes"):
+                without_dropout.enter_context(swapped(module, training=False))
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -128,26 +128,8 @@ def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch
 def rope_depends_on_width(config: Any) -> bool:
     """Whether rotary angles change with the longest row of a batch (dynamic NTK, longrope), so that regrouping would
     change what a row computes."""
-
-    def kinds(value: Any) -> Iterator[Any]:
-        if isinstance(value, dict):
-            yield value.get("rope_type", value.get("type"))
-            for inner in value.values():
-                yield from kinds(inner)
-
     text = config.get_text_config()
-    found = {*kinds(getattr(text, "rope_parameters", None)), *kinds(getattr(text, "rope_scaling", None))}
-    return bool(found & {"dynamic", "longrope"})
-
-
-@contextmanager
-def _without_dropout(model: Any) -> Iterator[None]:
-    """Dropout off inside the block. Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs."""
-    training = [m for m in model.modules() if m.training and not type(m).__module__.startswith("bitsandbytes")]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    written = repr(
+        [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
+    )  # for all layers, or each
+    return "'dynamic'" in written or "'longrope'" in written

@@ -93,10 +93,8 @@ class Window:
         for key in (*OF_COMPLETIONS, *OF_EITHER):
             if key in inputs and fillers:
                 inputs[key][len(chosen) :] = 0
-        packs, start = [], 0
-        for pack in batch:
-            packs.append(list(range(start, start + len(pack))))
-            start += len(pack)
+        places = iter(range(len(chosen)))
+        packs = [[next(places) for _ in pack] for pack in batch]
         plan = {"rows": rows, "nominal_rows": self.nominal_rows, "packs": packs, "loss_tokens": loss_tokens}
         return {**inputs, PLAN: plan}
 

@@ -87,10 +87,12 @@ def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """Size in bytes and checksum of each file that a resumed run reads, by its path inside the folder."""
     files = [path for path in checkpoint.rglob("*") if path.is_file()]
     listed = sorted(path for path in files if not any(path.match(pattern) for pattern in _NOT_LISTED))
-    return {
-        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, _SUM: _checksum(path)}
-        for path in listed
-    }
+    marks = {}
+    for path in listed:
+        found = path.stat()
+        mark = {"bytes": found.st_size, _SUM: _checksum(path, found.st_mtime_ns, found.st_ctime_ns)}
+        marks[path.relative_to(checkpoint).as_posix()] = mark
+    return marks
 
 
 def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
@@ -128,7 +130,7 @@ def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: boo
         found = path.stat()
         if found.st_size != mark["bytes"]:
             return f"{name} has {found.st_size} bytes instead of {mark['bytes']}"
-        if checksum and mark[_SUM] != _checksum_once(path, found.st_mtime_ns, found.st_ctime_ns):
+        if checksum and mark[_SUM] != _checksum(path, found.st_mtime_ns, found.st_ctime_ns):
             return f"{name} was changed after it was written (its checksum differs)"
     except FileNotFoundError:
         return f"{name} is missing"
@@ -201,15 +203,10 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _checksum(path: Path) -> str:
+@functools.cache  # the command line and the trainer ask for the same file
+def _checksum(path: Path, modified: int, changed: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-
-
-@functools.cache
-def _checksum_once(path: Path, modified: int, changed: int) -> str:
-    """As `_checksum`; the command line and the trainer ask for the same file."""
-    return _checksum(path)
 
 
 def _sum_of_state(state: dict[str, Any]) -> str:

@@ -4,9 +4,11 @@ What TRL and transformers restore is enough only between two generation batches 
 completions not trained on yet, the count of micro-batches, the prompt order of later epochs, L, the reward scale.
 """
 
+import json
 import logging
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,15 +30,14 @@ from trl_drgrpo.features.resume.checkpoints import (
     why_incomplete,
 )
 from trl_drgrpo.features.resume.resume_state import (
+    FEATURES_FILE,
     ON_RESUME,
-    RandomState,
     changed,
     geometry,
-    load_features,
     load_rollouts,
+    random_state,
     resume_facts,
     run_state,
-    save_features,
     save_rollouts,
 )
 from trl_drgrpo.upstream.hooks import Feature
@@ -58,8 +59,8 @@ class Resume(Feature):
         self._checkpoints_of_this_run: frozenset[Path] = frozenset()
         self._settings: dict[str, Any] = {}  # that a checkpoint records, see `resume_state.py`
         self._micro_step = 0  # micro-batches processed when the newest step began or ended
-        self._random_state: RandomState | None = None
-        self._is_terminated = False  # by SIGTERM: the optimizer step that is being made is the last one
+        self._restore_random_state: Callable[[], None] = lambda: None
+        self._terminated = threading.Event()  # by SIGTERM: the optimizer step that is being made is the last one
 
     @contextmanager
     def started(self, resume_from_checkpoint: str | bool | None) -> Iterator[str | None]:
@@ -115,16 +116,19 @@ class Resume(Feature):
     @contextmanager
     def around_train(self) -> Iterator[None]:
         """Saves a checkpoint before the error of a reward function, or SIGTERM, ends the run."""
-        self._is_terminated = False
-        with on_sigterm(self._on_sigterm):
+        self._terminated.clear()
+        with on_sigterm(self._terminated.set):
             try:
                 yield
             except RewardError:
-                self._save_what_was_computed()
+                if self.trainer.accelerator.num_processes == 1:
+                    self._save_step("A reward function failed")
+                else:
+                    logger.error(
+                        "A reward function failed. With several processes no checkpoint is saved at this point: "
+                        "resume from the last one."
+                    )
                 raise
-
-    def _on_sigterm(self) -> None:
-        self._is_terminated = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is loaded, and the first step comes next."""
@@ -140,8 +144,7 @@ class Resume(Feature):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (self.trainer.state.epoch or 0) % 1:  # else noted before the data loader drew its seed, as it will again
             self._note_boundary()
-        several = self.trainer.accelerator.num_processes > 1
-        if any(self.trainer.gathered([self._is_terminated])) if several else self._is_terminated:
+        if any(self.trainer.gathered([self._terminated.is_set()])):
             self._save_step("SIGTERM")
             raise Terminated
 
@@ -150,7 +153,7 @@ class Resume(Feature):
 
     def _note_boundary(self) -> None:
         self._micro_step = self.trainer.micro_step
-        self._random_state = RandomState()
+        self._restore_random_state = random_state()
 
     def _rewind(self) -> None:
         """Put the trainer back to the boundary, as far as a checkpoint records it."""
@@ -160,8 +163,7 @@ class Resume(Feature):
             if newest != self._micro_step // trainer.generate_every:
                 trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
         trainer.micro_step = self._micro_step
-        if self._random_state is not None:
-            self._random_state.restore()
+        self._restore_random_state()
 
     # Checkpoints
 
@@ -190,7 +192,8 @@ class Resume(Feature):
         save_rollouts(checkpoint, self.trainer.accelerator.process_index, self.trainer.pending_rollouts)
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
-            save_features(checkpoint, self.trainer.features)
+            kept = {type(each).__name__: each.state_dict() for each in self.trainer.features}
+            (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
             finish_checkpoint(checkpoint, run_state(self.trainer, self.run_id, self._settings))
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
@@ -198,7 +201,10 @@ class Resume(Feature):
         if not has_optimizer(checkpoint):
             message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
             logger.warning(message, checkpoint)
-        load_features(checkpoint, self.trainer.features)
+        file = checkpoint / FEATURES_FILE
+        kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for feature in self.trainer.features:
+            feature.load_state_dict(kept.get(type(feature).__name__))
         state = self._state_of(checkpoint)
         if state is None:
             self._say_what_is_missing(checkpoint)
@@ -222,17 +228,11 @@ class Resume(Feature):
 
     def _say_what_changed(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Other settings in the middle of a run are allowed, but never silent."""
-        objective = [
-            f"{name} {_in_words(was)} -> {_in_words(now)}"
-            for name, was, now in changed(state["objective"], objective_facts(self.trainer))
-        ]
-        kept_as_it_was = ON_RESUME["kept"] if has_optimizer(checkpoint) else ()
-        kept, anew = [], []
-        for name, was, now in changed(state["settings"], self._settings):
-            if name in kept_as_it_was:
-                kept.append(f"{name} {shortened(was)}, not {shortened(now)}")
-            else:
-                anew.append(f"{name} {shortened(was)} -> {shortened(now)}")
+        others = changed(state["objective"], objective_facts(self.trainer))
+        objective = [f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in others]
+        stays, others = ON_RESUME["kept"] * has_optimizer(checkpoint), changed(state["settings"], self._settings)
+        kept = [f"{name} {shortened(was)}, not {shortened(now)}" for name, was, now in others if name in stays]
+        anew = [f"{name} {shortened(was)} -> {shortened(now)}" for name, was, now in others if name not in stays]
         for message, settings in (
             ("The objective differs from that of %s: %s. The run continues with the new one.", objective),
             ("Settings differ from those of %s: %s. The run continues with the new ones.", anew),
@@ -265,37 +265,24 @@ class Resume(Feature):
         self.trainer.micro_step = state["micro_step"]
         if not state["has_rollouts"]:
             return
-        rank, device = self.trainer.accelerator.process_index, self.trainer.accelerator.device
+        args, rank, device = self.trainer.args, self.trainer.accelerator.process_index, self.trainer.accelerator.device
+        corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
+        # Keys of a micro-batch that the loss reads under settings that may have changed since it was made.
+        needed = {*["ref_per_token_logps"] * bool(args.beta), *["importance_sampling_ratio"] * corrects_sampling}
         rollouts = load_rollouts(checkpoint, rank, device, state["files"])
         # All ranks or none: one that generates alone waits forever.
         if not all(self.trainer.gathered([rollouts is not None])):
             logger.warning(
                 "Completions not trained on yet are generated again: the run continues, but not bit for bit."
             )
-        elif missing := self._needed_in_rollouts().difference(*(rollouts or [])):
+        elif missing := needed.difference(*(rollouts or [])):
             message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
             logger.warning(message, " and ".join(sorted(missing)))
         else:
             self.trainer.pending_rollouts = rollouts
 
-    def _needed_in_rollouts(self) -> set[str]:
-        """Keys of a micro-batch that the loss reads under settings that may have changed since it was made."""
-        needed = {"ref_per_token_logps"} if self.trainer.args.beta else set()
-        if self.trainer.args.use_vllm and self.trainer.args.vllm_importance_sampling_correction:
-            needed.add("importance_sampling_ratio")
-        return needed
-
-    def _save_what_was_computed(self) -> None:
-        """A checkpoint at the last finished optimizer step, for a run that is about to end with an error."""
-        if self.trainer.accelerator.num_processes > 1:
-            logger.error(
-                "A reward function failed. With several processes no checkpoint is saved at this point: resume from "
-                "the last one."
-            )
-            return
-        self._save_step("A reward function failed")
-
     def _save_step(self, why: str) -> None:
+        """A checkpoint at the last finished optimizer step, for a run that is about to end."""
         if self.trainer.state.global_step == 0:
             logger.error("%s before the end of the first step: nothing is saved.", why)
             return

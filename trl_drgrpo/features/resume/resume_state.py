@@ -12,7 +12,7 @@ of its checkpoint, takes anew, or refuses: one table, which the guide shows. Eve
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from datasets import Dataset
 
 from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of, objective_facts
 from trl_drgrpo.features.resume.checkpoints import why_changed
-from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
 
@@ -103,21 +102,6 @@ def changed(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any,
     return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
 
 
-def save_features(checkpoint: Path, features: Sequence[Feature]) -> None:
-    """Write what the features keep into a checkpoint folder, by the names of their classes."""
-    states = {type(feature).__name__: feature.state_dict() for feature in features}
-    kept = {name: state for name, state in states.items() if state is not None}
-    (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
-
-
-def load_features(checkpoint: Path, features: Sequence[Feature]) -> None:
-    """Give each feature what the checkpoint keeps of it; `None` where that is nothing."""
-    file = checkpoint / FEATURES_FILE
-    states = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for feature in features:
-        feature.load_state_dict(states.get(type(feature).__name__))
-
-
 def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]] | None) -> None:
     """Write this rank's pending micro-batches into a checkpoint folder; `None`: leave no file of an older run."""
     if micro_batches is None:
@@ -149,16 +133,17 @@ def _rollouts_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / f"drgrpo_rollouts_{rank}.pt"
 
 
-class RandomState:
-    """The random generators of Python, numpy and torch at one moment."""
+def random_state() -> Callable[[], None]:
+    """Puts the random generators of Python, numpy and torch back to where they are now, when it is called."""
+    states: Any = (
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
+        (torch.set_rng_state, torch.get_rng_state()),
+        (torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()),  # of no device without any
+    )
 
-    def __init__(self) -> None:
-        self.python, self.numpy, self.torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all()  # of no device without any
+    def restore() -> None:
+        for set_state, state in states:
+            set_state(state)
 
-    def restore(self) -> None:
-        """Go back to that moment."""
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
-        torch.cuda.set_rng_state_all(self.cuda)
+    return restore

@@ -95,8 +95,13 @@ def read_pass_rates(path: Path) -> Rates:
     Raises:
         `InputError`: It cannot be read, or is empty; names the line.
     """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        got = f"{path} ({type(error).__name__}: {error})"
+        raise InputError("prior_pass_rates", got, "a file of JSON lines", "Check the path.") from error
     rates: Rates = {}
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             key, rate, completions = str(row["key"]), float(row["pass_rate"]), float(row.get("completions", 8))
@@ -138,22 +143,3 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
     write_whole(Path(path), "".join(lines))
     unjudged = sum(not judged for _, judged in seen.values())
     return len(seen) - unjudged, unjudged
-
-
-def unknown_prompts(path: Path) -> InputError:
-    """The error for a file of pass rates that knows none of the prompts."""
-    remedy = (
-        "Prompts are matched by a hash of what the model sees: score completions of this dataset, with the same "
-        "prompt_template and system_prompt."
-    )
-    return InputError(
-        "prior_pass_rates", f"{path}, which has none of the prompts", "pass rates of the same prompts", remedy
-    )
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        got = f"{path} ({type(error).__name__}: {error})"
-        raise InputError("prior_pass_rates", got, "a file of JSON lines", "Check the path.") from error

@@ -20,7 +20,7 @@ from datasets import Dataset
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
-from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates, unknown_prompts
+from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates
 from trl_drgrpo.features.sampling.prompt_stream import Draw, PromptStream, cap_warning, sampling_metrics
 from trl_drgrpo.objective.advantages import Selection, keep_probability, select_groups
 from trl_drgrpo.upstream.batches import OF_THE_BATCH, CreditedBatch, joined_rows, row_of, unknown_keys
@@ -37,13 +37,7 @@ class PromptSampling(Feature):
         pass_rates ([`PassRates`]): Estimates by prompt.
     """
 
-    takes = (
-        "dynamic_sampling",
-        "max_sampling_rounds",
-        "curriculum",
-        "curriculum_q_min",
-        "prior_pass_rates",
-    )
+    takes = ("dynamic_sampling", "max_sampling_rounds", "curriculum", "curriculum_q_min", "prior_pass_rates")
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
@@ -76,21 +70,15 @@ class PromptSampling(Feature):
         )
         if args.curriculum:
             self._rule = CorrectnessRule(trainer.reward_func_names, args.correct_reward, args.correct_threshold)
-        self._check_prompts()
+        wanted, dataset = args.generation_batch_size // trainer.num_generations, self.stream.dataset
+        cap = wanted * args.max_sampling_rounds
+        if isinstance(dataset, Dataset) and len(dataset) < cap:
+            got = f"{args.max_sampling_rounds} with {len(dataset)} rows of training data"
+            remedy = f"set at most {len(dataset) // wanted}, or add rows."
+            remedy = f"A batch takes {wanted} rows, none of them twice: {remedy}"
+            raise InputError("max_sampling_rounds", got, f"at least {cap} rows", remedy)
         if args.prior_pass_rates:
             self._take_prior(Path(args.prior_pass_rates).expanduser())
-
-    def _check_prompts(self) -> None:
-        """Refuses a dataset that cannot fill a batch without taking a row twice."""
-        wanted = self.trainer.args.generation_batch_size // self.trainer.num_generations
-        dataset = self.stream.dataset
-        if isinstance(dataset, Dataset) and len(dataset) < self._cap(wanted):
-            raise InputError(
-                "max_sampling_rounds",
-                f"{self.trainer.args.max_sampling_rounds} with {len(dataset)} rows of training data",
-                f"at least {self._cap(wanted)} rows",
-                f"A batch takes {wanted} rows, none of them twice: set at most {len(dataset) // wanted}, or add rows.",
-            )
 
     def _take_prior(self, path: Path) -> None:
         """Take in pass rates from before the run, if they are of these prompts."""
@@ -98,12 +86,14 @@ class PromptSampling(Feature):
         self.pass_rates.take_prior(rates)
         known = self.stream.count_known(rates)
         if known == 0:
-            raise unknown_prompts(path)
+            remedy = (
+                "Prompts are matched by a hash of what the model sees: score completions of this dataset, with the "
+                "same prompt_template and system_prompt."
+            )
+            got = f"{path}, which has none of the prompts"
+            raise InputError("prior_pass_rates", got, "pass rates of the same prompts", remedy)
         if known:
             logger.info("prior_pass_rates: %s has %d prompts, and knows %d training prompts.", path, len(rates), known)
-
-    def _cap(self, wanted: int) -> int:
-        return wanted * self.trainer.args.max_sampling_rounds
 
     # A generation batch
 
@@ -118,8 +108,8 @@ class PromptSampling(Feature):
         if not (self.trainer.model.training and self.is_on):
             return generate(inputs)
         args, size = self.trainer.args, self.trainer.num_generations
-        examples = self.trainer.gathered(list(inputs))[::size] if self._ranks > 1 else inputs[::size]
-        wanted, cap = len(examples), self._cap(len(examples))
+        examples = self.trainer.gathered(list(inputs))[::size]
+        wanted, cap = len(examples), len(examples) * args.max_sampling_rounds
         prompts = self.stream.batch(self.batches, examples)
         drawn: list[Draw] = []
         rounds: list[dict[str, Any]] = []
@@ -185,9 +175,9 @@ class PromptSampling(Feature):
         if unknown := unknown_keys(rollouts):
             remedy = "Switch dynamic_sampling and curriculum off for images."
             raise InputError("dynamic_sampling", f"a batch with {', '.join(unknown)}", "text only", remedy)
-        advantages = rollouts["advantages"]
-        has_signal = (advantages != 0).view(len(advantages), -1).any(dim=1).tolist()
-        has_signal = self.trainer.gathered(has_signal) if ranks > 1 else has_signal
+        has_signal = self.trainer.gathered(
+            (rollouts["advantages"] != 0).view(len(rows) // ranks, -1).any(dim=1).tolist()
+        )
         correct = self._correct()
         rewards = self._credited.rewards.view(-1, size).nanmean(dim=1).tolist() if self._credited else []
         for i, draw in enumerate(fresh):
@@ -239,7 +229,7 @@ class PromptSampling(Feature):
                     row = row_of(rounds[number], at)
                     row["advantages"] = row["advantages"] * weight
                     own.append((place * size + member, row))
-        everyone = sorted(self.trainer.gathered(own) if ranks > 1 else own, key=lambda entry: entry[0])
+        everyone = sorted(self.trainer.gathered(own), key=lambda entry: entry[0])
         first = rounds[0]
         batch: dict[str, Any] = joined_rows(
             [row for _, row in everyone[rank * rows : (rank + 1) * rows]],
@@ -255,21 +245,16 @@ class PromptSampling(Feature):
         for key, correct, scored in self._judged:
             self.pass_rates.update(key, correct, scored)
         self._judged.clear()
-        metrics = sampling_metrics(
-            drawn,
-            selection,
-            rounds=rounds,
-            tokens=self._tokens * self._ranks,  # the mean over ranks, which is what is logged, is all
-            dapo=self.trainer.args.dynamic_sampling == "dapo",
-        )
+        tokens = self._tokens * self._ranks  # the mean over ranks, which is what is logged, is all
+        dapo = self.trainer.args.dynamic_sampling == "dapo"
+        metrics = sampling_metrics(drawn, selection, rounds=rounds, tokens=tokens, dapo=dapo)
         self._tokens = 0
         if self.trainer.args.curriculum:
             metrics["sampling/pass_rate_estimate"] = self.pass_rates.mean
         self.trainer.log_batch({name: [float(value)] for name, value in metrics.items()}, {})
         if selection.capped and not self._has_warned:
             self._has_warned = True
-            rounds_allowed = self.trainer.args.max_sampling_rounds
-            logger.warning(cap_warning(drawn, wanted, rounds_allowed))
+            logger.warning(cap_warning(drawn, wanted, self.trainer.args.max_sampling_rounds))
 
     def state_dict(self) -> dict[str, Any] | None:
         if not self.is_on:

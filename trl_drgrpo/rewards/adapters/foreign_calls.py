@@ -1,8 +1,7 @@
 """Calling the functions of other stacks: what all adapters share.
 
 A [`Convention`] says how one stack calls; [`adapted`] makes a reward function of TRL's form from its functions, called
-once per completion or once for all; asynchronous where a function is. [`translated`] is for functions that have TRL's
-form but for the keywords.
+once per completion or once for all; asynchronous where a function is.
 
 The other stacks keep the correct answer in other columns than TRL's rewards do (verl: `reward_model["ground_truth"]`,
 OpenRLHF: `label`), so a column is named by a path (`reward_model.ground_truth`), and where none is named the usual
@@ -14,28 +13,19 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards.columns import PER_CALL
-from trl_drgrpo.rewards.combine import Composed, Part, PartCall, Steps, composed
-from trl_drgrpo.rewards.contract import (
-    OnError,
-    check_name,
-    check_on_error,
-    declared,
-    innermost,
-    log_mean,
-    reward_name,
-    reward_number,
-)
-from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers, settled
+from trl_drgrpo.rewards.combine import AsyncComposed, Composed, composed
+from trl_drgrpo.rewards.contract import Limits, OnError, check_on_error, declared, reward_name, reward_number
+from trl_drgrpo.rewards.isolation.isolated import scored_in_workers, settled
 from trl_drgrpo.rewards.isolation.pool import Call
 from trl_drgrpo.rewards.isolation.worker import Failure, failure_of
 from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values, completion_text
-from trl_drgrpo.rewards.signatures import signature_of
+from trl_drgrpo.rewards.signatures import parameters
 
 # What TRL passes to a reward function that is not a column of the dataset.
 NOT_COLUMNS = (*PER_CALL, "environments", "prompts", "completions")
@@ -101,12 +91,9 @@ class Place:
             if path in names or path.split(".")[0] in names:
                 return path
         wanted = f"the column {self.path!r}" if self.path else f"one of the columns {', '.join(self.usual)}"
-        raise InputError(
-            f"reward {reward}",
-            f"a dataset with the columns {', '.join(names) or '(none)'}",
-            f"{self.what} in {wanted}",
-            self.advice or f"Point {self.option}=... to it, or rename the column.",
-        )
+        got = f"a dataset with the columns {', '.join(names) or '(none)'}"
+        advice = self.advice or f"Point {self.option}=... to it, or rename the column."
+        raise InputError(f"reward {reward}", got, f"{self.what} in {wanted}", advice)
 
     def value(self, row: Mapping[str, Any], reward: str) -> Any:
         """This row's value; `None` where a mapping on the way there does not have it, or is null."""
@@ -114,18 +101,15 @@ class Place:
         if path in row:
             return row[path]
         head, *keys = path.split(".")
-        value = decoded(row[head])
+        value = row[head]
         for key in keys:
-            if value is None:
+            if (value := decoded(value)) is None:
                 return None
             if not isinstance(value, Mapping):
-                raise InputError(
-                    f"reward {reward}",
-                    f"a {type(value).__name__} where {path!r} needs a mapping with {key!r}",
-                    f"{self.what} under {path!r}",
-                    f"Point {self.option}=... to it.",
-                )
-            value = decoded(value.get(key)) if key != keys[-1] else value.get(key)
+                got = f"a {type(value).__name__} where {path!r} needs a mapping with {key!r}"
+                remedy = f"Point {self.option}=... to it."
+                raise InputError(f"reward {reward}", got, f"{self.what} under {path!r}", remedy)
+            value = value.get(key)
         return value
 
 
@@ -150,171 +134,139 @@ class Convention:
     How one stack calls its functions.
 
     Args:
-        row (`Callable[[Sample, str], Any]`): What a call needs of one sample; the second argument is the reward's
-            name, for messages.
-        call (`Callable[[Callable, list], Call]`): Positional and keyword arguments of a function, for one row or,
-            where it takes a batch, for all.
+        row (`Callable[[Sample], dict]`): What a call needs of one sample, under the stack's names.
+        call (`Callable[[Callable, dict], Call]`): Positional and keyword arguments of a function, from the values of
+            one row or, where it takes a batch, from lists of them.
         read (`Callable[[Any], Any]`, *optional*): The number in what the function returned for one completion, `None`:
             unscorable. Defaults to the result itself.
-        places (`tuple[Place, ...]`, *optional*): Where the dataset has to have something.
+        places (`Mapping[str, Place]`, *optional*): What the dataset has to have, and under which name it is passed.
     """
 
-    row: Callable[[Sample, str], Any]
-    call: Callable[[Callable, list[Any]], Call]
+    row: Callable[[Sample], dict[str, Any]]
+    call: Callable[[Any, dict[str, Any]], Call]
     read: Callable[[Any], Any] = lambda result: result
-    places: tuple[Place, ...] = ()
+    places: Mapping[str, Place] = field(default_factory=dict)
 
     def check_columns(self, columns: Iterable[str], reward: str) -> None:
         """Raises [`InputError`] if the dataset lacks a column that a call needs."""
-        for place in self.places:
+        for place in self.places.values():
             place.column(columns, reward)
 
-    def rows(self, keywords: Mapping[str, Any], reward: str) -> list[Any]:
+    def rows(self, keywords: Mapping[str, Any], reward: str) -> list[dict[str, Any]]:
         """The rows of one call of TRL's, so that missing columns are the user's error and no sample's."""
         samples = read_samples(keywords, reward)
         for sample in samples[:1]:
             self.check_columns(sample.columns, reward)
-        return [self.row(sample, reward) for sample in samples]
-
-
-def translated(
-    function: Callable,
-    name: str,
-    translate: Callable[[dict[str, Any], str], Call],
-    read: Callable[..., Any] | None = None,
-    columns: Sequence[str] | None = None,
-) -> Composed:
-    """A reward function that calls another one once, with what `translate` makes of TRL's keywords, and gives what
-    `read(result, log)` finds in its result."""
-    return composed(name, [Part(function)], _translated, columns, translate=translate, read=read)
-
-
-def _translated(
-    reward: Composed, kwargs: dict[str, Any], translate: Callable[..., Call], read: Callable[..., Any] | None
-) -> Steps:
-    [result] = yield [PartCall(reward.parts[0], *translate(kwargs, reward.__name__))]
-    return result if read is None else read(result, functools.partial(reward.log, kwargs))
-
-
-def adapted_batch(function: Callable, convention: Convention, name: str, read: Callable[..., Any]) -> Callable:
-    """A reward function of TRL's form from one of another stack that takes a batch; `read(result, log)` finds the
-    rewards in what it returns."""
-    check_name(name)
-
-    def translate(kwargs: dict[str, Any], reward: str) -> Call:
-        return convention.call(function, convention.rows(kwargs, reward))
-
-    reward: Any = translated(function, name, translate, read, columns=())
-    reward.check_columns = functools.partial(convention.check_columns, reward=name)
-    return reward
+        return [
+            {**self.row(each), **{name: place.value(each.columns, reward) for name, place in self.places.items()}}
+            for each in samples
+        ]
 
 
 def adapted(
     functions: Sequence[Callable],
     convention: Convention,
-    *,
     name: str,
+    *,
+    read_batch: Callable[..., Any] | None = None,
     timeout: float | None = None,
     on_error: OnError = "unscorable",
-    **options: Any,
-) -> Callable:
-    """A reward function of TRL's form from those of another stack that score one completion: [`PerCompletion`], whose
-    options these are, or its asynchronous form."""
-    limits = None if timeout is None else Limits(timeout=timeout)
-    check_on_error(on_error)
-    check_name(name)
-    is_async = any(inspect.iscoroutinefunction(innermost(function)) for function in functions)
-    kind = AsyncPerCompletion if is_async else PerCompletion
-    reward: Any = kind(functions, convention, name, limits, on_error, **options)
-    reward.check_columns = functools.partial(convention.check_columns, reward=name)
-    return reward
-
-
-@dataclass(eq=False)
-class PerCompletion:
+    weights: Sequence[float] = (1.0,),
+    columns: Sequence[str] = (),
+) -> Composed:
     """
-    A reward function of TRL's form from functions that score one completion each.
+    A reward function of TRL's form from those of another stack.
 
     Args:
         functions (`Sequence[Callable]`): The functions; their weighted scores are added. Where there are several, the
-            mean of each is logged as `rewards/<name>/<function>`.
+            mean of each is logged as `rewards/<name>/<function>`. All calls of an asynchronous one run at the same
+            time.
         convention ([`Convention`]): How they are called.
         name (`str`): Name in logs and metrics.
-        limits ([`Limits`], *optional*): Limits of one call, after which its worker is killed; `None`: none, in this
+        read_batch (`Callable`, *optional*): The only function is called once per batch, and `read_batch(result, log)`
+            finds the rewards in what it returns. By default a function scores one completion.
+        timeout (`float`, *optional*): Seconds of one call, after which its worker is killed; `None`: no limit, in this
             process.
         on_error (`str`): What a failure makes of its completion: the function's `lowest_reward`, where it declares one
             and is the only one, else `None`, and a count in `rewards/<name>/failed_frac`; or with `"raise"` an error.
         weights (`Sequence[float]`, *optional*): One per function. Defaults to 1 for one function.
         columns (`Sequence[str]`, *optional*): Columns that a call needs, whatever else it finds.
     """
+    check_on_error(on_error)
+    limits = None if timeout is None else Limits(timeout=timeout)
+    if read_batch is None:
+        settings = {"limits": limits, "on_error": on_error, "weights": list(weights)}
+        reward: Any = composed(name, functions, _each, columns, convention=convention, **settings)
+    else:
+        reward = composed(name, functions, _batch, columns, convention=convention, read=read_batch)
+    reward.lowest_reward = declared(functions[0], "lowest_reward") if len(functions) == 1 else None
+    reward.check_columns = functools.partial(convention.check_columns, reward=name)
+    return reward
 
-    functions: Sequence[Callable]
-    convention: Convention
-    name: str
-    limits: Limits | None
-    on_error: OnError
-    weights: Sequence[float] = (1.0,)
-    columns: Sequence[str] = ()
 
-    def __post_init__(self):
-        self.__name__, self.__signature__ = self.name, signature_of(self.columns)
-        only = self.functions[0] if len(self.functions) == 1 else None
-        self.lowest_reward: float | None = declared(only, "lowest_reward")
+async def _batch(
+    reward: Composed, kwargs: dict[str, Any], convention: Convention, read: Callable[..., Any]
+) -> Sequence[Any]:
+    rows = convention.rows(kwargs, reward.__name__)
+    if not rows:
+        return []
+    [function] = reward.reward_funcs
+    args, given = convention.call(function, {name: [row[name] for row in rows] for name in rows[0]})
+    return read(await reward.called(function, *args, **given), functools.partial(reward.log, kwargs))
 
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
-        log_metric = kwargs.get("log_metric")
+
+async def _each(
+    reward: Composed,
+    kwargs: dict[str, Any],
+    convention: Convention,
+    limits: Limits | None,
+    on_error: OnError,
+    weights: list[float],
+) -> list[float | None]:
+    functions, log_metric = reward.reward_funcs, kwargs.get("log_metric")
+    calls = [
+        (part, *convention.call(function, row))
+        for row in convention.rows(kwargs, reward.__name__)
+        for part, function in enumerate(functions)
+    ]
+    if isinstance(reward, AsyncComposed):
+        outcomes = await reward.together([_outcome(reward, convention.read, limits, *call) for call in calls])
+        scores = settled(outcomes, reward.__name__, on_error, log_metric, reward.lowest_reward)
+    else:
         scores = scored_in_workers(
-            self.score,
-            [(call, {}) for call in self._calls(completions, kwargs)],
-            name=self.__name__,
-            limits=self.limits,
-            on_error=self.on_error,
+            functools.partial(_score, functions, convention.read),
+            [(call, {}) for call in calls],
+            name=reward.__name__,
+            limits=limits,
+            on_error=on_error,
             log_metric=log_metric,
-            failed=self.lowest_reward,
+            failed=reward.lowest_reward,
         )
-        return self._added(scores, log_metric)
-
-    def score(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Score that one of the functions gives one completion; runs in a worker where there is a time limit."""
-        return self.convention.read(self.functions[part](*args, **kwargs))
-
-    def _calls(self, completions: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, Any]]:
-        """All calls, completion by completion."""
-        return [
-            (part, *self.convention.call(function, [row]))
-            for row in self.convention.rows({**kwargs, "completions": completions}, self.__name__)
-            for part, function in enumerate(self.functions)
-        ]
-
-    def _added(
-        self, scores: list[float | None], log_metric: Callable[[str, float], None] | None
-    ) -> list[float | None]:
-        count = len(self.functions)
-        if list(self.weights) == [1.0]:
-            return scores
-        rows = [scores[start : start + count] for start in range(0, len(scores), count)]
-        for part, function in enumerate(self.functions):
-            log_mean(log_metric, f"rewards/{self.__name__}/{reward_name(function)}", [row[part] for row in rows])
-        return [_weighted(row, self.weights) for row in rows]
+    if weights == [1.0]:
+        return scores
+    of_functions = [scores[part :: len(functions)] for part in range(len(functions))]
+    for function, own in zip(functions, of_functions, strict=True):
+        reward.log(kwargs, reward_name(function), own)
+    return [_weighted(row, weights) for row in zip(*of_functions, strict=True)]
 
 
-class AsyncPerCompletion(PerCompletion):
-    """[`PerCompletion`] where a function is `async`: all calls of a batch run concurrently, each under the limit."""
+def _score(
+    functions: Sequence[Callable], read: Callable[[Any], Any], part: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Score that one of the functions gives one completion; runs in a worker where there is a time limit."""
+    return read(functions[part](*args, **kwargs))
 
-    async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        log_metric = kwargs.get("log_metric")
-        outcomes = await asyncio.gather(*(self._outcome(*call) for call in self._calls(completions, kwargs)))
-        scores = settled(list(outcomes), self.__name__, self.on_error, log_metric, self.lowest_reward)
-        return self._added(scores, log_metric)
 
-    async def _outcome(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Failure | None:
-        try:
-            result = self.functions[part](*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = await asyncio.wait_for(result, self.limits and self.limits.timeout)
-            return reward_number(self.convention.read(result), f"reward function '{self.__name__}'")
-        except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
-            return failure_of(error)
+async def _outcome(
+    reward: Composed, read: Callable, limits: Limits | None, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> float | Failure | None:
+    try:
+        result = reward.reward_funcs[part](*args, **kwargs)
+        if inspect.isawaitable(result):
+            result = await asyncio.wait_for(result, limits and limits.timeout)
+        return reward_number(read(result), f"reward function '{reward.__name__}'")
+    except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
+        return failure_of(error)
 
 
 def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | None:
@@ -325,26 +277,6 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
     return sum((weight * score for weight, score in counted if score is not None), 0.0)
 
 
-def check_takes(function: Callable, option: str, form: str, count: int, keywords: Sequence[str] = ()) -> None:
-    """
-    Refuses a function that cannot be called as its stack calls it, before a run rather than on every completion of it.
-
-    `option` is the adapter's name for it, `form` how it is called, both for the message. It must take `count`
-    positional arguments, and gets those `keywords` that it names. A signature that Python cannot read passes.
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*[None] * count, **{name: None for name in keywords if name in signature.parameters})
-    except TypeError as error:
-        got = f"{reward_name(function)}{signature} ({error})"
-        raise InputError(
-            option, got, f"a function of the form {form}", "Use the adapter that matches its signature."
-        ) from error
-
-
 def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:
     """The object that an adapter's first argument stands for: itself, or its path `package.module.name` or
     `path/to/file.py:name`. Refuses a path that leads nowhere. `option` and `what` are for the message."""
@@ -352,4 +284,21 @@ def loaded(function: Any, option: str, what: str = "a function, or the path of o
     if not callable(found):
         remedy = "Paths are written `package.module.function` or `path/to/file.py:function`."
         raise InputError(option, f"{type(found).__name__} {found!r}"[:100], what, remedy)
+    return found
+
+
+def taking(function: Any, option: str, form: str, count: int, keyword: str = "") -> Any:
+    """
+    As [`loaded`]; refuses also a function that cannot be called as its stack calls it, before a run rather than on
+    every completion of it. It must take `count` positional arguments, and gets a `keyword` that it names; `form` says
+    so in the message. A signature that Python cannot read passes.
+    """
+    found = loaded(function, option)
+    if (known := parameters(found)) is not None:
+        signature = inspect.Signature(known)
+        try:
+            signature.bind(*[None] * count, **({keyword: None} if keyword in signature.parameters else {}))
+        except TypeError as error:
+            got, remedy = f"{reward_name(found)}{signature} ({error})", "Use the adapter that matches its signature."
+            raise InputError(option, got, f"a function of the form {form}", remedy) from error
     return found

@@ -39,7 +39,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.rewards import signatures
+from trl_drgrpo.common.ranges import Choice, refuse_outside
 from trl_drgrpo.rewards.adapters.foreign_calls import (
     NOT_COLUMNS,
     Call,
@@ -47,23 +47,16 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     Place,
     Sample,
     adapted,
-    adapted_batch,
     as_messages,
-    check_takes,
     decoded,
     loaded,
-    translated,
+    taking,
 )
-from trl_drgrpo.rewards.contract import OnError, check_flag, check_on_error, innermost, reward_name
+from trl_drgrpo.rewards.combine import Composed, composed
+from trl_drgrpo.rewards.contract import OnError, check_flag, reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_text
-
-# What turns a prompt or a completion into the form that a function was written for.
-_FORMS: dict[str | None, Callable[[Any, str], Any]] = {
-    "messages": as_messages,
-    "text": lambda value, role: completion_text(value) if role == "assistant" else prompt_text(value),
-    None: lambda value, role: value,
-}
+from trl_drgrpo.rewards.signatures import is_async, parameters, required, select
 
 
 def from_trl(
@@ -97,22 +90,21 @@ def from_trl(
 
     ```
     """
-    if completions_as not in _FORMS:
-        remedy = "Leave it out to pass them as they come."
-        raise InputError("completions_as", repr(completions_as), '"messages" or "text"', remedy)
+    forms = Choice(("messages", "text", None), "Leave it out to pass them as they come.")
+    refuse_outside("completions_as", completions_as, forms)
     found: Any = loaded(resolve_reward(function, "function") if isinstance(function, str) else function, "function")
-    convert = _FORMS[completions_as]
-
-    def translate(kwargs: dict[str, Any], reward: str) -> Call:
-        prompts = kwargs.get("prompts")
-        given = {} if prompts is None else {"prompts": [convert(prompt, "user") for prompt in prompts]}
-        return (), {**kwargs, **given, "completions": [convert(each, "assistant") for each in kwargs["completions"]]}
-
-    reward: Any = translated(found, name or reward_name(found), translate)
+    reward: Any = composed(name or reward_name(found), [found], _converted, form=completions_as)
     reward.__doc__ = inspect.getdoc(found)
     reward.__signature__ = inspect.signature(found)
     reward.lowest_reward = getattr(found, "lowest_reward", None)
     return reward
+
+
+async def _converted(reward: Composed, kwargs: dict[str, Any], form: str | None) -> Any:
+    for name, role, text_of in (("prompts", "user", prompt_text), ("completions", "assistant", completion_text)):
+        if form is not None and kwargs.get(name) is not None:
+            kwargs[name] = [as_messages(each, role) if form == "messages" else text_of(each) for each in kwargs[name]]
+    return await reward.called(reward.reward_funcs[0], **kwargs)
 
 
 # What verl's own scorers call the completion's text, where it is not solution_str.
@@ -172,41 +164,40 @@ def from_verl(
     ```
     """
     found = loaded(function, "function")
-    is_batch = "solution_strs" in {parameter.name for parameter in signatures.parameters(found) or ()}
-    names, constants, needed = _BATCH if is_batch else _SINGLE, reward_kwargs or {}, signatures.required(found)
+    is_batch = "solution_strs" in {parameter.name for parameter in parameters(found) or ()}
+    names, constants, needed = _BATCH if is_batch else _SINGLE, reward_kwargs or {}, required(found)
     offered = (*names, *(() if is_batch else _TEXT_NAMES), *constants)
     if unknown := [parameter for parameter in needed if parameter not in offered]:
-        raise InputError(
-            "function",
-            f"{reward_name(found)}, which needs {', '.join(unknown)}",
-            f"a function of {', '.join(names)}",
-            "Give the other arguments as constants with reward_kwargs.",
-        )
-    truth = Place("the ground truth", "answer_column", answer_column, ("reward_model.ground_truth", "ground_truth"))
-    advice = "Add it, or give a constant with data_source=...."
-    source = Place("the data source", "data_source", "data_source", advice=advice)
-    places = (truth, source) if names[0] in needed and data_source is None else (truth,)
-
-    def row(sample: Sample, reward: str) -> tuple[Any, str, Any, dict[str, Any]]:
-        columns = sample.columns
-        # A copy: verl's functions may write into it, and rows of a group share the dict.
-        extra = {"num_turns": None, "rollout_reward_scores": {}, **(decoded(columns.get("extra_info")) or {})}
-        given = columns.get("data_source") if data_source is None else data_source
-        return given, sample.text, truth.value(columns, reward), extra
-
-    def call(function: Callable, rows: list[Any]) -> Call:
-        values = [[row[part] for row in rows] for part in range(len(names))] if is_batch else rows[0]
-        given = {**dict(zip(names, values, strict=True)), **constants}
-        return (), signatures.select(function, given, dict.fromkeys(_TEXT_NAMES, values[1]))
-
-    convention, title = Convention(row, call, _verl_score, places), name or reward_name(found)
-    if not is_batch:
-        return adapted([found], convention, name=title, timeout=timeout, on_error=on_error)
-    if timeout is not None:
+        got, expected = f"{reward_name(found)}, which needs {', '.join(unknown)}", f"a function of {', '.join(names)}"
+        raise InputError("function", got, expected, "Give the other arguments as constants with reward_kwargs.")
+    if is_batch and timeout is not None:
         remedy = "Leave it out, and put `isolate` around the reward."
         raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
-    check_on_error(on_error)
-    return adapted_batch(found, convention, title, lambda results, log: [_verl_score(each) for each in results])
+    source, text, truth, extra = names
+    usual = ("reward_model.ground_truth", "ground_truth")
+    places = {truth: Place("the ground truth", "answer_column", answer_column, usual)}
+    if source in needed and data_source is None:
+        advice = "Add it, or give a constant with data_source=...."
+        places[source] = Place("the data source", "data_source", "data_source", advice=advice)
+
+    def row(sample: Sample) -> dict[str, Any]:
+        columns = sample.columns
+        # A copy: verl's functions may write into it, and rows of a group share the dict.
+        info = {"num_turns": None, "rollout_reward_scores": {}, **(decoded(columns.get("extra_info")) or {})}
+        given = columns.get("data_source") if data_source is None else data_source
+        return {source: given, text: sample.text, extra: info}
+
+    def call(function: Callable, given: dict[str, Any]) -> Call:
+        return (), select(function, {**given, **constants}, dict.fromkeys(_TEXT_NAMES, given[text]))
+
+    return adapted(
+        [found],
+        Convention(row, call, _verl_score, places),
+        name or reward_name(found),
+        read_batch=(lambda results, log: [_verl_score(each) for each in results]) if is_batch else None,
+        timeout=timeout,
+        on_error=on_error,
+    )
 
 
 def _verl_score(result: Any) -> Any:
@@ -246,23 +237,19 @@ def from_openrlhf(
     Raises:
         [`InputError`]: For options that do not fit, or a function that takes other arguments.
     """
-    found = loaded(function, "function")
-    check_takes(found, "function", "f(queries, prompts, labels, **kwargs)", 3)
-    if inspect.iscoroutinefunction(innermost(found)):
+    found = taking(function, "function", "f(queries, prompts, labels, **kwargs)", 3)
+    if is_async(found):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
         raise InputError("function", f"{reward_name(found)}, which is async", "a sync function", remedy)
     render = prompt_text if render_prompt is None else loaded(render_prompt, "render_prompt")
-    label = Place("the label", "answer_column", answer_column, ("label", "answer", "solution"))
 
-    def row(sample: Sample, reward: str) -> tuple[str, str, Any]:
+    def row(sample: Sample) -> dict[str, Any]:
         prompt = sample.prompt if isinstance(sample.prompt, str) else render(sample.prompt)
-        return prompt + sample.text, prompt, label.value(sample.columns, reward)
+        return {"queries": prompt + sample.text, "prompts": prompt}
 
-    def call(function: Callable, rows: list[Any]) -> Call:
-        return tuple([row[part] for row in rows] for part in range(3)), {}
-
-    convention = Convention(row, call, places=(label,))
-    return adapted_batch(found, convention, name or reward_name(found), _openrlhf_rewards)
+    labels = Place("the label", "answer_column", answer_column, ("label", "answer", "solution"))
+    convention = Convention(row, lambda _, given: (tuple(given.values()), {}), places={"labels": labels})
+    return adapted([found], convention, name or reward_name(found), read_batch=_openrlhf_rewards)
 
 
 def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None]) -> Any:
@@ -270,14 +257,10 @@ def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None]) ->
     if not isinstance(result, Mapping):
         return result
     for key, values in (result.get("extra_logs") or {}).items():
-        log(key, _listed(values))
+        values = values.tolist() if hasattr(values, "tolist") else values
+        log(key, values if isinstance(values, list | tuple) else [values])
     rewards = result.get("rewards")
     return result.get("scores") if rewards is None else rewards
-
-
-def _listed(values: Any) -> Sequence[Any]:
-    values = values.tolist() if hasattr(values, "tolist") else values
-    return values if isinstance(values, list | tuple) else [values]
 
 
 _PASSED = ("messages", "response_token_ids", "trainer_state")
@@ -311,14 +294,13 @@ def from_swift(
         found = _instance(found, args)
     elif args is not None:
         raise InputError("args", repr(args)[:100], "none for an instance or a function", "Name the class instead.")
-    _, *others = signatures.required(found) or ["completions"]  # the first is the completions, by whatever name
-    needed = [column for column in others if column not in _PASSED]
-    return translated(found, title, functools.partial(_swift_call, found), columns=needed)
+    _, *others = required(found) or ["completions"]  # the first is the completions, by whatever name
+    return composed(title, [found], _as_swift, [column for column in others if column not in _PASSED])
 
 
 def _instance(orm: type, args: Any) -> Any:
     given = SimpleNamespace(**args) if isinstance(args, Mapping) else args
-    known = signatures.parameters(orm) or ()
+    known = parameters(orm) or ()
     takes_args = any(p.name == "args" or p.kind is p.VAR_KEYWORD for p in known)
     if not takes_args and args is not None:
         raise InputError("args", repr(args)[:100], f"none: {orm.__name__} takes no args", "Leave them out.")
@@ -330,7 +312,7 @@ def _instance(orm: type, args: Any) -> Any:
         raise InputError("args", got, "the arguments that the class reads", remedy) from error
 
 
-def _swift_call(orm: Callable, kwargs: dict[str, Any], reward: str) -> Call:
+async def _as_swift(reward: Composed, kwargs: dict[str, Any]) -> Any:
     """Texts by position, and by name what the ORM asks for."""
     texts = [completion_text(completion) for completion in kwargs["completions"]]
     columns = {key: values for key, values in kwargs.items() if key not in NOT_COLUMNS}
@@ -341,7 +323,8 @@ def _swift_call(orm: Callable, kwargs: dict[str, Any], reward: str) -> Call:
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     given = {**columns, "messages": messages, "trainer_state": kwargs.get("trainer_state")}
-    return (texts,), signatures.select(orm, given)
+    [orm] = reward.reward_funcs
+    return await reward.called(orm, texts, **select(orm, given))
 
 
 _OFFERED = ("prompt", "completion", "answer", "state", "info", "task", "parser")
@@ -398,18 +381,17 @@ def from_verifiers(
 
     ```
     """
-    parts = _parts(rubric, parser)
-    functions = [_with_objects(function, objects) for function, _, objects in parts]
-    chosen = [weight for _, weight, _ in parts] if weights is None else list(weights)
+    parts = _parts(rubric, resolve_object(parser, "parser") if isinstance(parser, str) else parser)
+    functions = [function for function, _ in parts]
+    chosen = [weight for _, weight in parts] if weights is None else list(weights)
     if not functions or len(chosen) != len(functions):
         expected = f"{len(functions)}, one per function" if functions else "at least one function"
         raise InputError("weights", f"{len(chosen)} weights", expected, "Give one number per function.")
-    known = {key for _, _, objects in parts for key in objects}
-    columns = {column for function in functions for column in signatures.required(function)} - {*_OFFERED, *known}
+    columns = {column for function in functions for column in required(function)} - {*_OFFERED}
     return adapted(
         functions,
         Convention(functools.partial(_rollout, answer_column or "answer"), _verifiers_call),
-        name=name or (reward_name(functions[0]) if len(functions) == 1 else "rubric"),
+        name or (reward_name(functions[0]) if len(functions) == 1 else "rubric"),
         weights=chosen,
         columns=[*sorted(columns), *filter(None, [answer_column])],
         timeout=timeout,
@@ -417,40 +399,33 @@ def from_verifiers(
     )
 
 
-def _parts(rubric: Any, parser: Any) -> list[tuple[Callable, float, Mapping[str, Any]]]:
-    """Functions with their weights and with the objects that their rubric hands them, groups of rubrics flattened."""
+def _parts(rubric: Any, parser: Any) -> list[tuple[functools.partial, float]]:
+    """Functions with their weights, and bound to the objects that their rubric hands them, groups of rubrics
+    flattened."""
     if isinstance(rubric, str):
         rubric = resolve_object(rubric, "rubric")
     if isinstance(rubric, list | tuple):
         return [part for entry in rubric for part in _parts(entry, parser)]
-    given = (
-        {} if parser is None else {"parser": resolve_object(parser, "parser") if isinstance(parser, str) else parser}
-    )
-    inner = getattr(rubric, "rubrics", None)
-    functions = getattr(rubric, "funcs", None)
+    inner, functions = getattr(rubric, "rubrics", None), getattr(rubric, "funcs", None)
+    weights = getattr(rubric, "weights", ())
     if inner is None and functions is None:
-        return [(loaded(rubric, "rubric", "a Rubric, or functions"), 1.0, {"parser": None, **given})]
-    own = list(zip(functions or (), getattr(rubric, "weights", ()), strict=True))
-    objects = {"parser": getattr(rubric, "parser", None), **getattr(rubric, "class_objects", {}), **given}
-    return [(function, weight, objects) for function, weight in own] + _parts(list(inner or ()), parser)
+        functions, weights = [loaded(rubric, "rubric", "a Rubric, or functions")], [1.0]
+    objects = {"parser": getattr(rubric, "parser", None), **getattr(rubric, "class_objects", {})}
+    objects |= {} if parser is None else {"parser": parser}
+    own = [(_bound(each, objects), weight) for each, weight in zip(functions or (), weights, strict=True)]
+    return own + _parts(list(inner or ()), parser)
 
 
-def _with_objects(function: Callable, objects: Mapping[str, Any]) -> functools.partial:
-    """A function of its own, even where two rubrics share it, with the objects of its rubric; refuses one that scores
-    a group."""
-    if named := sorted(_GROUP & {parameter.name for parameter in signatures.parameters(function) or ()}):
-        raise InputError(
-            "rubric",
-            f"the function {reward_name(function)}, which takes {', '.join(named)}",
-            "functions that score one completion",
-            "A batch may split groups: write it as a reward function in TRL's form.",
-        )
-    own: Any = functools.partial(function)
-    own.objects = dict(objects)
-    return own
+def _bound(function: Callable, objects: Mapping[str, Any]) -> functools.partial:
+    """A function with the objects of its rubric; refuses one that scores a group."""
+    if named := sorted(_GROUP & {parameter.name for parameter in parameters(function) or ()}):
+        got = f"the function {reward_name(function)}, which takes {', '.join(named)}"
+        remedy = "A batch may split groups: write it as a reward function in TRL's form."
+        raise InputError("rubric", got, "functions that score one completion", remedy)
+    return functools.partial(function, **select(function, objects))
 
 
-def _rollout(answer_column: str, sample: Sample, reward: str) -> dict[str, Any]:
+def _rollout(answer_column: str, sample: Sample) -> dict[str, Any]:
     """What functions of a rubric may name, of the row and the rollout."""
     row = sample.columns
     info = decoded(row.get("info"))
@@ -464,8 +439,8 @@ def _rollout(answer_column: str, sample: Sample, reward: str) -> dict[str, Any]:
     return {**row, **fields, "state": {**row, **fields, "trajectory": []}}
 
 
-def _verifiers_call(function: Any, rows: list[Any]) -> Call:
-    return (), signatures.select(function, {**rows[0], **function.objects})
+def _verifiers_call(function: functools.partial, row: dict[str, Any]) -> Call:
+    return (), {name: value for name, value in select(function, row).items() if name not in function.keywords}
 
 
 def from_r1_zero(
@@ -511,17 +486,16 @@ def from_r1_zero(
 
     ```
     """
-    found = loaded(grader, "grader")
     check_flag("fast", fast)
-    check_takes(found, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, ("fast",))
+    found = taking(grader, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, "fast")
     answer = Place("the correct answer", "answer_column", answer_column, ("answer", "solution", "gt_answer"))
     convention = Convention(
-        lambda sample, reward: (sample.text, answer.value(sample.columns, reward)),
-        lambda function, rows: (rows[0], signatures.select(function, {}, {"fast": fast})),
+        lambda sample: {"response": sample.text},
+        lambda function, given: (tuple(given.values()), select(function, {}, {"fast": fast})),
         _r1_zero_reward,
-        places=(answer,),
+        {"gt": answer},
     )
-    return adapted([found], convention, name=name or reward_name(found), timeout=timeout, on_error=on_error)
+    return adapted([found], convention, name or reward_name(found), timeout=timeout, on_error=on_error)
 
 
 def _r1_zero_reward(result: Any) -> Any:

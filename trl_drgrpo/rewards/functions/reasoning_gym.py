@@ -134,11 +134,9 @@ def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]
         dataset = gym.create_dataset(task, **config)
         return [dataset[index] for index in range(len(dataset))]
     except (AssertionError, TypeError, ValueError) as error:  # how the tasks refuse a configuration
-        reason = str(error) or type(error).__name__
+        field, got = f"reasoning_gym:{task}", f"invalid options ({str(error) or type(error).__name__})"
         remedy = "Change the options after the `?`; the others keep the task's defaults."
-        raise InputError(
-            f"reasoning_gym:{task}", f"invalid options ({reason})", "options of the task", remedy
-        ) from error
+        raise InputError(field, got, "options of the task", remedy) from error
 
 
 def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,13 +160,8 @@ def _as_dataset(
     from datasets import Dataset, Features, Value
 
     system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    features = Features(
-        {
-            "prompt": [{"role": Value("string"), "content": Value("string")}],
-            "answer": Value("string"),
-            "entry": Value("string"),
-        }
-    )
+    text = Value("string")
+    features = Features({"prompt": [{"role": text, "content": text}], "answer": text, "entry": text})
     columns = {
         "prompt": [[*system, {"role": "user", "content": entry["question"]}] for entry in entries],
         "answer": [None if entry["answer"] is None else str(entry["answer"]) for entry in entries],

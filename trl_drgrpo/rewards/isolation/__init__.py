@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
+    from trl_drgrpo.rewards.contract import Limits as Limits
     from trl_drgrpo.rewards.isolation.isolated import isolate as isolate
     from trl_drgrpo.rewards.isolation.isolated import scored_in_workers as scored_in_workers
     from trl_drgrpo.rewards.isolation.pool import close_pools as close_pools
-    from trl_drgrpo.rewards.limits import Limits as Limits
 
 attach(__name__)

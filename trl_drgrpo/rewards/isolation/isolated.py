@@ -21,11 +21,9 @@ import cloudpickle
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
-from trl_drgrpo.rewards.columns import pass_on_checks
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, check_on_error, declared, reward_name
+from trl_drgrpo.rewards.contract import FAILING_IS_FREE, Limits, OnError, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.pool import Call, pool_for
 from trl_drgrpo.rewards.isolation.worker import Failure, RewardCaller, SampleScorer, Scored, failure_of, unpickled
-from trl_drgrpo.rewards.limits import Limits
 from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_reward
 from trl_drgrpo.rewards.signatures import behind_partials, parameters, signature_of
 
@@ -109,7 +107,7 @@ class IsolatedReward:
             declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
         )
         self.on_error: OnError = on_error
-        pass_on_checks(self, function)
+        self.reward_funcs = (function,)  # which are asked what they need
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:

@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trl_drgrpo.rewards.contract import ONE_THREAD
 from trl_drgrpo.rewards.isolation.worker import LENGTH, serve
-from trl_drgrpo.rewards.limits import ONE_THREAD
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
 _FRAME_LIMIT = 1 << 30  # bytes; a longer frame is none: something else was written to the channel

@@ -26,9 +26,9 @@ from typing import Any
 
 import cloudpickle
 
+from trl_drgrpo.rewards.contract import Limits, available_workers
 from trl_drgrpo.rewards.isolation.nursery import NurseryHandle, WorkerHandle
 from trl_drgrpo.rewards.isolation.worker import Failure
-from trl_drgrpo.rewards.limits import Limits, available_workers
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

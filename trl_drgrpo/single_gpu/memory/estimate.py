@@ -7,51 +7,47 @@
     step        weights (+ reference) + optimizer state + gradients + the optimizer's own temporaries
 
 The peak is the largest of them, plus what is no tensor: the device's context, the allocator's slack.
+
+From an amount of memory to batch sizes that fit (`propose`): the largest micro-batch, the rest by accumulation. What
+the user gave stays as it is. Otherwise, in this order: the rows of an optimizer step are kept (64 where nothing says
+how many); the completion length is 1,024, or the longest below it that fits into the model's context, behind the
+prompt, and with the smallest batch; the micro-batch is the largest that fits; one generation serves as many
+micro-batches of the step as fit.
 """
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any
 
 from torch import nn
 
-from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.single_gpu.memory import passes
+from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, LOADED_IN, Setup, readable
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
-from trl_drgrpo.single_gpu.memory.meta_model import build
-from trl_drgrpo.single_gpu.memory.passes import Passes
+from trl_drgrpo.single_gpu.memory.meta_model import Skeleton, context_length
+from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape, scored_shapes, trained_shapes
 
 MIB = 2**20
-ACTIVATIONS = "activations"
 # On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels and the workspace
 # of cuBLAS (600 and 32 MiB), and what the caching allocator holds but cannot use, as a share of what comes and goes
 # within a phase.
 CONTEXT_PART, SLACK_PART = "CUDA context (estimate)", "slack (estimate)"
+ENGINE_PARTS = ("vLLM: base", "vLLM: adapters", "vLLM: keys and values")
 CONTEXT = 632 * MIB
 SLACK = 0.05
+PASSING = ("activations", "gradients", "keys and values", "logits and activations")
 # Elements of trained parameters that the trainer compares with where they started (`diagnostics/movement.py`).
 WATCHED = 100_000
+# Python with PyTorch, transformers and TRL: 370 MB without CUDA (measured, anonymous pages); with CUDA an estimate.
+PROCESS = {"cpu": 370 * MIB, "cuda": 3 * 2**30}
+PROCESS_PART = "Python and libraries (estimate)"
+# Threads that read weights ahead; none where they are quantized on the way.
+READERS = 4
 
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase at its peak.
-
-    Args:
-        name (`str`): `"load"`, `"generate"`, `"score"`, `"train"`, `"step"` or `"sync"`.
-        parts (`dict[str, int]`): Bytes per component; those of 0 are left out.
-    """
-
-    name: str
-    parts: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        """Bytes."""
-        return sum(self.parts.values())
-
-    @property
-    def largest(self) -> str:
-        """The component that takes most."""
-        return max(self.parts, key=lambda name: self.parts[name])
+Phases = dict[str, dict[str, int]]  # bytes, by phase and part; no part is 0
 
 
 @dataclass(frozen=True)
@@ -60,35 +56,39 @@ class Estimate:
 
     Args:
         setup ([`Setup`]): The run.
-        phases (`tuple[Phase, ...]`): In their order.
+        phases (`dict[str, dict[str, int]]`): Bytes by phase and part: `"load"`, `"train"`, `"step"` and, where a run
+            has them, `"score"`, `"generate"` and `"sync"`, each at its peak.
         parameters (`int`): Of the model, without adapters.
         trained (`int`): Parameters that are trained.
     """
 
     setup: Setup
-    phases: tuple[Phase, ...]
+    phases: Phases
     parameters: int
     trained: int
 
     @property
-    def peak(self) -> Phase:
+    def peak(self) -> str:
         """The phase that needs most."""
-        return max(self.phases, key=lambda phase: phase.total)
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
     def total(self) -> int:
         """Bytes on the device."""
-        return self.peak.total
+        return sum(self.phases[self.peak].values())
 
     @property
     def tensors(self) -> int:
         """Bytes in tensors: without context, slack and vLLM."""
-        beside = (CONTEXT_PART, SLACK_PART, "vLLM")
-        return max(sum(n for part, n in phase.parts.items() if part not in beside) for phase in self.phases)
+        beside = (CONTEXT_PART, SLACK_PART, *ENGINE_PARTS)
+        return max(sum(size for part, size in parts.items() if part not in beside) for parts in self.phases.values())
 
 
 class Planner:
     """Estimates for one model, whose skeletons are built once.
+
+    A pass is run with two and with three layers, which give its peak at every other depth. A model whose layers differ
+    is run at its full depth.
 
     Args:
         config: Of the text model; see [`read_config`].
@@ -100,54 +100,54 @@ class Planner:
     """
 
     def __init__(self, config: Any, setup: Setup, memory: int = 0):
-        self.config = config
-        self.setup = setup
-        self.memory = memory
-        self._passes = Passes(config, setup)
-        self.model = self._passes.full.model  # on the meta device
-        self.parameters = self._passes.full.parameters
-        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.config, self.setup, self.memory = config, setup, memory
+        self.full = Skeleton(config, setup)
+        self.parameters = self.full.parameters
+        kinds = {tuple((n, tuple(p.shape)) for n, p in layer.named_parameters()) for layer in self.full.layers}
+        kinds_of_attention = set(getattr(config, "layer_types", None) or ())
+        self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1
+        self._shallow: dict[int, Skeleton] = {}
+        self._peaks: dict[Any, passes.Peaks] = {}  # equal runs are run once
+        model = self.full.model
+        self._trained = [p for p in model.parameters() if p.requires_grad]
         self._gradients = sum(p.nbytes for p in self._trained)
         self.adapters = self._gradients if setup.adapter else 0
-        self._base = _weights(self.model, self.adapters)
-        self._reference = 0
-        if setup.reference and setup.adapter is None:
-            self._reference = sum(_weights(build(config, replace(setup, bits=0), plain=True).model, 0).values())
-        self._known: dict[Setup, Estimate] = {}
+        modules = list(model.modules())
+        self._quantized = [m for m in modules if isinstance(m, QuantizedLinear)]
+        # To merge an adapter into its layer, one layer after the other: a float32 difference and its sum.
+        adapted = [m.lora_a.in_features * m.lora_b.out_features for m in modules if isinstance(m, AdaptedLinear)]
+        self._one_layer_merged = max(adapted, default=0) * 4 * 2
+        outer = {id(p) for m in (model.get_input_embeddings(), self.full.head) for p in m.parameters()}
+        sizes = {id(t): t.nbytes for t in [*model.parameters(), *model.buffers()]}  # tied weights count once
+        ends = sum(size for key, size in sizes.items() if key in outer)
+        self._base = {"embeddings and head": ends, "layers": sum(sizes.values()) - ends - self.adapters}
 
     def estimate(self, setup: Setup) -> Estimate:
         """The memory of a run, whose setup is like the planner's in everything that decides how the model is
         loaded."""
-        if setup not in self._known:
-            phases = tuple(self._complete(setup, name, parts) for name, parts in self._parts(setup).items())
-            trained = sum(p.numel() for p in self._trained)
-            self._known[setup] = Estimate(setup, phases, self.parameters, trained)
-        return self._known[setup]
+        phases = {name: self._complete(setup, name, parts) for name, parts in self._parts(setup).items()}
+        return Estimate(setup, phases, self.parameters, sum(p.numel() for p in self._trained))
 
     def training(self, setup: Setup) -> int:
         """Bytes that forward and backward need at least, whatever the other phases need: quick, to search with."""
-        return self._complete(setup, "train", self._train(setup, roughly=True)).total
+        return sum(self._complete(setup, "train", self._train(setup, roughly=True)).values())
 
     def _always(self, setup: Setup) -> dict[str, int]:
+        is_second = setup.reference and setup.adapter is None  # else the reference is the model without adapters
         return {
             **self._base,
             "adapters": self.adapters,
-            "reference model": self._reference,
+            "reference model": sum(self._base.values()) if is_second else 0,
             "optimizer state": sum(_state_bytes(p, setup) for p in self._trained),
             "roll-outs": _rollouts(setup),
             "movement watch": _watched(self._trained),
         }
 
-    def _train(self, setup: Setup, roughly: bool = False) -> dict[str, int]:
-        # None held: they come to be in the backward.
-        activations, held = self._passes.train(setup, self._gradients, roughly)
-        return {**self._always(setup), "gradients": held, ACTIVATIONS: activations}
-
-    def _parts(self, setup: Setup) -> dict[str, dict[str, int]]:
+    def _parts(self, setup: Setup) -> Phases:
         """Of each phase, without what is no tensor."""
         always = self._always(setup)
         # Weights are cast on the host, but quantized on the device, one after the other.
-        quantized = max((rows * columns for rows, columns in _quantized(self.model)), default=0)
+        quantized = max((m.in_features * m.out_features for m in self._quantized), default=0)
         phases = {
             "load": {**self._base, "a weight, not quantized yet": quantized * LOADED_IN[self.setup.dtype]},
             "train": self._train(setup),
@@ -155,25 +155,80 @@ class Planner:
         }
         pending = {**always, "gradients": self._gradients if setup.generates_mid_window else 0}
         if setup.scores_old or setup.reference:
-            phases["score"] = {**pending, ACTIVATIONS: self._passes.score(setup) + _rollouts(setup)}
+            phases["score"] = {**pending, "activations": self._score(setup) + _rollouts(setup)}
         if setup.vllm or setup.generates_elsewhere:
-            phases["sync"] = {**pending, "one layer merged": self.one_layer_merged()}
+            phases["sync"] = {**pending, "one layer merged": 0 if setup.sends_adapters else self._one_layer_merged}
         else:
-            most, cache = self._passes.generate(setup)
-            phases["generate"] = {**pending, "keys and values": cache, "logits and activations": most - cache}
+            one_batch = replace(setup, batch=setup.generated_rows, accumulation=1, steps_per_generation=1)
+            peaks = self.peaks(passes.generate, one_batch)
+            cache = peaks["cache"]
+            phases["generate"] = {
+                **pending,
+                "keys and values": cache,
+                "logits and activations": max(peaks.values()) - cache,
+            }
         return phases
 
-    def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> Phase:
+    def _train(self, setup: Setup, roughly: bool = False) -> dict[str, int]:
+        """Of the micro-batch that needs most; the gradients of a step's first one come to be in its backward.
+        `roughly`: of the micro-batch of most tokens, a lower bound."""
+        shapes = trained_shapes(self.config, setup)
+        found = [
+            (max(self.peaks(passes.train, setup, shape).values()), self._gradients * shape.later)
+            for shape in ([max(shapes, key=lambda each: each.tokens)] if roughly else shapes)
+        ]
+        activations, gradients = max(found, key=sum)
+        return {**self._always(setup), "gradients": gradients, "activations": activations}
+
+    def _score(self, setup: Setup) -> int:
+        """Log-probabilities without gradient, of policy or reference."""
+        shapes = trained_shapes(self.config, setup)
+        if setup.reference or setup.vllm or setup.generates_elsewhere:  # rows are scored before any is left out
+            shapes += scored_shapes(self.config, setup)
+        return max(self.peaks(passes.score, setup, replace(each, later=False))["score"] for each in shapes)
+
+    def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
+        """What a pass gives at the full depth. All else that it reads of a setup is in the shape, if there is one."""
+        key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.exact, shape)
+        if key not in self._peaks:
+            depth, rest = self.config.num_hidden_layers, (setup,) if shape is None else (setup, shape)
+            if not self.is_uniform or depth <= 3:
+                self._peaks[key] = run(self.full, *rest)
+            else:
+                for layers in {2, 3} - set(self._shallow):
+                    self._shallow[layers] = Skeleton(self.config, self.setup, layers)
+                two, three = (run(self._shallow[layers], *rest) for layers in (2, 3))
+                self._peaks[key] = {name: two[name] + (depth - 2) * (three[name] - two[name]) for name in two}
+        return self._peaks[key]
+
+    def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> dict[str, int]:
         """With vLLM, and on a GPU what is no tensor."""
-        parts = dict(parts)
         awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")  # it starts after the model
         if setup.vllm and name in awake:
-            parts["vLLM"] = int(setup.vllm_share * self.memory)
+            parts = {**parts, **self._engine(setup)}
         if setup.device == "cuda":
-            passing = (ACTIVATIONS, "gradients", "keys and values", "logits and activations")
             parts[CONTEXT_PART] = CONTEXT
-            parts[SLACK_PART] = int(SLACK * sum(parts.get(each, 0) for each in passing))
-        return Phase(name, {part: size for part, size in parts.items() if size})
+            parts[SLACK_PART] = int(SLACK * sum(parts.get(each, 0) for each in PASSING))
+        return _without_zeros(parts)
+
+    @property
+    def _engines_base(self) -> int:
+        """Bytes of the base in a vLLM engine: in 16 bits, or quantized as here."""
+        return sum(self._base.values()) if self.setup.bits else 2 * self.parameters
+
+    def _engine(self, setup: Setup) -> dict[str, int]:
+        """Bytes of a vLLM engine on this device: its share, and a row's keys and values at least. An `InputError`: the
+        share has no room for the model."""
+        config, heads, share = self.config, self.config.num_attention_heads, int(setup.vllm_share * self.memory)
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        row = 2 * 2 * config.num_hidden_layers * shared * width * setup.width  # in 16 bits
+        model = (self._engines_base, self.adapters // 2 if setup.sends_adapters else 0)
+        if self.memory and sum(model) > share:
+            got, expected = f"{setup.vllm_share}, {readable(share)}", f"at least {sum(model) / self.memory:.2f}"
+            remedy = f"Raise it: vLLM loads a model of {readable(sum(model))}, and needs room for keys and values."
+            raise InputError("vllm_gpu_memory_utilization", got, expected, remedy)
+        return dict(zip(ENGINE_PARTS, (*model, max(share - sum(model), row)), strict=True))
 
     def _temporaries(self, setup: Setup) -> int:
         sizes = [p.nbytes for p in self._trained]
@@ -181,24 +236,33 @@ class Planner:
             return sum(sizes) if setup.device == "cuda" else 2 * max(sizes)
         return max(sizes) if "8bit" in setup.optimizer or setup.optimizer == "adafactor" else 0
 
-    def one_layer_merged(self) -> int:
-        """Bytes to merge an adapter into its layer, one layer after the other: a float32 difference and its sum."""
-        layers = [m for m in self.model.modules() if isinstance(m, AdaptedLinear)]
-        sizes = [m.lora_a.in_features * m.lora_b.out_features * 4 * 2 for m in layers]
-        return max(sizes, default=0)
+    def host(self) -> Phases:
+        """Bytes of the host's memory by phase and part: `"load"` and `"save"` beside a GPU, `"sleep"` of a vLLM whose
+        base nobody sends again, and with adapters `"merge"`, which is another process."""
+        setup, phases = self.setup, {}
+        if setup.device == "cuda":
+            element = LOADED_IN[setup.dtype]
+            stored = LOADED_IN.get(str(getattr(self.config, "dtype", None)).removeprefix("torch."), 2)
+            copied = 0
+            if setup.bits or element != stored:
+                packed = {id(m.weight) for m in self._quantized}
+                plain = [p.numel() for p in self.full.model.parameters() if p.dim() > 1 and id(p) not in packed]
+                matrices = [*plain, *(m.in_features * m.out_features for m in self._quantized)]
+                copied = element * sum(sorted(matrices, reverse=True)[: 1 if setup.bits else READERS])
+            saved = self.adapters if setup.adapter else self.parameters * element
+            phases["load"] = {PROCESS_PART: PROCESS["cuda"], "weights, on their way": copied}
+            phases["save"] = {PROCESS_PART: PROCESS["cuda"], "weights, to be written": saved}
+        if setup.vllm and setup.vllm_sleeps and setup.sends_adapters:
+            phases["sleep"] = {PROCESS_PART: PROCESS["cuda"], "vLLM: base": self._engines_base}
+        if setup.adapter:
+            sums = {"base in float32": self.parameters * LOADED_IN["float32"], "adapters": self.adapters}
+            sums["one layer merged"] = self._one_layer_merged
+            phases["merge"] = {PROCESS_PART: PROCESS["cpu"], **sums}
+        return {name: _without_zeros(parts) for name, parts in phases.items()}
 
 
-def _quantized(model: Any) -> list[tuple[int, int]]:
-    """Rows and columns of each quantized weight."""
-    return [m.shape for m in model.modules() if isinstance(m, QuantizedLinear)]
-
-
-def _weights(model: Any, adapters: int) -> dict[str, int]:
-    """Bytes of the base: embeddings and head, everything else but adapters. Tied weights count once."""
-    outer = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()}
-    sizes = {id(t): t.nbytes for t in [*model.parameters(), *model.buffers()]}
-    ends = sum(size for key, size in sizes.items() if key in outer)
-    return {"embeddings and head": ends, "layers": sum(sizes.values()) - ends - adapters}
+def _without_zeros(parts: dict[str, int]) -> dict[str, int]:
+    return {part: size for part, size in parts.items() if size}
 
 
 def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
@@ -229,34 +293,84 @@ def _rollouts(setup: Setup) -> int:
     return setup.generated_rows * per_token
 
 
-# Python with PyTorch, transformers and TRL: 370 MB without CUDA (measured, anonymous pages); with CUDA an estimate.
-PROCESS = {"cpu": 370 * 2**20, "cuda": 3 * 2**30}
-PROCESS_PART = "Python and libraries (estimate)"
-# Threads that read weights ahead; none where they are quantized on the way.
-READERS = 4
+# Settings that fit ---------------------------------------------------------------------------------------------------
+
+ROWS_PER_STEP = 64
+LENGTHS = (1024, 768, 512, 384, 256, 128, 64)
+PROPOSED = ("batch", "accumulation", "steps_per_generation", "group", "completion", "checkpointing")
 
 
-def host_phases(planner: Planner) -> dict[str, dict[str, int]]:
-    """Bytes of the host's memory by phase and part: `"load"` and `"save"` beside a GPU, and with adapters `"merge"`,
-    which is another process."""
-    setup, phases = planner.setup, {}
-    if setup.device == "cuda":
-        element = LOADED_IN[setup.dtype]
-        stored = LOADED_IN.get(str(getattr(planner.config, "dtype", None)).removeprefix("torch."), 2)
-        copied = 0
-        if setup.bits or element != stored:
-            copied = element * sum(_matrix_sizes(planner.model)[: 1 if setup.bits else READERS])
-        saved = planner.adapters if setup.adapter else planner.parameters * element
-        phases["load"] = {PROCESS_PART: PROCESS["cuda"], "weights, on their way": copied}
-        phases["save"] = {PROCESS_PART: PROCESS["cuda"], "weights, to be written": saved}
-    if setup.adapter:
-        sums = {"base in float32": planner.parameters * LOADED_IN["float32"], "adapters": planner.adapters}
-        phases["merge"] = {PROCESS_PART: PROCESS["cpu"], **sums, "one layer merged": planner.one_layer_merged()}
-    return {name: {part: size for part, size in parts.items() if size} for name, parts in phases.items()}
+@dataclass(frozen=True)
+class Proposal:
+    """Settings that fit, or the smallest there are.
+
+    Args:
+        estimate ([`Estimate`]): Of the settings.
+        fits (`bool`): Whether they fit the memory.
+    """
+
+    estimate: Estimate
+    fits: bool
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The settings as recipe keys."""
+        return {FIELD_KEYS[name]: getattr(self.estimate.setup, name) for name in PROPOSED}
 
 
-def _matrix_sizes(model: Any) -> list[int]:
-    """Elements of each weight matrix before it is quantized, the largest first."""
-    packed = {id(m.weight) for m in model.modules() if isinstance(m, QuantizedLinear)}
-    plain = [p.numel() for p in model.parameters() if p.dim() > 1 and id(p) not in packed]
-    return sorted([*plain, *(rows * columns for rows, columns in _quantized(model))], reverse=True)
+def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: int | None = None) -> Proposal:
+    """The best settings that fit.
+
+    Args:
+        planner ([`Planner`]): Of the model.
+        setup ([`Setup`]): Given values and defaults.
+        memory (`int`): Bytes of the device.
+        given (`Collection[str]`): Recipe keys that must stay as they are.
+        rows (`int`, *optional*): Of an optimizer step; by default what the given batch sizes say, or 64.
+
+    Returns:
+        [`Proposal`]: With `fits=False`, the settings that need least.
+    """
+    if rows is None:
+        says = {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(given)
+        rows = setup.batch * setup.accumulation if says else ROWS_PER_STEP
+    rows = lcm(rows, setup.group)  # every prompt with all its completions
+    lengths = [setup.completion]
+    if "max_completion_length" not in given:
+        context = context_length(planner.config)
+        longest = LENGTHS[0] if context is None else max(1, context - setup.prompt)
+        lengths = sorted({min(length, longest) for length in LENGTHS}, reverse=True)
+    least = setup
+    for completion in lengths:
+        batches = _batches(replace(setup, completion=completion), rows, given)
+        least = min(_generations(batches[-1], given), key=lambda each: each.generated_rows)
+        if planner.training(least) > memory:
+            continue
+        # What a micro-batch needs grows with it: the first that fits is found by halving.
+        first = bisect_left(batches, True, key=lambda each: planner.training(each) <= memory)
+        for candidate in batches[first:]:
+            for settled in _generations(candidate, given):
+                estimate = planner.estimate(settled)
+                if estimate.total <= memory:
+                    return Proposal(estimate, True)
+    return Proposal(planner.estimate(least), False)
+
+
+def _batches(setup: Setup, rows: int, given: Any) -> list[Setup]:
+    """Micro-batches for so many rows per step, the largest first."""
+    sizes = [n for n in range(min(rows, 64), 0, -1) if rows % n == 0]
+    if "per_device_train_batch_size" in given:
+        sizes = [setup.batch]
+    elif "gradient_accumulation_steps" in given:
+        sizes = [max(1, rows // setup.accumulation)]
+    fixed = "gradient_accumulation_steps" in given
+    return [replace(setup, batch=n, accumulation=setup.accumulation if fixed else max(1, rows // n)) for n in sizes]
+
+
+def _generations(setup: Setup, given: Any) -> list[Setup]:
+    """Micro-batches per generation, the most first: whole groups, and a divisor of the step."""
+    if {"steps_per_generation", "generation_batch_size"} & set(given):
+        return [setup]
+    steps = [n for n in range(setup.accumulation, 0, -1) if setup.accumulation % n == 0]
+    whole = [n for n in steps if setup.batch * n % setup.group == 0]
+    return [replace(setup, steps_per_generation=n) for n in whole or [setup.accumulation]]

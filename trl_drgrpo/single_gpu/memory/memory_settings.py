@@ -1,13 +1,21 @@
-"""The settings that decide a run's memory: plain numbers, from a trainer's arguments or from a recipe.
+"""What decides a run's memory: its settings, from a trainer's arguments or from a recipe, and the device's size.
 
 Defaults are those of TRL 1.16 and of this package, written out, so that a plan needs neither imported.
+
+`24GB` on a graphics card means 24 GiB: that is what its driver reports, so GB and GiB (and a bare number) are the same
+here, powers of 1024. A card's number is what PyTorch gives as total capacity, in a card's properties and out-of-memory
+messages: less than the vendor's number, and less than `nvidia-smi` shows, by what driver and error correction keep. It
+is the lowest that such messages in public logs commonly say for a card of that size (November 2026), not our own
+measurement; drivers differ by up to 0.2 GiB. Where `--memory` gives measured bytes, they win.
 """
 
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.ranges import refuse_out_of_range
 
 LOADED_IN = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
@@ -27,6 +35,11 @@ class Adapter:
     rank: int = 16
     targets: str | tuple[str, ...] | None = None
     dropout: float = 0.05
+
+
+def _key(name: str, default: Any) -> Any:
+    """A field that a key of the recipe gives as it is; one that is missing, or null, leaves the default."""
+    return field(default=default, metadata={"key": name})
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,7 @@ class Setup:
         vllm (`bool`): Whether vLLM generates in this process (colocate).
         vllm_share (`float`): `vllm_gpu_memory_utilization`.
         vllm_sleeps (`bool`): `vllm_enable_sleep_mode`.
+        vllm_lora (`str`): The same.
         generates_elsewhere (`bool`): Whether a vLLM server generates.
     """
 
@@ -61,29 +75,35 @@ class Setup:
     autocast: str | None = "bfloat16"
     adapter: Adapter | None = None
     bits: int = 0
-    nested: bool = False
+    nested: bool = _key("use_bnb_nested_quant", False)
     prompt: int = 512
-    completion: int = 512
-    batch: int = 8
-    accumulation: int = 1
-    steps_per_generation: int = 1
-    group: int = 8
-    iterations: int = 1
-    checkpointing: bool = True
-    optimizer: str = "adamw_torch_fused"
+    completion: int = _key("max_completion_length", 512)
+    batch: int = _key("per_device_train_batch_size", 8)
+    accumulation: int = _key("gradient_accumulation_steps", 1)
+    steps_per_generation: int = _key("steps_per_generation", 1)
+    group: int = _key("num_generations", 8)
+    iterations: int = _key("num_iterations", 1)
+    checkpointing: bool = _key("gradient_checkpointing", True)
+    optimizer: str = _key("optim", "adamw_torch_fused")
     reference: bool = False
     exact: bool = True
-    share_prompts: bool = True
-    fast_generation: bool = True
+    share_prompts: bool = _key("share_prompts", True)
+    fast_generation: bool = _key("fast_generation", True)
     vllm: bool = False
-    vllm_share: float = 0.3
-    vllm_sleeps: bool = False
+    vllm_share: float = _key("vllm_gpu_memory_utilization", 0.3)
+    vllm_sleeps: bool = _key("vllm_enable_sleep_mode", False)
+    vllm_lora: str = _key("vllm_lora", "auto")
     generates_elsewhere: bool = False
 
     @property
     def width(self) -> int:
         """Tokens of the widest row."""
         return self.prompt + self.completion
+
+    @property
+    def sends_adapters(self) -> bool:
+        """Whether vLLM gets an adapter alone."""
+        return self.adapter is not None and self.vllm_lora != "merged"
 
     @property
     def generated_rows(self) -> int:
@@ -102,21 +122,7 @@ class Setup:
         return self.steps_per_generation * self.iterations % self.accumulation != 0
 
 
-# Fields that a key of the recipe gives as it is; one that is missing, or null, leaves the field's default.
-_FIELDS = {
-    "nested": "use_bnb_nested_quant",
-    "completion": "max_completion_length",
-    "batch": "per_device_train_batch_size",
-    "accumulation": "gradient_accumulation_steps",
-    "group": "num_generations",
-    "iterations": "num_iterations",
-    "checkpointing": "gradient_checkpointing",
-    "optimizer": "optim",
-    "share_prompts": "share_prompts",
-    "fast_generation": "fast_generation",
-    "vllm_share": "vllm_gpu_memory_utilization",
-    "vllm_sleeps": "vllm_enable_sleep_mode",
-}
+FIELD_KEYS = {each.name: each.metadata["key"] for each in fields(Setup) if each.metadata}
 
 
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
@@ -125,38 +131,33 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     refuse_out_of_range(values)
     values = {key: value for key, value in values.items() if value is not None}
     bits = 4 if values.get("load_in_4bit") else 8 if values.get("load_in_8bit") else 0
-    adapter = _adapter(values) if values.get("use_peft") else None
-    if bits and adapter is None:
+    if bits and not values.get("use_peft"):
         remedy = "Add use_peft: quantized weights cannot be trained."
         raise InputError("load_in_4bit", "a quantized model without an adapter", "use_peft with it", remedy)
+    targets = values.get("lora_target_modules")
+    if isinstance(targets, (list, tuple)):
+        targets = targets[0] if len(targets) == 1 else tuple(targets)
+    adapter = Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
     dtype = values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")
     reduced = "bfloat16" if values.get("bf16", device == "cuda") else None
+    vllm, colocate = bool(values.get("use_vllm")), values.get("vllm_mode", "colocate") == "colocate"
     setup = Setup(
         device=device,
         dtype=_dtype(dtype),
         autocast="float16" if values.get("fp16") else reduced,
-        adapter=adapter,
+        adapter=adapter if values.get("use_peft") else None,
         bits=bits,
         prompt=prompt,
         reference=bool(values.get("beta")),
         exact=values.get("micro_batching", "exact") == "exact",
-        **{field: values[key] for field, key in _FIELDS.items() if key in values},
+        vllm=vllm and colocate,
+        generates_elsewhere=vllm and not colocate,
+        **{name: values[key] for name, key in FIELD_KEYS.items() if key in values},
     )
     steps = values.get("steps_per_generation", setup.accumulation)
     if values.get("generation_batch_size"):
         steps = max(1, values["generation_batch_size"] // setup.batch)
-    vllm = bool(values.get("use_vllm"))
-    colocate = values.get("vllm_mode", "colocate") == "colocate"
-    return replace(
-        setup, steps_per_generation=steps, vllm=vllm and colocate, generates_elsewhere=vllm and not colocate
-    )
-
-
-def _adapter(values: Mapping[str, Any]) -> Adapter:
-    targets = values.get("lora_target_modules")
-    if isinstance(targets, (list, tuple)):
-        targets = targets[0] if len(targets) == 1 else tuple(targets)
-    return Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
+    return replace(setup, steps_per_generation=steps)
 
 
 def _dtype(value: Any) -> str:
@@ -166,3 +167,148 @@ def _dtype(value: Any) -> str:
     if name not in LOADED_IN:
         raise InputError("dtype", repr(value), f"one of {', '.join(LOADED_IN)} or auto", "Pick one of them.")
     return name
+
+
+# Devices -------------------------------------------------------------------------------------------------------------
+
+# Left free by default: the larger of a share of the device and an amount.
+MARGIN_SHARE, MARGIN_BYTES = 0.05, int(0.7 * 2**30)
+
+_POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def _bytes(text: str, whole: int = 0) -> int | None:
+    """Bytes of an amount, or of a share of `whole` bytes; `None` for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(?:i?b)?)", text.strip().lower())
+    if found is None:
+        return None
+    size = float(found[1]) / 100 * whole if found[2] else float(found[1]) * 1024 ** _POWERS[found[3]]
+    return int(size) if math.isfinite(size) else None
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of an amount such as `24GB`, `24 GiB`, `24g`, `16384MB` or `24` (gigabytes).
+
+    Args:
+        text (`str`): The amount.
+
+    Returns:
+        `int`: Bytes, positive.
+
+    Raises:
+        `InputError`: No amount, or none above zero.
+
+    Example:
+
+    ```python
+    >>> parse_memory("24GB") == parse_memory("24") == 24 * 2**30
+    True
+
+    ```
+    """
+    size = _bytes(text)
+    if not size:
+        remedy = "Write the memory of one device; a number alone is in GB."
+        raise InputError("--memory", shortened(text), "an amount above zero, such as 24GB", remedy)
+    return size
+
+
+def default_margin(memory: int) -> int:
+    """Bytes to leave free on a device: 5% of it or 0.7 GB, whichever is more."""
+    return max(int(MARGIN_SHARE * memory), MARGIN_BYTES)
+
+
+def parse_margin(text: str | None, memory: int) -> int:
+    """Bytes to leave free on a device of `memory` bytes.
+
+    Args:
+        text (`str`, *optional*): An amount as [`parse_memory`] takes it, a share such as `8%`, or `0`. `None`:
+            [`default_margin`].
+        memory (`int`): Bytes of the device.
+
+    Raises:
+        `InputError`: Neither of them, or a margin that leaves nothing.
+
+    Example:
+
+    ```python
+    >>> parse_margin("10%", 20 * 2**30) == parse_margin("2GB", 20 * 2**30) == 2 * 2**30
+    True
+
+    ```
+    """
+    default = default_margin(memory)
+    margin = default if text is None else _bytes(text, memory)
+    if margin is None:
+        remedy = f"Leave it out for the default, here {readable(default)}."
+        expected = "an amount or a share to leave free, such as 1GB, 5% or 0"
+        raise InputError("--margin", shortened(str(text)), expected, remedy)
+    if margin >= memory:
+        got = f"{readable(margin)}, which leaves nothing of {readable(memory)}"
+        raise InputError("--margin", got, "less than the memory", "Give a smaller margin, or more memory.")
+    return margin
+
+
+def readable(size: float) -> str:
+    """An amount for a human, in GB or MB of 1024.
+
+    Example:
+
+    ```python
+    >>> readable(24 * 2**30), readable(5 * 2**20)
+    ('24.0 GB', '5.0 MB')
+
+    ```
+    """
+    return f"{size / 2**30:.1f} GB" if abs(size) >= 2**29 else f"{size / 2**20:.1f} MB"
+
+
+# Total that PyTorch shows, in GiB.
+CARDS = {
+    "T4": 14.56,
+    "L4": 22.03,
+    "A10G": 22.03,
+    "RTX-3060-12GB": 11.62,
+    "RTX-3090": 23.52,
+    "RTX-4080": 15.57,
+    "RTX-4090": 23.52,
+    "RTX-5090": 31.36,
+    "L40S": 44.34,
+    "A100-40GB": 39.38,
+    "A100-80GB": 79.14,
+    "H100-80GB": 79.10,
+    "H200": 139.72,
+}
+# Words of a card's full name that tell no two apart.
+_FILLERS = r"nvidia|tesla|geforce|rtx|gb|[-_ ]"
+
+
+def find_card(name: str) -> tuple[str, int]:
+    """The card of a name such as `T4`, `RTX 4090`, `4090` or `NVIDIA A100-80GB`, and the bytes that a program gets.
+
+    Args:
+        name (`str`): In any case, with or without the vendor's words.
+
+    Raises:
+        `InputError`: An unknown name, or one that several cards share; names the nearest.
+
+    Example:
+
+    ```python
+    >>> find_card("NVIDIA GeForce RTX 4090")[0], find_card("a100 80gb")[0]
+    ('RTX-4090', 'A100-80GB')
+
+    ```
+    """
+    shortened_names = {re.sub(_FILLERS, "", card.lower()): card for card in CARDS}
+    short = re.sub(_FILLERS, "", name.lower())
+    beginning = [card for each, card in shortened_names.items() if short and each.startswith(short)]  # H100, RTX 3060
+    found = [shortened_names[short]] if short in shortened_names else beginning
+    if len(found) == 1:
+        return found[0], int(CARDS[found[0]] * 2**30)
+    if found:
+        remedy = f"Did you mean {' or '.join(found)}?"
+        raise InputError("--device", f"{name!r}, which matches several cards", "one of them", remedy)
+    otherwise = f"Known cards: {', '.join(CARDS)}. For another one pass --memory."
+    near = did_you_mean(name.upper(), CARDS, otherwise, most=2, cutoff=0.6)
+    raise InputError("--device", shortened(name), "cuda, cpu, or the name of a card", near)

@@ -10,7 +10,7 @@ anything:
 
 - `Precision`: autocast (the meta device has none): casts, and their cache of trained float32 weights;
 - `attend`: a fused attention kernel (flash or memory-efficient on GPUs, flash on CPUs);
-- `FusedHead`: TRL's log-probabilities in chunks, as its Triton kernel runs on a GPU;
+- `fused_head`: TRL's log-probabilities in chunks, as its Triton kernel runs on a GPU;
 - `QuantizedLinear`: weights of bitsandbytes, unpacked for each product;
 - `AdaptedLinear`: PEFT's LoRA layer.
 """
@@ -45,7 +45,7 @@ class Ledger(TorchDispatchMode):
     def known(self, tensors: Iterable[torch.Tensor]) -> None:
         """Storages that were there before and do not count."""
         for tensor in tensors:
-            self._enter(tensor, counts=False)
+            self.enter(tensor, counts=False)
 
     def mark(self, segment: str) -> None:
         """From here on, peaks belong to this segment."""
@@ -60,10 +60,11 @@ class Ledger(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for each in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(each, torch.Tensor):
-                self._enter(each)
+                self.enter(each)
         return out
 
-    def _enter(self, tensor: torch.Tensor, counts: bool = True) -> None:
+    def enter(self, tensor: torch.Tensor, counts: bool = True) -> None:
+        """Count the storage of a tensor from here on, if it is new."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._references:
@@ -130,7 +131,7 @@ class Precision(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             return attend(*args, device=self.device, **kwargs)
         if func in _GROUPED:
-            return _Grouped.apply(*args[:2])
+            return _grouped(*args[:2])
         if func is functional.dropout and self.device == "cuda":
             return _dropout_on_gpu(*args, **kwargs)
         return func(*args, **kwargs)
@@ -153,20 +154,36 @@ def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, 
     return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
-class _Grouped(torch.autograd.Function):
-    """Product of `(n, columns)` tokens and `(experts, columns, rows)` weights."""
+class Kernel(torch.autograd.Function):
+    """An op by what it allocates.
+
+    `Kernel.apply(run, back, *inputs)`: `run(*inputs)` gives the result and the tensors to keep for backward; there,
+    beside the inputs' gradients, `back(grad, *kept)` gives what is alive until they are done. Both hold no tensor.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tokens: Any, weights: Any) -> torch.Tensor:
-        ctx.save_for_backward(tokens, weights)
-        return tokens.new_empty(tokens.size(0), weights.size(-1))
+    def forward(ctx: Any, run: Any, back: Any, *inputs: Any) -> torch.Tensor:
+        out, kept = run(*inputs)
+        ctx.back, ctx.like = back, [None if each is None else (each.shape, each.dtype) for each in inputs]
+        ctx.save_for_backward(*kept)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        wanted = ctx.needs_input_grad
-        return tuple(
-            torch.empty_like(each) if want else None for each, want in zip(ctx.saved_tensors, wanted, strict=True)
-        )
+        wanted = zip(ctx.like, ctx.needs_input_grad[2:], strict=True)
+        grads = [grad.new_empty(like[0], dtype=like[1]) if wants else None for like, wants in wanted]
+        workspace = ctx.back(grad, *ctx.saved_tensors)
+        del workspace
+        return None, None, *grads
+
+
+def _grouped(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Product of `(n, columns)` tokens and `(experts, columns, rows)` weights."""
+
+    def run(tokens: torch.Tensor, weights: torch.Tensor) -> Any:
+        return tokens.new_empty(tokens.size(0), weights.size(-1)), [tokens, weights]
+
+    return Kernel.apply(run, lambda grad, *kept: None, tokens, weights)  # type: ignore[return-value]
 
 
 APART = "apart"  # attribute of a mask: as in `Shape`
@@ -193,74 +210,51 @@ def attend(
         attn_mask = query.new_empty(pairs)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
-    return _Attention.apply(query, key, value, attn_mask, device, copied)  # type: ignore[return-value]
 
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, device: str, copied: int) -> torch.Tensor:
+    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> Any:
         batch, heads, n, _ = query.shape
         out = query.new_empty(batch, n, heads, value.size(-1)).transpose(1, 2)
-        log_sums = query.new_empty(batch, heads, n, dtype=torch.float32)
-        ctx.device = device
-        copies = [each.new_empty(copied, heads, each.size(-1)) for each in (key, value)] if copied else []
-        copies += [torch.empty_like(out)] if copied else []
-        ctx.save_for_backward(query, key, value, mask, out, log_sums, *copies)
-        return out
+        kept = [query, key, value, mask, out, query.new_empty(batch, heads, n, dtype=torch.float32)]
+        if copied:
+            kept += [*(each.new_empty(copied, heads, each.size(-1)) for each in (key, value)), torch.empty_like(out)]
+        return out, kept
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        query, key, value, *_ = ctx.saved_tensors
-        batch, heads, n, _ = query.shape
-        workspace = [query.new_empty(batch, heads, n, dtype=torch.float32)]
-        if ctx.device == "cuda":  # gradients of the queries are summed in float32, those of shared keys per head
+    def back(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
+        workspace = [query.new_empty(query.shape[:3], dtype=torch.float32)]
+        if device == "cuda":  # gradients of the queries are summed in float32, those of shared keys per head
             workspace.append(query.new_empty(query.shape, dtype=torch.float32))
-            if key.size(1) != heads:
-                workspace += [query.new_empty(batch, heads, *each.shape[2:]) for each in (key, value)]
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None, None, None
+            if key.size(1) != query.size(1):
+                workspace += [each.new_empty(*query.shape[:2], *each.shape[2:]) for each in (key, value)]
+        return workspace
+
+    return Kernel.apply(run, back, query, key, value, attn_mask)  # type: ignore[return-value]
 
 
-class FusedHead(torch.autograd.Function):
+def fused_head(hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device: str) -> torch.Tensor:
     """TRL's `ChunkedLogProbFunction`: no logits but those of one tile. Its Triton kernel folds a tile in place; in
     plain PyTorch, on a CPU, several float32 tensors of the tile's size come and go."""
 
-    @staticmethod
-    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device: str) -> Any:
-        n = hidden.size(0)
-        statistics = [hidden.new_empty(n, dtype=torch.float32) for _ in range(7)]
+    def run(hidden: torch.Tensor, weight: torch.Tensor, bias: Any) -> Any:
+        statistics = hidden.new_empty(7, len(hidden), dtype=torch.float32)
         tile = _tile(hidden, weight, compute, 12 if device == "cpu" else 0)
         log_z, log_probs, entropy = (torch.empty_like(statistics[0]) for _ in range(3))
-        ctx.compute, ctx.device = compute, device
-        ctx.save_for_backward(hidden, weight, bias, log_z, entropy)
-        ctx.mark_non_differentiable(entropy)
         del tile
-        return log_probs, entropy
+        return log_probs, [hidden, weight, bias, log_z, entropy]
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:  # type: ignore[override]
-        hidden, weight, bias, *_ = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        sums = [
-            torch.empty_like(each, dtype=torch.float32) if each is not None and wanted[i] else None
-            for i, each in enumerate((hidden, weight, bias))
-        ]
-        tile = _tile(hidden, weight, ctx.compute, 29 if ctx.device == "cpu" else 0)
-        grads = [
-            None if each is None else each.to(like.dtype)
-            for each, like in zip(sums, (hidden, weight, bias), strict=True)
-        ]
-        del tile
-        return (*grads, None, None)
+    def back(grad: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: Any, *_: Any) -> Any:
+        given = [each for each in (hidden, weight, bias) if each is not None and each.requires_grad]
+        sums = [torch.empty_like(each, dtype=torch.float32) for each in given if each.dtype != torch.float32]
+        sums.append(torch.empty_like(grad))  # zeros: the entropy's gradient
+        return sums, _tile(hidden, weight, compute, 29 if device == "cpu" else 0)
+
+    return Kernel.apply(run, back, hidden, weight, bias)  # type: ignore[return-value]
 
 
 def _tile(hidden: torch.Tensor, weight: torch.Tensor, compute: torch.dtype, folding: int) -> list[torch.Tensor]:
     """A tile of logits, what it is made of, and `folding` bytes per logit while it is folded, which are freed."""
     rows, columns = min(len(hidden), HEAD_TOKENS), min(len(weight), HEAD_VOCABULARY)
-    made_of = [
-        hidden.new_empty(rows, HEAD_VOCABULARY, dtype=compute),
-        hidden[:rows].to(compute),
-        weight[:columns].to(compute),
-    ]
+    tile = hidden.new_empty(rows, HEAD_VOCABULARY, dtype=compute)
+    made_of = [tile, hidden[:rows].to(compute), weight[:columns].to(compute)]
     hidden.new_empty(rows * columns * folding, dtype=torch.uint8)
     return made_of
 
@@ -294,26 +288,17 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         quantized = torch.empty_like(x, dtype=torch.int8) if self.bits == 8 else None
-        out = _Unpacked.apply(x.to(self.compute), self).to(x.dtype)  # type: ignore[union-attr]
+        shape, packed = self.shape, self.packed
+
+        def run(x: torch.Tensor) -> Any:
+            weight = None if packed else x.new_empty(shape)
+            out = x.new_empty(*x.shape[:-1], shape[0])
+            del weight
+            return out, []
+
+        out = Kernel.apply(run, lambda grad: grad.new_empty(shape), x.to(self.compute)).to(x.dtype)  # type: ignore
         del quantized
         return out
-
-
-class _Unpacked(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
-        ctx.layer = layer
-        weight = None if layer.packed else x.new_empty(layer.shape)
-        out = x.new_empty(*x.shape[:-1], layer.shape[0])
-        del weight
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        weight = grad.new_empty(ctx.layer.shape)
-        out = grad.new_empty(*grad.shape[:-1], ctx.layer.shape[1])
-        del weight
-        return out, None
 
 
 def _bytes(count: int) -> torch.Tensor:
@@ -333,23 +318,17 @@ class AdaptedLinear(nn.Module):
 
     def __init__(self, base: nn.Module, columns: int, rows: int, rank: int, dropout: float, precision: Precision):
         super().__init__()
-        self.base = base
-        self.lora_a = nn.Linear(columns, rank, bias=False, dtype=torch.float32, device="meta")
-        self.lora_b = nn.Linear(rank, rows, bias=False, dtype=torch.float32, device="meta")
+        as_peft: Any = {"bias": False, "dtype": torch.float32, "device": "meta"}
+        self.base, self.precision = base, precision
+        self.lora_a, self.lora_b = nn.Linear(columns, rank, **as_peft), nn.Linear(rank, rows, **as_peft)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        # Not as a module's attribute of a known kind: it is no layer and no state.
-        self.precision = precision
-        self.enabled = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self.base(x)
-        if not self.enabled:
-            return result
-        given = result.dtype
-        if isinstance(self.base, QuantizedLinear):
+        is_quantized, given = isinstance(self.base, QuantizedLinear), result.dtype
+        if is_quantized:
             result = result.clone()
-            if self.precision.dtype is None:
-                x = x.to(self.lora_a.weight.dtype)
-            return result + (self.lora_b(self.lora_a(self.dropout(x))) * 2.0).to(given)
-        x = x.to(self.lora_a.weight.dtype)
-        return (result + self.lora_b(self.lora_a(self.dropout(x))) * 2.0).to(given)
+        if not is_quantized or self.precision.dtype is None:
+            x = x.to(torch.float32)
+        update = self.lora_b(self.lora_a(self.dropout(x))) * 2.0
+        return result + update.to(given) if is_quantized else (result + update).to(given)

@@ -7,8 +7,8 @@ seconds to import and want real tensors.
 
 import copy
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from torch import nn
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
-from trl_drgrpo.single_gpu.memory.memory_settings import Adapter, Setup
+from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, Precision, QuantizedLinear
 
 ATTENTION = "trl_drgrpo_planned"
@@ -61,77 +61,79 @@ def context_length(config: Any) -> int | None:
     return length
 
 
-@dataclass(frozen=True)
 class Skeleton:
     """A model to run steps on.
 
     Args:
+        config: Of the text model.
+        setup ([`Setup`]): Its dtype, bits and adapters.
+        layers (`int`, *optional*): How many; by default all.
+
+    Attributes:
         model (`nn.Module`): The causal language model, on the meta device.
-        config: Its configuration.
         precision ([`Precision`]): The mode to run it in.
         parameters (`int`): Of the model, before adapters and quantization.
+        head (`nn.Module`): The layer that makes logits.
+        layers (`nn.ModuleList`): The decoder's.
+
+    Raises:
+        `InputError`: An architecture without a causal language model, or targets that name no layer.
     """
 
-    model: Any
-    config: Any
-    precision: Precision
-    parameters: int = 0
+    def __init__(self, config: Any, setup: Setup, layers: int | None = None):
+        self.config = config = copy.deepcopy(config)
+        if layers is not None:
+            config.num_hidden_layers = layers
+            for name in ("layer_types", "mlp_layer_types"):
+                if getattr(config, name, None):
+                    setattr(config, name, list(getattr(config, name))[:layers])
+        try:
+            with torch.device("meta"):
+                model = self.model = _language_model(config, getattr(torch, setup.dtype))
+        except (ValueError, KeyError, AttributeError, ImportError, RuntimeError, TypeError) as error:
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
+            got = f"{config.model_type}, which cannot be built as a causal language model"
+            raise InputError("--model", got, "a decoder that transformers knows", reason) from error
+        self.precision = Precision(getattr(torch, setup.autocast) if setup.autocast else None, setup.device)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.head = model.get_output_embeddings()
+        lists = (each for each in model.modules() if isinstance(each, nn.ModuleList))
+        self.layers: Any = next(each for each in lists if len(each) == config.num_hidden_layers)
+        if setup.bits or setup.adapter:
+            self._change_layers(setup)
+        model.train()
 
-    @property
-    def head(self) -> nn.Module:
-        """The layer that makes logits."""
-        return self.model.get_output_embeddings()
-
-    @property
-    def layers(self) -> Any:
-        """The decoder's layers."""
-        return next(
-            each
-            for each in self.model.modules()
-            if isinstance(each, nn.ModuleList) and len(each) == self.config.num_hidden_layers
-        )
-
-    def adapters(self, enabled: bool) -> None:
-        """Switch adapters on or off, as for the reference pass."""
-        for module in self.model.modules():
-            if isinstance(module, AdaptedLinear):
-                module.enabled = enabled
-
-
-def build(config: Any, setup: Setup, layers: int | None = None, plain: bool = False) -> Skeleton:
-    """Build a model: `setup` says dtype, bits and adapters, `layers` how many layers, `plain` that it has no adapters.
-    Refuses an architecture without a causal language model, and targets that name no layer."""
-    _register_attention()
-    config = copy.deepcopy(config)
-    if layers is not None:
-        config.num_hidden_layers = layers
-        for name in ("layer_types", "mlp_layer_types"):
-            if getattr(config, name, None):
-                setattr(config, name, list(getattr(config, name))[:layers])
-    dtype = getattr(torch, setup.dtype)
-    try:
-        with torch.device("meta"):
-            model = _language_model(config, dtype)
-    except (ValueError, KeyError, AttributeError, ImportError, RuntimeError, TypeError, NotImplementedError) as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
-        got = f"{config.model_type}, which cannot be built as a causal language model"
-        raise InputError("--model", got, "a decoder that transformers knows", reason) from error
-    autocast = getattr(torch, setup.autocast) if setup.autocast else None
-    parameters = sum(p.numel() for p in model.parameters())
-    skeleton = Skeleton(model, config, Precision(autocast, setup.device), parameters)
-    if setup.bits:
-        _quantize(skeleton, setup)
-    if setup.adapter is not None and not plain:
-        _adapt(skeleton, setup.adapter)
-    if plain:
-        model.requires_grad_(False)
-    model.train()
-    return skeleton
+    def _change_layers(self, setup: Setup) -> None:
+        """Quantize and adapt linear layers, all but the head."""
+        adapter, is_adapted = setup.adapter, setup.adapter is None
+        targets: Any = None
+        if adapter is not None:
+            self.model.requires_grad_(False)
+            targets = adapter.targets if adapter.targets is not None else _default_targets(self.config.model_type)
+        for name, layer in list(self.model.named_modules()):
+            is_turned = type(layer).__name__ == "Conv1D"  # GPT-2's, stored the other way round
+            if layer is self.head or not (is_turned or isinstance(layer, nn.Linear)):
+                continue
+            weight: Any = layer.weight
+            rows, columns = reversed(weight.shape) if is_turned else weight.shape
+            if setup.bits:
+                compute, packed = weight.dtype, setup.device == "cpu"
+                layer = QuantizedLinear(rows, columns, layer.bias, compute, setup.bits, setup.nested, packed)
+            if adapter is not None and _is_target(name, targets):
+                layer = AdaptedLinear(layer, columns, rows, adapter.rank, adapter.dropout, self.precision)
+                is_adapted = True
+            self.model.set_submodule(name, layer)
+        if not is_adapted:
+            expected = f"names of layers of {self.config.model_type}, or all-linear"
+            remedy = "Use all-linear for every linear layer but the head."
+            raise InputError("lora_target_modules", repr(targets), expected, remedy)
 
 
 def _language_model(config: Any, dtype: torch.dtype) -> Any:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModel, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoModel, AutoModelForCausalLM
 
+    # Under a name of its own masks are taken as they are given; what sdpa does around its kernel happens as always.
+    AttentionInterface.register(ATTENTION, _attention)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION}
     if config.model_type.endswith("_text") and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return _WithHead(AutoModel.from_config(config, **options), config, dtype)
@@ -143,16 +145,11 @@ class _WithHead(nn.Module):
 
     def __init__(self, text: Any, config: Any, dtype: torch.dtype):
         super().__init__()
-        self.base_model = text
+        self.base_model, self.get_input_embeddings = text, text.get_input_embeddings
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        self.get_output_embeddings = lambda: self.lm_head
         if config.tie_word_embeddings:
             self.lm_head.weight = text.get_input_embeddings().weight
-
-    def get_input_embeddings(self) -> Any:
-        return self.base_model.get_input_embeddings()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
 
     def forward(self, logits_to_keep: int = 0, **inputs: Any) -> Any:
         out = self.base_model(**inputs)
@@ -160,70 +157,13 @@ class _WithHead(nn.Module):
         return SimpleNamespace(logits=logits, past_key_values=out.past_key_values)
 
 
-def _register_attention() -> None:
-    from transformers import AttentionInterface
-
-    # Under a name of its own masks are taken as they are given; what sdpa does around its kernel happens as always.
-    AttentionInterface.register(ATTENTION, _attention)
-
-
 def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if options.get("softcap") is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    # No fused kernel caps scores: all of them are there at once, as in transformers' eager attention.
-    groups = getattr(module, "num_key_value_groups", 1)
-    scores = query @ repeat_kv(key, groups).transpose(2, 3) * (options.get("scaling") or 1.0)
-    scores = torch.tanh(scores / options["softcap"]) * options["softcap"]
-    if attention_mask is not None:
-        scores = scores + torch.empty_like(attention_mask, dtype=scores.dtype)
-    chances = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return (chances @ repeat_kv(value, groups)).transpose(1, 2).contiguous(), chances
-
-
-def _linears(skeleton: Skeleton) -> list[tuple[str, nn.Module, int, int]]:
-    """Name, layer, inputs and outputs of every linear layer but the head."""
-    found = []
-    for name, module in skeleton.model.named_modules():
-        if module is skeleton.head:
-            continue
-        if isinstance(module, (nn.Linear, QuantizedLinear)):
-            found.append((name, module, module.in_features, module.out_features))
-        elif type(module).__name__ == "Conv1D":  # GPT-2's, stored the other way round
-            weight: Any = module.weight
-            found.append((name, module, weight.size(0), weight.size(1)))
-    return found
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)
-
-
-def _quantize(skeleton: Skeleton, setup: Setup) -> None:
-    compute = getattr(torch, setup.dtype)
-    for name, module, columns, rows in _linears(skeleton):
-        bias: Any = module.bias
-        packed = setup.device == "cpu"
-        quantized = QuantizedLinear(rows, columns, bias, compute, setup.bits, setup.nested, packed)
-        _replace(skeleton.model, name, quantized)
-
-
-def _adapt(skeleton: Skeleton, adapter: Adapter) -> None:
-    skeleton.model.requires_grad_(False)
-    targets = adapter.targets if adapter.targets is not None else _default_targets(skeleton.config.model_type)
-    chosen = [each for each in _linears(skeleton) if _is_target(each[0], targets)]
-    if not chosen:
-        raise InputError(
-            "lora_target_modules",
-            repr(targets),
-            f"names of layers of {skeleton.config.model_type}, or all-linear",
-            "Use all-linear for every linear layer but the head.",
-        )
-    for name, module, columns, rows in chosen:
-        wrapped = AdaptedLinear(module, columns, rows, adapter.rank, adapter.dropout, skeleton.precision)
-        _replace(skeleton.model, name, wrapped)
+    attend = sdpa_attention_forward
+    if options.get("softcap") is not None:  # no fused kernel caps scores: all of them are there at once
+        attend = sys.modules[type(module).__module__].eager_attention_forward
+    return attend(module, query, key, value, attention_mask, **options)
 
 
 def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:

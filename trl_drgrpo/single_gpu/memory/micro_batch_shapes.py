@@ -22,12 +22,11 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import (
     Budget,
     Costs,
     MicroBatch,
-    Pack,
     Row,
     pack_length,
     plan_window,
-    shared_length,
 )
+from trl_drgrpo.features.fast_path.pack_layout import Line
 from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart, cut_into_blocks
 from trl_drgrpo.features.fast_path.window import windows
@@ -61,17 +60,18 @@ class Shape:
     later: bool = False
     apart: tuple[int, int] | None = None
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all packs, padding included."""
+        return self.packs * self.width
+
     def exceeds(self, other: "Shape") -> bool:
         """Whether it needs at least what the other one needs, in every tensor; of two that are alike, one does."""
-        if self._sizes == other._sizes:
-            return self > other
-        return all(a >= b for a, b in zip(self._sizes, other._sizes, strict=True))
-
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        tokens = self.packs * self.width
-        mask, apart = tokens * self.width * self.masked, self.apart or (0, 0)
-        return tokens, mask, self.scored, self.layout, self.padded, self.later, *apart
+        mine, others = (
+            (s.tokens, s.tokens * s.width * s.masked, s.scored, s.layout, s.padded, s.later, *(s.apart or (0, 0)))
+            for s in (self, other)
+        )
+        return self > other if mine == others else all(a >= b for a, b in zip(mine, others, strict=True))
 
 
 def shares_prompts(config: Any, setup: Setup) -> bool:
@@ -85,18 +85,27 @@ def shares_prompts(config: Any, setup: Setup) -> bool:
 def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
     """Shapes of micro-batches that are trained on; none exceeds another. With `micro_batching="upstream"`, TRL's
     one."""
-    if not setup.exact:
-        return (_stock(setup, masked=True, later=setup.accumulation > 1),)
     window = len(windows(setup.steps_per_generation, setup.accumulation)[0])
-    shuffled = window != setup.steps_per_generation
-    return _shapes(_costs(config, setup), _key(setup), setup.batch * window, window, 1 if shuffled else 2)
+    is_shuffled = window != setup.steps_per_generation
+    return _shapes(config, setup, setup.batch * window, window, 1 if is_shuffled else 2)
 
 
 def scored_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
     """Shapes of forwards that score all rows of a generation batch, whether or not they are trained on."""
+    return _shapes(config, setup, setup.generated_rows, None, setup.group)
+
+
+def _shapes(config: Any, setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
     if not setup.exact:
         return (_stock(setup, masked=True, later=setup.accumulation > 1),)
-    return _shapes(_costs(config, setup), _key(setup), setup.generated_rows, None, setup.group)
+    lengths = Setup(batch=setup.batch, prompt=setup.prompt, completion=setup.completion, group=setup.group)
+    return _planned(costs_of(config, setup), lengths, rows, slots, fewest)
+
+
+def costs_of(config: Any, setup: Setup) -> Costs:
+    """What the fast path's planner counts with."""
+    pair, forward = attention_pair_cost(config, setup.device), forward_cost(setup.device)
+    return Costs(pair, forward, shares_prompts(config, setup), apart=attends_apart(setup.device))
 
 
 def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
@@ -105,18 +114,8 @@ def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
     return Shape(setup.batch, setup.width, scored, scored, setup.batch * setup.width, masked, later)
 
 
-def _costs(config: Any, setup: Setup) -> Costs:
-    pair, forward = attention_pair_cost(config, setup.device), forward_cost(setup.device)
-    return Costs(pair, forward, shares_prompts(config, setup), apart=attends_apart(setup.device))
-
-
-def _key(setup: Setup) -> Setup:
-    """The parts of a setup that decide shapes."""
-    return replace(Setup(), batch=setup.batch, prompt=setup.prompt, completion=setup.completion, group=setup.group)
-
-
 @lru_cache(maxsize=256)
-def _shapes(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
+def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
     found: set[Shape] = set()
     if slots == 1 and rows > setup.group:
         # Packs of different widths may not fit into a single micro-batch: its rows stand alone then.
@@ -129,14 +128,14 @@ def _shapes(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: in
             plan = plan_window(window, some, budget, costs)
             found |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
     if costs.share_prompts:
-        most = max(shape.packs * shape.width for shape in found)
-        found = {_widest_mask(each, setup) if each.packs * each.width == most else each for each in found}
+        most = max(shape.tokens for shape in found)
+        found = {_widest_mask(each, setup) if each.tokens == most else each for each in found}
     return tuple(sorted(one for one in found if not any(other.exceeds(one) for other in found)))
 
 
 def _widest_mask(shape: Shape, setup: Setup) -> Shape:
     """The same tokens with the largest mask that any packs of them need: forks, or other lengths, may make it so."""
-    tokens, budget = shape.packs * shape.width, Budget(setup.batch, setup.width)
+    tokens, budget = shape.tokens, Budget(setup.batch, setup.width)
     widest = max(shape.width, min(setup.prompt + setup.group * max(setup.completion - 1, 0), math.isqrt(budget.pairs)))
     pairs = max(min(tokens * widest, budget.pairs), tokens * shape.width)
     packs = max(1, tokens**2 // pairs)
@@ -198,28 +197,18 @@ def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Sha
 
 
 def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
+    if all(len(pack) == 1 for pack in batch):
+        return 0, 0
     copied = pairs = 0
-    for pack in batch if any(len(pack) > 1 for pack in batch) else []:
-        ends = _ends(rows, pack)
+    # Rows that share nothing but their prompt come without tokens, and a pack is laid out by its tokens.
+    told = [
+        replace(row, prompt=(0,) * row.prompt_length, completion=row.completion or (i,) * row.completion_length)
+        for i, row in enumerate(rows)
+    ]
+    for pack in batch:
+        ends = Line(pack, told).ends
         stem, *branches = cut_into_blocks(ends)
         copied += sum(len(stem) + len(branch) for branch in branches)
         pairs += sum(len(branch) * (len(stem) + len(branch)) for branch in branches)
         pairs += len(stem) ** 2 if not branches and min(ends) < len(ends) else 0
     return copied, pairs
-
-
-def _ends(rows: list[Row], pack: Pack) -> list[int]:
-    """For each token of a pack, where those that follow it end."""
-    prompt, previous = rows[pack[0]].prompt_length, ()
-    ends, path = [0] * prompt, list(range(prompt))
-    for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
-        depth = prompt + shared_length(previous, row.inputs)
-        for place in path[depth:]:
-            ends[place] = len(ends)
-        own = row.own_length - depth + prompt
-        path[depth:] = range(len(ends), len(ends) + own)
-        ends += [0] * own
-        previous = row.inputs
-    for place in path:
-        ends[place] = len(ends)
-    return ends

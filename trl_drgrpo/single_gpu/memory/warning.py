@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.single_gpu.memory.devices import default_margin, readable
-from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
-from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, from_keys
-from trl_drgrpo.single_gpu.memory.proposal import propose
+from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner, propose
+from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, default_margin, from_keys, readable
 from trl_drgrpo.upstream.description import DescribingCallback
 
 logger = logging.getLogger(__name__)
@@ -56,7 +54,7 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
     advice = f"would fit: {settings}." if proposal.fits else f"nothing fits; the smallest tried: {settings}."
     peak, over = readable(estimate.total), readable(estimate.total - memory)
     return (
-        f"The planned peak of {peak} ({estimate.peak.name}) is {over} "
+        f"The planned peak of {peak} ({estimate.peak}) is {over} "
         f"more than this device has ({readable(memory)}), with prompts of {setup.prompt} tokens.\n"
         f"`trl-drgrpo plan`: {advice}"
     )

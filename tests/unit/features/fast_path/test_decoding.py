@@ -1,10 +1,8 @@
 """Generation from shared prompts against transformers' own loop: the same tokens from the same seed, over families of
-models, in continuations of earlier generations, and where it stands aside."""
+models, and where it stands aside."""
 
-import gc
 import logging
 import re
-import weakref
 from dataclasses import replace
 from functools import partialmethod
 
@@ -22,21 +20,18 @@ from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
-from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
-from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.upstream.private_state import swapped
 
 # Left padding, prompts shorter and longer than the windows, groups of different sizes, one prompt that is alone.
 MIXED = ["what is 1+2? tell me now"] * 4 + ["7*8="] * 3 + ["a"] + ["12345+67890="] * 2
-TEXTS = ["what is 1+2? tell me now", "7*8=", "12345+67890="]
 PAD = 257
 
 
-def generate(model, prompts, shares=True, limits=None, kept=None, **settings):
-    """Texts or rows of tokens -> what `generate` returns behind them, the state of the random generator afterwards,
-    and the shapes of what was run."""
+def generate(model, prompts, shares=True, limits=None, **settings):
+    """What `generate` returns behind the texts, the state of the random generator afterwards, and the shapes of what
+    was run."""
     model.eval()
-    rows = [list(prompt.encode()) if isinstance(prompt, str) else prompt for prompt in prompts]
+    rows = [list(prompt.encode()) for prompt in prompts]
     width = max(map(len, rows))
     ids = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -48,7 +43,7 @@ def generate(model, prompts, shares=True, limits=None, kept=None, **settings):
     )
     torch.manual_seed(0)
     try:
-        with shared_prefill(model, shares, limits, kept):
+        with shared_prefill(model, shares, limits):
             tokens = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
     finally:
         hook.remove()
@@ -382,60 +377,3 @@ def test_buffers_grow_in_blocks_and_forget_what_no_window_reaches():
     assert {size[1] for size in sizes} <= {64, 71}
     assert group.layers[1].visible().own_keys.size(1) == 8
     assert group.layers[0].get_seq_length() == 155
-
-
-# Generations that begin with tokens of earlier ones: nothing is run twice
-
-
-def branches(rows, completions, cuts):
-    """Two continuations of each row, at its cut."""
-    starts = [
-        row + [token for token in ids[:cut] if token != PAD]
-        for row, ids, cut in zip(rows, completions.tolist(), cuts, strict=True)
-    ]
-    return [start for start in starts for _ in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("family", "greedy"), [("Qwen3", False), ("Gemma2", False), ("GPT2", False), ("GptOss", True)]
-)
-def test_continuations_run_one_token_per_row(tokenizer, family, greedy):
-    model, kept = tiny(family, tokenizer), Prefixes()
-    rows = [list(text.encode()) for text in TEXTS for _ in range(2)]
-    completions = generate(model, rows, kept=kept, do_sample=not greedy)[0]
-    for cuts in ([9, 3, 1, 0, 13, 22], [5, 0, 1, 7, 2, 30, 3, 4, 5, 6, 7, 1]):  # the second of continuations
-        rows = branches(rows, completions, cuts)
-        different = len({tuple(row) for row in rows})
-        completions, _, shapes = generate(model, rows, kept=kept, do_sample=not greedy)
-        again, _, again_shapes = generate(model, rows, do_sample=not greedy)
-        assert shapes[0] == (different, 1)
-        assert again_shapes[0] == (different, max(map(len, rows)))
-        assert torch.equal(completions, again)
-
-
-def test_what_is_missing_is_run(tokenizer):
-    rows = [list(text.encode()) for text in TEXTS]
-    longer = [[*rows[0], 40, 41, 42, 43], [*rows[1], 50], rows[2][:-1]]
-    strange = [*longer, [100, 101]]
-    # a window of 16: of a prompt of 24 tokens, the last 15 are held, and those before them are run again
-    for family, begun, first in (
-        ("Qwen3", [longer, strange], [(3, 4), (4, max(map(len, strange)))]),
-        ("Mistral", [[rows[0][:20]]], [(1, 20)]),
-    ):
-        model, kept = tiny(family, tokenizer), Prefixes()
-        generate(model, rows, kept=kept)
-        for each, shape in zip(begun, first, strict=True):
-            completions, _, shapes = generate(model, each, kept=kept)
-            assert shapes[0] == shape
-            assert torch.equal(completions, generate(model, each)[0])
-
-
-def test_what_is_kept_is_freed_behind_the_block(model):
-    fast_path = FastPath(None)
-    with fast_path.keeping_prefixes():
-        generate(model, ["7*8="] * 2, kept=fast_path._kept)
-        keys = weakref.ref(fast_path._kept._held[-1].own[0][0])
-        assert keys() is not None
-    gc.collect()
-    assert fast_path._kept is None
-    assert keys() is None

@@ -60,6 +60,8 @@ DYNAMIC = SimpleNamespace(get_text_config=lambda: SimpleNamespace(rope_parameter
         ("model.active_peft_config", SimpleNamespace(is_prompt_learning=True), "virtual tokens"),
         ("args.torch_compile", True, "torch.compile would recompile for every shape"),
         ("model.config", DYNAMIC, "rotary angles depend on the width"),
+        ("_compute_loss", lambda model, inputs: None, "has its own _compute_loss"),
+        ("compute_loss", lambda model, inputs: None, "has its own compute_loss"),
         ("args.micro_batching", "upstream", None),
     ],
 )

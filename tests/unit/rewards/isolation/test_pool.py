@@ -15,9 +15,9 @@ import pytest
 from processes import gone, running
 
 import trl_drgrpo.rewards.isolation.pool as pool_module
+from trl_drgrpo.rewards.contract import Limits
 from trl_drgrpo.rewards.isolation.nursery import WorkerHandle
 from trl_drgrpo.rewards.isolation.pool import Failure, WorkerPool, close_pools, pool_for
-from trl_drgrpo.rewards.limits import Limits
 
 
 def calls(*arguments):

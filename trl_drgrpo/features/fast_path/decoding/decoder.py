@@ -20,7 +20,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process as processors
 
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
-from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 from trl_drgrpo.upstream.private_state import swapped
 
 BLOCK = 2**16  # numbers at a time: half a megabyte
@@ -142,7 +141,6 @@ def decode(
     synced_gpus: bool = False,
     streamer: Any = None,
     limits: Sequence[int] | None = None,
-    kept: Prefixes | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """Writes tokens until every row has ended: the loop, in the form that `generate(custom_generate=...)` calls.
@@ -152,7 +150,7 @@ def decode(
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left.
         logits_processor, stopping_criteria, generation_config, model_kwargs: As transformers prepared them.
         synced_gpus, streamer: Part of the call; not supported, and not asked for by a trainer.
-        limits, kept: As in [`shared_prefill`].
+        limits: As in [`shared_prefill`].
 
     Returns:
         `torch.Tensor` of shape `(B, L + T)`, int64: Prompts and what was sampled, padded behind a row's end.
@@ -164,7 +162,7 @@ def decode(
     most = None if limits is None else torch.tensor(limits, device=device)
     ended = torch.zeros(rows, dtype=torch.bool, device=device) if most is None else most <= 0  # of those in the batch
     longest = generation_config.max_length - input_ids.size(1)
-    with Forwards(model, input_ids, model_kwargs, longest, kept) as forwards, _inference(model):
+    with Forwards(model, input_ids, model_kwargs, longest) as forwards, _inference(model):
         drops = forwards.can_drop and all(type(processor) in _ROW_BY_ROW for processor in logits_processor)
         logits = forwards.logits
         ids: Any = input_ids
@@ -181,10 +179,9 @@ def decode(
             if not len(going_on):
                 break
             if drops and len(going_on) <= (1 - DROP_WHEN_ENDED) * len(live):
-                forwards.keep(going_on, ids)
+                forwards.keep(going_on)
                 ids, live, ended = ids[going_on], live[going_on], ended[going_on]
             logits = forwards.step(ids)
-        forwards.end(ids)
     return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)  # an ordinary tensor: made out here
 
 
@@ -198,23 +195,20 @@ def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tenso
 
 
 @contextmanager
-def shared_prefill(
-    model: Any, shares: bool = True, limits: Sequence[int] | None = None, kept: Prefixes | None = None
-) -> Iterator[None]:
+def shared_prefill(model: Any, shares: bool = True, limits: Sequence[int] | None = None) -> Iterator[None]:
     """Inside the block, `model.generate` runs each prompt once wherever it can. The model is left as it was.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
         shares (`bool`): `False` leaves all to transformers, but for the words when memory runs out.
         limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write. transformers ignores them.
-        kept ([`Prefixes`], *optional*): Keys and values of earlier calls, and of these for later ones.
     """
     generate = model.generate
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
         is_ours = shares and not args and can_decode(model, kwargs)
         if is_ours:
-            kwargs["custom_generate"] = partial(decode, limits=limits, kept=kept)
+            kwargs["custom_generate"] = partial(decode, limits=limits)
         try:
             return generate(*args, **kwargs)
         except torch.OutOfMemoryError as error:

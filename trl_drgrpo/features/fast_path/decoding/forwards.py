@@ -13,7 +13,6 @@ import torch
 from transformers import DynamicCache
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
-from trl_drgrpo.features.fast_path.decoding.prefixes import Prefixes
 
 logger = logging.getLogger(__name__)
 
@@ -76,22 +75,14 @@ class Forwards:
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left. Equal rows are run once.
         model_kwargs (`dict`): `attention_mask` and `position_ids` of shape `(B, L)`, `past_key_values` and the like.
         most (`int`): Tokens that a row may write at most.
-        kept ([`Prefixes`], *optional*): What earlier generations left; what this one runs is added.
 
     Attributes:
         logits (`torch.Tensor` of shape `(B, V)`): What comes next behind the prompts.
         can_drop (`bool`): Whether rows may leave.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        model_kwargs: dict[str, Any],
-        most: int,
-        kept: Prefixes | None = None,
-    ):
-        self._model, self._kwargs, self._most, self._kept = model, model_kwargs, most, kept
+    def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int):
+        self._model, self._kwargs, self._most = model, model_kwargs, most
         self._group_attention = ExitStack()
         self._groups: GroupCache | None = None
         self._prefilled: Any = None  # of each prompt once, until the first step has passed
@@ -100,8 +91,6 @@ class Forwards:
         if self.can_drop:
             first, copies = equal_rows(input_ids, model_kwargs.get("attention_mask"))
         ids, prompts = _select(input_ids, first), _select_rows(model_kwargs, first)
-        if kept and self.can_drop and (begun := kept.begin(model.config, ids, prompts.get("attention_mask"))):
-            prompts |= {"past_key_values": begun[0], "next_sequence_length": begun[1]}
         outputs = model(
             **model.prepare_inputs_for_generation(ids, is_first_iteration=True, **prompts), return_dict=True
         )
@@ -109,7 +98,6 @@ class Forwards:
         self.logits = _select(outputs.logits[:, -1].clone(), copies)  # those of whole prompts may go
         if copies is not None:
             self._prefilled, self._mask, self._prompts = outputs.past_key_values, prompts.get("attention_mask"), copies
-            self._prompt_ids = ids
 
     def __enter__(self) -> "Forwards":
         return self
@@ -117,10 +105,8 @@ class Forwards:
     def __exit__(self, *exc: Any) -> None:
         self._group_attention.close()
 
-    def keep(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
-        """Only these rows of the batch go on. `ids`: tokens of all, prompts and what they wrote."""
-        going_on = set(rows.tolist())
-        self._leave([row for row in range(len(ids)) if row not in going_on], ids, copy=True)
+    def keep(self, rows: torch.Tensor) -> None:
+        """Only these rows of the batch go on."""
         self._kwargs = _select_rows(self._kwargs, rows)
         if self._prefilled is not None:
             self._prompts = self._prompts[rows]
@@ -128,14 +114,6 @@ class Forwards:
             self._groups.keep(rows)
         else:
             self._kwargs["past_key_values"].batch_select_indices(rows)
-
-    def end(self, ids: torch.Tensor) -> None:
-        """All rows of the batch have ended."""
-        self._leave(list(range(len(ids))), ids, copy=False)
-
-    def _leave(self, rows: list[int], ids: torch.Tensor, copy: bool) -> None:
-        if self._kept is not None and self._groups is not None:
-            self._kept.add_rows(self._groups, rows, ids[:, self._prompt_ids.size(1) :], copy)
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """Runs the last token of each row. Returns `(n, V)`: what comes next."""
@@ -181,8 +159,7 @@ class Forwards:
         rows, expected = (None, None) if tested else self._tested_rows(ids, prefilled)
         self._group_attention.enter_context(group_attention_in(self._model))
         try:
-            forgets = self._kept is None
-            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most, forgets)
+            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
             logits = self._group_step(ids)
         except torch.OutOfMemoryError:
             raise
@@ -196,8 +173,6 @@ class Forwards:
             if not apart <= self._agreement() * scale:  # also when one of them is NaN
                 raise Refused(f"its logits differ by {apart:.1e} (scale {scale:.1e})")
             _why_not[self._model] = None
-        if self._kept is not None:
-            self._kept.add_prompts(self._groups, self._prompt_ids, self._mask)
         prefilled.layers = []  # `generate` holds on to the cache itself
         return logits
 
@@ -220,17 +195,10 @@ class Forwards:
 def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """(U,) the first of each set of equal rows, and (B,) which of them each row is a copy of."""
     both = input_ids if attention_mask is None else torch.cat([input_ids, attention_mask], dim=1)
-    first: list[int] = []
     number: dict[tuple[int, ...], int] = {}
-    copies = []
-    for i, row in enumerate(both.tolist()):
-        key = tuple(row)
-        if key not in number:
-            number[key] = len(first)
-            first.append(i)
-        copies.append(number[key])
-    device = input_ids.device
-    return torch.tensor(first, device=device), torch.tensor(copies, device=device)
+    copies = [number.setdefault(tuple(row), len(number)) for row in both.tolist()]
+    first = [copies.index(each) for each in range(len(number))]
+    return torch.tensor(first, device=input_ids.device), torch.tensor(copies, device=input_ids.device)
 
 
 def _one_token_on(model_kwargs: dict[str, Any], with_mask: bool) -> dict[str, Any]:

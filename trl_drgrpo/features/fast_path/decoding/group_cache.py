@@ -94,24 +94,21 @@ class GroupLayer(CacheLayerMixin):
         grid ([`Grid`]): Where the rows sit.
         bias (`torch.Tensor` of shape `(P, 1, L)`, *optional*): Minus infinity at padding.
         most (`int`): Tokens that a row may write at most.
-        forgets (`bool`): Whether tokens that no window reaches go.
     """
 
     is_sliding = False  # a window is seen to here
     keys: Any  # (P, H, W, capacity, D), as values; `None` before the first token
     values: Any
 
-    def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int, forgets: bool = True):
+    def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int):
         super().__init__()
-        self.grid, self.bias, self.most, self.forgets = grid, bias, most, forgets
+        self.grid, self.bias, self.most = grid, bias, most
         self.window: int | None = getattr(prefilled, "sliding_window", None)
         self.length = prefilled.get_seq_length()  # L; a window may have left fewer columns
         self.heads = prefilled.keys.size(1)
         self.prompt_keys = prefilled.keys.flatten(0, 1).transpose(1, 2).contiguous()
         self.prompt_values = prefilled.values.flatten(0, 1)
-        self.computes_in: torch.dtype | None = (
-            None  # what products with the keys come in: under autocast not their type
-        )
+        self.computes_in: torch.dtype | None = None  # of products with the keys: under autocast not their type
         self.tokens = 0  # T
         self.dropped = 0  # columns of the buffers that no window reaches back to
         self.is_initialized = True
@@ -136,8 +133,7 @@ class GroupLayer(CacheLayerMixin):
         held = self.tokens - self.dropped
         if self.keys is not None and held < self.keys.size(3):
             return
-        window = self.window if self.forgets else None
-        first = max(self.dropped, self.tokens - window + 1) if window else self.dropped
+        first = max(self.dropped, self.tokens - self.window + 1) if self.window else self.dropped
         kept = self.tokens - first
         capacity = min(kept + max(BLOCK, kept // 2), max(self.most, kept + 1))
         prompts, width = self.grid.shape
@@ -147,11 +143,6 @@ class GroupLayer(CacheLayerMixin):
                 larger[:, :, :, :kept] = getattr(self, name)[:, :, :, first - self.dropped : held]
             setattr(self, name, larger)
         self.dropped = first
-
-    def written(self, prompt: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(H, T, D)` each: keys and values of the tokens in a place, as far as they are held."""
-        held = self.tokens - self.dropped
-        return self.keys[prompt, :, place, :held], self.values[prompt, :, place, :held]
 
     def visible(self) -> Visible:
         """Keys and values that the newest token sees."""
@@ -197,23 +188,20 @@ class GroupCache(Cache):
         prompts (`list[int]`): For each row of the batch the number of its prompt.
         mask (`torch.Tensor` of shape `(P, L)`, *optional*): 0 at padding.
         most (`int`): Tokens that a row may write at most.
-        forgets (`bool`): Whether tokens that no window reaches go.
 
     Attributes:
         grid ([`Grid`]): Where the rows sit.
-        origin (`list[int]`): The number that each prompt of the grid began with.
     """
 
     layers: Any
 
-    def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int, forgets: bool = True):
+    def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int):
         keys = prefilled.layers[0].keys
         self.grid = Grid.of(prompts, len(keys), keys.device)
-        self.origin = list(range(len(keys)))
         self.bias = None
         if mask is not None and not mask.all():
             self.bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[:, None]
-        super().__init__(layers=[GroupLayer(each, self.grid, self.bias, most, forgets) for each in prefilled.layers])
+        super().__init__(layers=[GroupLayer(each, self.grid, self.bias, most) for each in prefilled.layers])
 
     def keep(self, rows: torch.Tensor) -> None:
         """Only these rows of the batch go on, in this order."""
@@ -230,7 +218,7 @@ class GroupCache(Cache):
         self.bias = None if self.bias is None else self.bias[prompts]
         for layer in self.layers:
             layer.move(grid, prompts, places, self.bias)
-        self.grid, self.origin = grid, [self.origin[prompt] for prompt in alive]
+        self.grid = grid
 
 
 NAME = "trl_drgrpo_groups"

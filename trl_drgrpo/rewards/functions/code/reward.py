@@ -32,11 +32,10 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import Range, finite_number, refuse_outside, whole
-from trl_drgrpo.rewards.contract import OnError, check_column, check_flag
+from trl_drgrpo.rewards.contract import OnError, available_workers, check_column, check_flag
 from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs
-from trl_drgrpo.rewards.limits import available_workers
 from trl_drgrpo.rewards.sample import SampleReward, prompt_text
 
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from trl_drgrpo.common.errors import InputError, UnscorableError
+from trl_drgrpo.rewards.contract import ONE_THREAD
 from trl_drgrpo.rewards.functions.code import seccomp
-from trl_drgrpo.rewards.limits import ONE_THREAD
 
 START_SECONDS = 60.0  # to set up and reach "ready": generous, since a busy machine is no fault of the completion
 ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", **ONE_THREAD}

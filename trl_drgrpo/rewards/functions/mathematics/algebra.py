@@ -5,17 +5,24 @@ agree, to 200 behind the point. It refutes incorrect answers at once, where `sim
 from `2^{2019}-2`, and shows `\frac{\sqrt{3}}{3}` to be `\frac{1}{\sqrt{3}}`. Math-Verify's `verify` decides on
 equations, inequalities and what has no such values.
 
-How long it takes is not bounded here, and no signals are used; the caller bounds it. Nothing heavy is imported before
-the first call.
+How long it takes is not bounded here, and no signals are used; the caller bounds it. Loading sympy takes seconds: this
+module is imported by the first comparison that needs it.
 """
 
 import functools
 import logging
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import latex2sympy2_extended
+import math_verify
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_rounded
+
+# It warns once that its time-out is off. It is: signals work in the main thread only.
+logging.getLogger("math_verify.grader").setLevel(logging.ERROR)
 
 _CACHE = 4096  # a gold answer is read once for all completions of its group
 _DIGITS = 30
@@ -31,8 +38,6 @@ def algebraically_equal(gold: str, answer: str) -> bool:
     a, b = _parsed(gold), _parsed(answer)
     if a is None or b is None:
         return False
-    import sympy
-
     if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
         for decimal, other in ((gold, b), (answer, a)):
             number = exact_number(decimal)
@@ -40,7 +45,7 @@ def algebraically_equal(gold: str, answer: str) -> bool:
                 return True
         if (verdict := _same_values(a, b)) is not None:
             return verdict
-    return _verify()(a, b, allow_set_relation_comp=True, timeout_seconds=None)
+    return math_verify.verify(a, b, allow_set_relation_comp=True, timeout_seconds=None)
 
 
 def _same_values(a: Any, b: Any) -> bool | None:
@@ -65,8 +70,6 @@ def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
 
     A sum up to `n` has values at integers only; `\\lfloor n/100 \\rfloor` jumps at 100.
     """
-    import sympy
-
     integers = [
         [sympy.Integer(start + step * i) for i in range(dimension)] for start, step in ((3, 2), (6, 1), (10, 3))
     ]
@@ -84,8 +87,6 @@ def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
 
 
 def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> Any:
-    import sympy
-
     try:
         value = expression.subs(values).doit()
         if value.is_Rational:
@@ -99,17 +100,13 @@ def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> An
 
 
 def _close(x: Any, y: Any, digits: int) -> bool:
-    from sympy import Rational as rational
-
     if x.is_Rational and y.is_Rational:
         return x == y
-    return bool(abs(x - y) <= max(abs(x), abs(y)) * rational(1, 10**digits))
+    return bool(abs(x - y) <= max(abs(x), abs(y)) * sympy.Rational(1, 10**digits))
 
 
 def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool:
     """Whether two values that agree in 30 digits do so in all before the point and in 200 behind it."""
-    import sympy
-
     if x.is_Rational and y.is_Rational:
         return True  # compared exactly
     _, _, exponent, bits = sympy.Float(max(abs(x), abs(y)), 15)._mpf_
@@ -122,8 +119,6 @@ def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool
 
 def real_value(text: str) -> Fraction | None:
     """The value of a formula without variables to 30 digits; `None` where it has none or cannot be read."""
-    import sympy
-
     parsed = _parsed(text)
     value = _value(parsed, {}) if isinstance(parsed, sympy.Expr) and not parsed.free_symbols else None
     return Fraction(str(value)) if value is not None and value.is_real else None
@@ -138,10 +133,6 @@ def _real_value(expression: Any) -> Any:
 @functools.lru_cache(maxsize=_CACHE)
 def _parsed(text: str) -> Any:
     """A text as Math-Verify's parser reads it, with exact decimals and imaginary unit `i`; `None` if unreadable."""
-    import latex2sympy2_extended
-    import sympy
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-
     try:
         parsed = latex2sympy2_extended.latex2sympy(
             text,
@@ -161,12 +152,3 @@ def _parsed(text: str) -> Any:
     exact = {number: sympy.Rational(str(number)) for number in parsed.atoms(sympy.Float)}
     imaginary = {symbol: sympy.I for symbol in parsed.free_symbols if str(symbol) == "i"}
     return parsed.xreplace({**exact, **imaginary}) if exact or imaginary else parsed
-
-
-@functools.cache
-def _verify() -> Callable[..., bool]:
-    import math_verify
-
-    # It warns once that its time-out is off. It is: signals work in the main thread only.
-    logging.getLogger("math_verify.grader").setLevel(logging.ERROR)
-    return math_verify.verify

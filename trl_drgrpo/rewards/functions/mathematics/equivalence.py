@@ -13,29 +13,11 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from trl_drgrpo.rewards.functions.mathematics.algebra import real_value
+from trl_drgrpo.rewards.functions.mathematics import relations
 from trl_drgrpo.rewards.functions.mathematics.answers import Answer, read, unlabeled
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, is_cheap, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import letters, tidy
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_near, numbers_equal, percent_equal
-from trl_drgrpo.rewards.functions.mathematics.relations import (
-    CALL,
-    NAME,
-    Approximation,
-    approximation,
-    bracketed,
-    by_name,
-    choice,
-    collection,
-    for_algebra,
-    interval,
-    is_relation,
-    matrix,
-    same_formula,
-    spread,
-    union,
-)
-from trl_drgrpo.rewards.functions.mathematics.relations import chain as links_of
 from trl_drgrpo.rewards.functions.mathematics.units import PERCENT, letter_unit, units_agree
 
 _BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
@@ -67,13 +49,13 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
 
     ```
     """
-    if (letter := choice(answer)) and re.fullmatch(r"[A-J]", _words(tidy(gold)) or ""):
+    if (letter := relations.choice(answer)) and re.fullmatch(r"[A-J]", _words(tidy(gold)) or ""):
         return letter == _words(tidy(gold))
     if not is_well_formed(answer):
         return False
     if _VECTOR.search(gold):  # an arrow, bold or a plain letter
         gold, answer = (_VECTOR.sub(r"\\text{\1\2}", text) for text in (gold, answer))
-    one, other = tidy(union(gold)), tidy(union(answer))
+    one, other = tidy(relations.union(gold)), tidy(relations.union(answer))
     return _same(one, other, deep) if len(other) <= 2 * MAX_CHARS else one == other
 
 
@@ -85,11 +67,11 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
     if gold == answer:
         return True
     gold, answer = unlabeled(gold), unlabeled(answer)
-    if claim := approximation(answer):
+    if claim := relations.approximation(answer):
         return _same_as_claimed(gold, claim, deep)
-    if claim := approximation(gold):
+    if claim := relations.approximation(gold):
         return _either(_same(side, answer, deep) for side in {*claim})
-    if links := links_of(answer):
+    if links := relations.chain(answer):
         agreed = _all_same([links.last] * len(links.links), links.links, deep)
         verdict = agreed if agreed is False else _same(gold, links.text, deep)
         return verdict if not verdict or agreed else None
@@ -97,10 +79,10 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
     if not units_agree(a.unit, b.unit) and PERCENT not in (a.unit, b.unit):
         return False
     if a.variable != b.variable and (a.variable and b.variable):
-        if re.fullmatch(CALL, a.variable) or re.fullmatch(CALL, b.variable):
+        if re.fullmatch(relations.CALL, a.variable) or re.fullmatch(relations.CALL, b.variable):
             return False  # f(2) = 5 against f(3) = 5
-        are_names = re.fullmatch(NAME, a.variable) and re.fullmatch(NAME, b.variable)
-        return False if are_names and a.number and b.number else same_formula(a.equation, b.equation, deep)
+        are_names = re.fullmatch(relations.NAME, a.variable) and re.fullmatch(relations.NAME, b.variable)
+        return False if are_names and a.number and b.number else relations.same_formula(a.equation, b.equation, deep)
     if a.number and b.number:
         return _same_numbers(a, b)
     if _same_with_letter(a, b) or _same_with_letter(b, a) or _is_ratio(a, b):
@@ -113,15 +95,15 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
         return verdict
     if (verdict := _same_words(a.text, b.text)) is not _UNDECIDED:
         return verdict
-    if (verdict := _same_collections(spread(a.text), spread(b.text), deep)) is not _UNDECIDED:
+    if (verdict := _same_collections(relations.spread(a.text), relations.spread(b.text), deep)) is not _UNDECIDED:
         return verdict
     if a.number and not a.unit and (quantity := letter_unit(b.text)):
         return _same_numbers(a, read(quantity[0]))  # only in answers: a gold `12 m` may be a product
     if (constant := _constant(a.text)) and _constant(b.text):  # of integration, C or c
-        return same_formula(a.text, b.text[:-1] + constant, deep)
-    if is_relation(a.text) != is_relation(b.text):
+        return relations.same_formula(a.text, b.text[:-1] + constant, deep)
+    if relations.is_relation(a.text) != relations.is_relation(b.text):
         return _relation_against_other(a, b, deep)
-    return same_formula(a.text, b.text, deep)
+    return relations.same_formula(a.text, b.text, deep)
 
 
 _UNDECIDED = object()
@@ -156,14 +138,16 @@ def _constant(text: str) -> str | None:
     return text[-1] if re.search(r"\+ ?[cC]$", text) and others and not others & {"c", "C"} else None
 
 
-def _same_as_claimed(gold: str, claim: Approximation, deep: bool) -> bool | None:
+def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> bool | None:
     r"""`\sqrt{2} \approx 1.41` is its left side, or its right side if that is precise; neither if it is false."""
     exact, rounded = read(claim.exact), read(claim.rounded)
     if claim.exact == claim.rounded or rounded.number is None or rounded.unit not in ("", PERCENT, exact.unit):
         return _same(gold, claim.exact, deep)
     value = exact.number.value if exact.number else None
     if value is None and deep and is_cheap(exact.text):
-        value = real_value(for_algebra(exact.text))
+        from trl_drgrpo.rewards.functions.mathematics.algebra import real_value
+
+        value = real_value(relations.for_algebra(exact.text))
     if value is None:
         verdict = _same(gold, claim.exact, deep)
         return verdict if deep else _either([verdict, _same(gold, claim.rounded, deep)]) and None
@@ -210,12 +194,12 @@ def _words(text: str) -> str | None:
 
 
 def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
-    one, other = interval(gold), interval(answer)
+    one, other = relations.interval(gold), relations.interval(answer)
     if one and other and one[0] == other[0]:
         return _same(one[1], other[1], deep)
-    if one is None and (r"\infty" in gold or bracketed(gold)):
+    if one is None and (r"\infty" in gold or relations.bracketed(gold)):
         one = "", gold
-    elif other is None and (r"\infty" in answer or bracketed(answer)):
+    elif other is None and (r"\infty" in answer or relations.bracketed(answer)):
         other = "", answer
     else:
         return _UNDECIDED
@@ -227,18 +211,18 @@ def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
 
 
 def _same_collections(gold: str, answer: str, deep: bool) -> Any:
-    a, b = matrix(gold), matrix(answer)
+    a, b = relations.matrix(gold), relations.matrix(answer)
     if a or b:
         same_shape = a and b and [len(row) for row in a] == [len(row) for row in b]
         if a and b:
             return _all_same(list(chain(*a)), list(chain(*b)), deep) if same_shape else False
-        rows, other = a or b, bracketed(answer if a else gold)
+        rows, other = a or b, relations.bracketed(answer if a else gold)
         if not rows or not other or other.brackets != "()" or {1} != {len(row) for row in rows}:
             return False
         column = [row[0] for row in rows]  # a column is a vector, as a tuple is
         return _all_same(column, other.items, deep) if len(column) == len(other.items) else False
     # 100,200 is a number; 100, 200 is a list.
-    one, other = (None if exact_number(text) else collection(text) for text in (gold, answer))
+    one, other = (None if exact_number(text) else relations.collection(text) for text in (gold, answer))
     if one is None or other is None:
         if one is None and other is None:
             return _UNDECIDED
@@ -246,11 +230,13 @@ def _same_collections(gold: str, answer: str, deep: bool) -> Any:
             verdict = _all_same([gold] * len(other.items), other.items, deep)  # `0.5 or 1/2` is one answer
             if verdict is not False:
                 return verdict
-        return _UNDECIDED if is_relation(gold) or is_relation(answer) else False
+        return _UNDECIDED if relations.is_relation(gold) or relations.is_relation(answer) else False
     if len(one.items) != len(other.items):
         return False
     kinds = {one.brackets, other.brackets}
-    if kinds <= {"", "()"} and bool(names := by_name(one.items)) != bool(others := by_name(other.items)):
+    if kinds <= {"", "()"} and bool(names := relations.by_name(one.items)) != bool(
+        others := relations.by_name(other.items)
+    ):
         return _all_same(names or one.items, others or other.items, deep)
     if kinds <= {"", "{}"} or kinds == {"U"}:
         return _same_in_any_order(one.items, other.items, deep)
@@ -296,10 +282,10 @@ def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: boo
 
 def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:
     """`x > 5` says the same as `(5, \\infty)`; no other relation is the same as something that is none."""
-    relation, other = (a.text, b.text) if is_relation(a.text) else (b.text, a.text)
+    relation, other = (a.text, b.text) if relations.is_relation(a.text) else (b.text, a.text)
     if other.startswith(("(", "[")) and "=" not in relation:
-        return same_formula(relation, other, deep)
+        return relations.same_formula(relation, other, deep)
     name = a.variable or b.variable
     if name and "=" in relation:  # y = 2x against y - 2x = 0
-        return same_formula(a.equation, b.equation, deep)
+        return relations.same_formula(a.equation, b.equation, deep)
     return False

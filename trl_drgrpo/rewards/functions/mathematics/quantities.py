@@ -4,6 +4,7 @@ Most answers of GSM8K and MATH are an integer, a decimal or a fraction; `exact_n
 `fractions.Fraction`, so that they are compared exactly and at once.
 """
 
+import contextlib
 import re
 from fractions import Fraction
 from typing import NamedTuple
@@ -60,42 +61,38 @@ def exact_number(text: str) -> Number | None:
         digits, _, decimals = text.lstrip("-").partition(".")
         significant = len((digits + decimals).lstrip("0"))
         return Number(Fraction(text), len(decimals) if significant >= 6 else 0)
-    try:
-        return _mixed(text) or _fraction(text) or _scientific(text) or _repeating(text)
-    except ZeroDivisionError:
-        return None
+    with contextlib.suppress(ZeroDivisionError):
+        for form, read in _FORMS:
+            if (match := form.fullmatch(text)) and (number := read(match)):
+                return number
+    return None
 
 
-def _mixed(text: str) -> Number | None:
-    if not (match := _MIXED.fullmatch(text)):
-        return None
+def _mixed(match: re.Match[str]) -> Number | None:
     over, under = int(match[3] or match[5]), int(match[4] or match[6])
     if over >= under:
         return None  # 2\frac{5}{2} is a product, if anything
     return Number((int(match[2]) + Fraction(over, under)) * (-1 if match[1] else 1))
 
 
-def _fraction(text: str) -> Number | None:
-    if not (match := _FRACTION.fullmatch(text)):
-        return None
+def _fraction(match: re.Match[str]) -> Number:
     value = Fraction(match[2] or match[4]) / Fraction(match[3] or match[5])
     return Number(-value if match[1] else value)
 
 
-def _scientific(text: str) -> Number | None:
-    if not (match := _SCIENTIFIC.fullmatch(text)):
-        return None
+def _scientific(match: re.Match[str]) -> Number | None:
     mantissa = match[1] or match[4] or (match[2] or "") + "1"
     exponent = int(match[3] or match[5])
     return Number(Fraction(mantissa) * Fraction(10) ** exponent) if abs(exponent) <= _MAX_EXPONENT else None
 
 
-def _repeating(text: str) -> Number | None:
+def _repeating(match: re.Match[str]) -> Number:
     r"""`0.1\overline{6}`."""
-    if not (match := _REPEATING.fullmatch(text)):
-        return None
     start, period = Fraction(f"{match[2] or 0}.{match[3] or 0}"), Fraction(int(match[4]), 10 ** len(match[4]) - 1)
     return Number((start + period / 10 ** len(match[3])) * (-1 if match[1] else 1))
+
+
+_FORMS = ((_MIXED, _mixed), (_FRACTION, _fraction), (_SCIENTIFIC, _scientific), (_REPEATING, _repeating))
 
 
 def numbers_equal(a: Number, b: Number) -> bool:

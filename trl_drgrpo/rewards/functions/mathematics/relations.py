@@ -13,7 +13,6 @@ import functools
 import re
 from typing import NamedTuple
 
-from trl_drgrpo.rewards.functions.mathematics.algebra import algebraically_equal
 from trl_drgrpo.rewards.functions.mathematics.guards import is_cheap
 from trl_drgrpo.rewards.functions.mathematics.latex import ACCENTS, GREEK_NAMES, letters, tidy
 from trl_drgrpo.rewards.functions.mathematics.units import ANGLE_FUNCTION
@@ -281,7 +280,11 @@ def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
     gold, answer = for_algebra(gold), for_algebra(answer)
     if _DROPPED.search(gold) or _DROPPED.search(answer):
         return False
-    return algebraically_equal(gold, answer) if deep else None
+    if not deep:
+        return None
+    from trl_drgrpo.rewards.functions.mathematics.algebra import algebraically_equal
+
+    return algebraically_equal(gold, answer)
 
 
 def for_algebra(text: str) -> str:

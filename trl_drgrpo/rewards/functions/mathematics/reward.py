@@ -12,17 +12,18 @@ The same where TRL has a rule: a gold answer that cannot be read is `None`, a co
 whose algebra exceeds the limits: with `None` it would cost nothing.
 """
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
-from trl_drgrpo.rewards.contract import OnError, check_column
+from trl_drgrpo.common.ranges import Choice, refuse_outside
+from trl_drgrpo.rewards.contract import Limits, OnError, check_column
 from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers, unreadable
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
-from trl_drgrpo.rewards.isolation.isolated import Limits, scored_in_workers
-from trl_drgrpo.rewards.sample import SampleReward, column_values, completion_text
+from trl_drgrpo.rewards.sample import SampleReward
 
 
+@dataclass(eq=False, repr=False)
 class MathReward(SampleReward):
     r"""Whether a completion's final answer equals the gold answer: 1.0 or 0.0, `None` where there is no gold answer.
 
@@ -55,33 +56,49 @@ class MathReward(SampleReward):
     ```
     """
 
+    answer_format: str = "auto"
+    answer_column: str = "solution"
+    think_opened: bool | str = "auto"
+    limits: Limits | None = Limits()  # noqa: RUF009 (frozen)
+    on_error: OnError = "unscorable"
+    name: str = "math_reward"
+
     truths = ("text", "number", "list")
 
-    def __init__(
-        self,
-        answer_format: str = "auto",
-        answer_column: str = "solution",
-        think_opened: bool | str = "auto",
-        limits: Limits | None = Limits(),  # noqa: B008 (frozen)
-        on_error: OnError = "unscorable",
-        name: str = "math_reward",
-    ):
-        if answer_format not in ANSWER_FORMATS:
-            remedy = did_you_mean(answer_format, ANSWER_FORMATS, "Set how completions state the answer.", form="{!r}")
-            raise InputError("answer_format", repr(answer_format), f"one of {', '.join(ANSWER_FORMATS)}", remedy)
-        check_column(answer_column, "answer_column")
-        if think_opened not in ("auto", True):
-            remedy = "True fits a chat template that opens <think> itself; 'auto' fits all others."
-            raise InputError("think_opened", repr(think_opened), "'auto' or True", remedy)
-        require_package("math_verify", f"reward {name}", "a check by algebra", "math")
-        super().__init__(name, columns=(answer_column,), limits=limits, on_error=on_error)
-        self.answer_format = answer_format
-        self.answer_column = answer_column
-        self.think_opened = think_opened
+    def __post_init__(self):
+        if self.answer_format not in ANSWER_FORMATS:
+            got, expected = repr(self.answer_format), f"one of {', '.join(ANSWER_FORMATS)}"
+            otherwise = "Set how completions state the answer."
+            remedy = did_you_mean(self.answer_format, ANSWER_FORMATS, otherwise, form="{!r}")
+            raise InputError("answer_format", got, expected, remedy)
+        check_column(self.answer_column, "answer_column")
+        remedy = "True fits a chat template that opens <think> itself; 'auto' fits all others."
+        refuse_outside("think_opened", self.think_opened, Choice(("auto", True), remedy))
+        require_package("math_verify", f"reward {self.name}", "a check by algebra", "math")
+        super().__post_init__(self.answer_column)
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion, with algebra where it is needed."""
-        return self._graded(completion, columns[self.answer_column], deep=True)[1]
+        is_decided, reward = self.at_sight(completion, **columns)
+        if is_decided:
+            return reward
+        answer: Any = extract_answer(completion, self.answer_format)
+        undecided = [gold for gold in self._golds(columns) if equivalent(gold, answer, deep=False) is None]
+        return float(any(equivalent(gold, answer) for gold in undecided))
+
+    def at_sight(self, completion: str, **columns: Any) -> tuple[bool, float | None]:
+        """Whether the reward is decided without algebra, and the reward."""
+        golds = self._golds(columns)
+        is_unfinished = self.think_opened is True and "</think>" not in completion
+        answer = None if is_unfinished or not golds else extract_answer(completion, self.answer_format)
+        if answer is None:
+            return True, 0.0 if golds else None
+        verdicts = [equivalent(gold, answer, deep=False) for gold in golds]
+        is_right = True in verdicts
+        return is_right or None not in verdicts, float(is_right)
+
+    def _golds(self, columns: dict[str, Any]) -> list[str]:
+        return [answer for answer in gold_answers(columns[self.answer_column]) if not unreadable(answer)]
 
     def check_row(self, **columns: Any) -> str | None:
         """Reason why the row's gold answer cannot be read."""
@@ -90,53 +107,6 @@ class MathReward(SampleReward):
     def warm_up(self) -> None:
         """Loads sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
         equivalent("x + 1", "1 + x")
-
-    def _graded(self, completion: str, gold: Any, deep: bool) -> tuple[bool, float | None]:
-        """Whether the reward is decided, and the reward."""
-        readable = [answer for answer in gold_answers(gold) if not unreadable(answer)]
-        if not readable:
-            return True, None
-        is_unfinished = self.think_opened is True and "</think>" not in completion
-        answer = None if is_unfinished else extract_answer(completion, self.answer_format)
-        if answer is None:
-            return True, 0.0
-        verdicts = [equivalent(entry, answer, deep=False) for entry in readable]
-        if True in verdicts:
-            return True, 1.0
-        if None not in verdicts:
-            return True, 0.0
-        if not deep:
-            return False, None
-        undecided = (entry for entry, verdict in zip(readable, verdicts, strict=True) if verdict is None)
-        return True, float(any(equivalent(entry, answer) for entry in undecided))
-
-    def __call__(
-        self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
-    ) -> list[float | None]:
-        """Rewards of a batch. Only what needs algebra goes to the workers; without any, no process is started."""
-        texts = [completion_text(completion) for completion in completions]
-        golds = column_values(kwargs, self.answer_column, len(texts), self.__name__)
-        graded = [self._graded(text, gold, deep=False) for text, gold in zip(texts, golds, strict=True)]
-        rewards = [reward for _, reward in graded]
-        hard = [row for row, (is_decided, _) in enumerate(graded) if not is_decided]
-
-        def log_share(metric: str, value: float) -> None:
-            # The workers saw a part of the call; the share is one of the whole.
-            if log_metric is not None:
-                log_metric(metric, value * len(hard) / max(len(texts), 1))
-
-        scored = scored_in_workers(
-            self.score,
-            [((texts[row],), {self.answer_column: golds[row]}) for row in hard],
-            name=self.__name__,
-            limits=self.limits,
-            on_error=self.on_error,
-            log_metric=log_share,
-            failed=self.lowest_reward,
-        )
-        for row, reward in zip(hard, scored, strict=True):
-            rewards[row] = reward or 0.0  # the gold answer is readable: what fails here is the completion
-        return rewards
 
 
 def unreadable_gold(gold: Any) -> str | None:

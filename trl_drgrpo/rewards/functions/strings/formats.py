@@ -15,19 +15,22 @@ are for runs that want shorter answers, or that degenerate.
 import importlib
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, UnscorableError, require_package, shortened
-from trl_drgrpo.common.ranges import Range, finite_number, positive, refuse_outside, whole
-from trl_drgrpo.rewards.contract import OnError, check_flag
-from trl_drgrpo.rewards.isolation.isolated import Limits
+from trl_drgrpo.common.ranges import Choice, Range, finite_number, positive, refuse_outside, whole
+from trl_drgrpo.rewards.contract import Limits, OnError
+from trl_drgrpo.rewards.functions.strings.matching import AgainstColumn
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking, completion_text
 
 # Where a tokenizer with a response template puts what stood between the thinking tags (TRL parses such completions).
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
+@dataclass(eq=False, repr=False)
 class FormatReward(SampleReward):
     """1 for `<think>...</think> <answer>...</answer>`: in this order, each tag exactly once, nothing around them,
     neither empty.
@@ -58,21 +61,18 @@ class FormatReward(SampleReward):
     ```
     """
 
-    def __init__(
-        self,
-        think_tag: str = "think",
-        answer_tag: str | None = "answer",
-        think_opened: bool | str = "auto",
-        name: str = "format_reward",
-    ):
-        super().__init__(name, columns=("prompts",))
-        for field, tag in (("think_tag", think_tag), ("answer_tag", answer_tag)):
+    think_tag: str = "think"
+    answer_tag: str | None = "answer"
+    think_opened: bool | str = "auto"
+    name: str = "format_reward"
+
+    allowed: ClassVar = {"think_opened": Choice(("auto", True, False), "'auto' fits most templates.")}
+
+    def __post_init__(self):
+        super().__post_init__("prompts")
+        for field, tag in (("think_tag", self.think_tag), ("answer_tag", self.answer_tag)):
             if tag is not None and not re.fullmatch(r"[A-Za-z][\w-]*", str(tag)):
                 raise InputError(field, repr(tag), "the name of a tag", "Write it without angle brackets.")
-        if think_opened not in ("auto", True, False):
-            expected = "'auto', True or False"
-            raise InputError("think_opened", repr(think_opened), expected, "'auto' fits most templates.")
-        self.think_tag, self.answer_tag, self.think_opened = think_tag, answer_tag, think_opened
 
     def __call__(self, completions: Sequence[Any], log_metric: Any = None, **kwargs: Any) -> list[float | None]:
         """Rewards of `B` completions; without `prompts` they count as conversational."""
@@ -82,24 +82,15 @@ class FormatReward(SampleReward):
 
     def score(self, completion: str, **columns: Any) -> float:
         """1.0 or 0.0; `prompts`: the prompt of this one completion."""
-        opening = f"<{self.think_tag}>"
-        text = completion.strip()
+        opening, text = f"<{self.think_tag}>", completion.strip()
         if self._begun_inside(text, columns.get("prompts"), opening):
             text = opening + text
-        held = _between(text, self.think_tag)
-        if held is None or not text.startswith(opening):
+        tags = [tag for tag in (self.think_tag, self.answer_tag) if tag is not None]
+        if any(text.count(f"<{slash}{tag}>") != 1 for tag in tags for slash in ("", "/")):
             return 0.0
-        thought, answer = held
-        if self.answer_tag is not None:
-            answer = answer.strip()
-            held = _between(answer, self.answer_tag)
-            if held is None or held[1] or not answer.startswith(f"<{self.answer_tag}>"):
-                return 0.0
-            # The pair inside the thoughts would be its second.
-            if any(f"<{slash}{self.answer_tag}>" in thought for slash in ("", "/")):
-                return 0.0
-            answer = held[0]
-        return float(bool(thought.strip() and answer.strip()))
+        form = r"\s*".join(f"<{tag}>(.*)</{tag}>" for tag in tags) + ("(.*)" if self.answer_tag is None else "")
+        match = re.fullmatch(form, text, re.DOTALL)
+        return float(match is not None and all(map(str.strip, match.groups())))
 
     def _begun_inside(self, text: str, prompt: Any, opening: str) -> bool:
         if self.think_opened != "auto":
@@ -118,16 +109,8 @@ class FormatReward(SampleReward):
         return text if reasoning is None else f"<{self.think_tag}>{reasoning}</{self.think_tag}>{text}"
 
 
-def _between(text: str, tag: str) -> tuple[str, str] | None:
-    """The content of a pair of tags and the text behind it; `None` unless each occurs once, in order."""
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    if text.count(opening) != 1 or text.count(closing) != 1:
-        return None
-    begin, end = text.find(opening) + len(opening), text.find(closing)
-    return (text[begin:end], text[end + len(closing) :]) if begin <= end else None
-
-
-class RegexReward(SampleReward):
+@dataclass(eq=False, repr=False)
+class RegexReward(AgainstColumn):
     r"""1 where a pattern is found in the completion; with `column`, where what it found is that column's text.
 
     Args:
@@ -154,51 +137,46 @@ class RegexReward(SampleReward):
     ```
     """
 
-    def __init__(
-        self,
-        pattern: str,
-        column: str | None = None,
-        ignore_case: bool = False,
-        timeout: float = 1.0,
-        name: str = "regex_reward",
-        on_error: OnError = "unscorable",
-    ):
-        super().__init__(name, columns=() if column is None else (column,), on_error=on_error)
-        check_flag("ignore_case", ignore_case)
-        if not pattern:
-            raise InputError("pattern", repr(pattern), "a non-empty pattern", "An empty one matches every text.")
+    pattern: str
+    column: str | None = None
+    ignore_case: bool = False
+    timeout: float = 1.0
+    name: str = "regex_reward"
+    on_error: OnError = "unscorable"
+
+    truths = ()
+    allowed: ClassVar = {
+        "ignore_case": bool,
+        "timeout": positive(remedy="1 second is ample for a sound pattern."),
+    }
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.pattern:
+            raise InputError("pattern", repr(self.pattern), "a non-empty pattern", "An empty one matches every text.")
         regex = importlib.import_module("regex")
-        flags = regex.DOTALL | (regex.IGNORECASE if ignore_case else 0)
+        flags = regex.DOTALL | (regex.IGNORECASE if self.ignore_case else 0)
         try:
-            self.pattern = regex.compile(pattern, flags)
+            self.compiled = regex.compile(self.pattern, flags)
         except (regex.error, TypeError, ValueError) as error:
             remedy = "Use the syntax of the regex library; in YAML put it in single quotes."
-            raise InputError("pattern", f"{pattern!r} ({error})", "a pattern that compiles", remedy) from error
-        refuse_outside("timeout", timeout, positive(remedy="1 second is ample for a sound pattern."))
-        self.column, self.ignore_case, self.timeout = column, ignore_case, timeout
+            got = f"{self.pattern!r} ({error})"
+            raise InputError("pattern", got, "a pattern that compiles", remedy) from error
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """1.0 or 0.0; `TimeoutError` from a pattern that runs away."""
         if self.column is None:
-            return float(self.pattern.search(completion, timeout=self.timeout) is not None)
-        truth = columns[self.column]
-        if truth is None:
-            return None
-        found = self._last_match(completion)
-        return float(found is not None and self._normal(found) == self._normal(str(truth)))
+            return float(self.compiled.search(completion, timeout=self.timeout) is not None)
+        return super().score(completion, **columns)
 
-    def _last_match(self, text: str) -> str | None:
-        match = None
-        for match in self.pattern.finditer(text, timeout=self.timeout):  # noqa: B007, the last one is wanted
-            pass
-        if match is None:
-            return None
-        if "answer" in self.pattern.groupindex:
-            return match["answer"]
-        return match[1] if self.pattern.groups else match[0]
+    def read(self, truth: Any) -> str:
+        return self.normal(str(truth))
 
-    def _normal(self, text: str) -> str:
-        return text.strip().casefold() if self.ignore_case else text.strip()
+    def is_right(self, completion: str, truth: str) -> bool:
+        """Whether the last match is the truth."""
+        found = deque(self.compiled.finditer(completion, timeout=self.timeout), maxlen=1)
+        group = "answer" if "answer" in self.compiled.groupindex else min(self.compiled.groups, 1)
+        return bool(found) and found[0][group] is not None and self.normal(found[0][group]) == truth
 
 
 format_reward = FormatReward()
@@ -206,6 +184,7 @@ format_reward = FormatReward()
 _JSONSCHEMA = ("jsonschema", "reward json_schema_reward", "a schema", "json")  # for `require_package`
 
 
+@dataclass(eq=False, repr=False)
 class JsonSchemaReward(SampleReward):
     """1 for a completion that is JSON and fits a schema.
 
@@ -234,35 +213,35 @@ class JsonSchemaReward(SampleReward):
     ```
     """
 
+    schema: Mapping[str, Any] | bool | None = None
+    column: str | None = None
+    invalid_score: float = 0.0
+    limits: Limits | None = None
+    name: str = "json_schema_reward"
+    on_error: OnError = "unscorable"
+
     truths = ("text", "mapping", "boolean")
 
-    def __init__(
-        self,
-        schema: Mapping[str, Any] | bool | None = None,
-        column: str | None = None,
-        invalid_score: float = 0.0,
-        limits: Limits | None = None,
-        name: str = "json_schema_reward",
-        on_error: OnError = "unscorable",
-    ):
-        super().__init__(name, columns=() if column is None else (column,), limits=limits, on_error=on_error)
-        if schema is not None and column is not None:
-            raise InputError("schema", "a schema and a column of schemas", "one of them", "Remove one.")
-        self.schema, self.column, self.invalid_score = schema, column, finite_number("invalid_score", invalid_score)
+    def __post_init__(self):
+        super().__post_init__()
+        self.invalid_score = finite_number("invalid_score", self.invalid_score)
         self.lowest_reward = min(0.0, self.invalid_score)
-        if column is not None:
+        if self.column is not None:
+            if self.schema is not None:
+                raise InputError("schema", "a schema and a column of schemas", "one of them", "Remove one.")
             require_package(*_JSONSCHEMA)  # that it is missing is known before the run
-        if schema is not None and not isinstance(schema, (Mapping, bool)):
-            remedy = "Fix the schema, or set `column` for one schema per row."
-            raise InputError("schema", shortened(schema), "a JSON Schema: a mapping, true or false", remedy)
-        if schema is not None:
-            _validator(schema)
+        elif self.schema is not None:
+            if not isinstance(self.schema, (Mapping, bool)):
+                remedy = "Fix the schema, or set `column` for one schema per row."
+                got = shortened(self.schema)
+                raise InputError("schema", got, "a JSON Schema: a mapping, true or false", remedy)
+            _validator(self.schema)
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """1.0, `invalid_score` or 0.0."""
-        schema = self.schema if self.column is None else columns[self.column]
+        schema = self.schema
         if self.column is not None:
-            if schema is None:
+            if (schema := columns[self.column]) is None:
                 return None
             try:
                 schema = json.loads(schema) if isinstance(schema, str) else schema

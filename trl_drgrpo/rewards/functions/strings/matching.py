@@ -12,16 +12,17 @@ listing. A row without a truth (`None`) is left unscored.
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
-from trl_drgrpo.common.ranges import finite_number
-from trl_drgrpo.rewards.contract import OnError, check_flag
+from trl_drgrpo.common.ranges import Choice, Range
+from trl_drgrpo.rewards.contract import OnError
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answer
 
-_WHERE = ("answer", "marked", "whole")
+_WHERE = Choice(("answer", "marked", "whole"))
 
 
 def answer_text(completion: str, where: str) -> str | None:
@@ -48,15 +49,13 @@ def answer_text(completion: str, where: str) -> str | None:
     return found
 
 
-class _AgainstColumn(SampleReward):
+class AgainstColumn(SampleReward):
     """Holds a completion against the truth in a column. A row without a truth is left unscored, and one whose truth
     cannot be read is an `UnscorableError`."""
 
+    column: Any
     truths = ("text", "number")
-
-    def __init__(self, column: str, name: str, on_error: OnError = "unscorable"):
-        super().__init__(name, columns=(column,), on_error=on_error)
-        self.column = column
+    ignore_case: bool = False
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """1.0 or 0.0; `None` for a row without a truth."""
@@ -72,6 +71,10 @@ class _AgainstColumn(SampleReward):
             return str(error)
         return None
 
+    def normal(self, text: str) -> str:
+        """A text as it is compared."""
+        return text.strip().casefold() if self.ignore_case else text.strip()
+
     def read(self, truth: Any) -> Any:
         """What a value of the column says; `None`: nothing."""
         raise NotImplementedError
@@ -81,7 +84,8 @@ class _AgainstColumn(SampleReward):
         raise NotImplementedError
 
 
-class ExactMatchReward(_AgainstColumn):
+@dataclass(eq=False, repr=False)
+class ExactMatchReward(AgainstColumn):
     """1 where the answer is the column's text, blanks at both ends left out.
 
     Args:
@@ -103,35 +107,27 @@ class ExactMatchReward(_AgainstColumn):
     ```
     """
 
-    truths = ("text", "number", "boolean", "list")
+    column: str = "answer"
+    where: str = "answer"
+    ignore_case: bool = False
+    name: str = "exact_match_reward"
 
-    def __init__(
-        self,
-        column: str = "answer",
-        where: str = "answer",
-        ignore_case: bool = False,
-        name: str = "exact_match_reward",
-    ):
-        super().__init__(column, name)
-        _one_of("where", where, _WHERE)
-        check_flag("ignore_case", ignore_case)
-        self.where, self.ignore_case = where, ignore_case
+    truths = ("text", "number", "boolean", "list")
+    allowed: ClassVar = {"where": _WHERE, "ignore_case": bool}
 
     def read(self, truth: Any) -> set[str] | None:
         truths = [each for each in (truth if isinstance(truth, (list, tuple)) else [truth]) if each is not None]
         if wrong := [each for each in truths if isinstance(each, (dict, list, tuple))]:
             raise UnscorableError(f"{self.column} is {shortened(wrong[0])}, which is no text")
-        return {self._normal(str(each)) for each in truths} or None
+        return {self.normal(str(each)) for each in truths} or None
 
     def is_right(self, completion: str, truth: set[str]) -> bool:
         answer = answer_text(completion, self.where)
-        return answer is not None and self._normal(answer) in truth
-
-    def _normal(self, text: str) -> str:
-        return text.strip().casefold() if self.ignore_case else text.strip()
+        return answer is not None and self.normal(answer) in truth
 
 
-class NumericReward(_AgainstColumn):
+@dataclass(eq=False, repr=False)
+class NumericReward(AgainstColumn):
     r"""1 where the answer's number is the column's, within a tolerance.
 
     Numbers are read with a sign, thousands separators, a fraction part, an exponent, and as a quotient of two (`3/4`);
@@ -163,24 +159,16 @@ class NumericReward(_AgainstColumn):
     ```
     """
 
-    def __init__(
-        self,
-        column: str = "answer",
-        where: str = "answer",
-        abs_tol: float = 0.0,
-        rel_tol: float = 0.0,
-        thousands: str = ",",
-        name: str = "numeric_reward",
-        on_error: OnError = "unscorable",
-    ):
-        super().__init__(column, name, on_error)
-        _one_of("where", where, _WHERE)
-        _one_of("thousands", thousands, (",", ".", " ", "'", ""))
-        for field, tolerance in (("abs_tol", abs_tol), ("rel_tol", rel_tol)):
-            if finite_number(field, tolerance, "a number of at least 0", "0 compares exactly.") < 0:
-                raise InputError(field, repr(tolerance), "a number of at least 0", "0 compares exactly.")
-        self.where, self.thousands = where, thousands
-        self.abs_tol, self.rel_tol = float(abs_tol), float(rel_tol)
+    column: str = "answer"
+    where: str = "answer"
+    abs_tol: float = 0.0
+    rel_tol: float = 0.0
+    thousands: str = ","
+    name: str = "numeric_reward"
+    on_error: OnError = "unscorable"
+
+    allowed: ClassVar = dict.fromkeys(("abs_tol", "rel_tol"), Range(0, remedy="0 compares exactly."))
+    allowed |= {"where": _WHERE, "thousands": Choice((",", ".", " ", "'", ""))}
 
     def is_right(self, completion: str, truth: tuple[Decimal, Decimal]) -> bool:
         answer = answer_text(completion, self.where)
@@ -226,15 +214,11 @@ class NumericReward(_AgainstColumn):
             yield value, denominator
 
     def _equal(self, found: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
-        if found[1] == truth[1]:
-            if found[0] == truth[0]:
-                return True
-        elif _quotient(found) == _quotient(truth):
-            return True
         one, other = _quotient(found), _quotient(truth)
-        if math.isinf(one) or math.isinf(other):
-            return False
-        return abs(one - other) <= max(self.abs_tol, self.rel_tol * abs(other)) and bool(self.abs_tol or self.rel_tol)
+        if found == truth or (found[1] != truth[1] and one == other):
+            return True
+        tolerance = max(float(self.abs_tol), float(self.rel_tol) * abs(other))
+        return tolerance > 0 and math.isfinite(one) and math.isfinite(other) and abs(one - other) <= tolerance
 
 
 def _quotient(number: tuple[Decimal, Decimal]) -> float:
@@ -244,17 +228,12 @@ def _quotient(number: tuple[Decimal, Decimal]) -> float:
         return math.inf
 
 
-def _one_of(field: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        expected = f"one of {', '.join(repr(choice) for choice in choices)}"
-        raise InputError(field, repr(value), expected, "Pick one of them.")
-
-
 exact_match_reward = ExactMatchReward()
 numeric_reward = NumericReward()
 
 
-class ChoiceReward(_AgainstColumn):
+@dataclass(eq=False, repr=False)
+class ChoiceReward(AgainstColumn):
     r"""1 where the completion picks the column's choice, A to E as a rule.
 
     Searched behind the last `</think>`, the first place that names a choice decides: `<answer>`, `\boxed{}`, a phrase
@@ -280,23 +259,17 @@ class ChoiceReward(_AgainstColumn):
     ```
     """
 
-    def __init__(
-        self,
-        column: str = "answer",
-        letters: str = "ABCDE",
-        name: str = "choice_reward",
-        on_error: OnError = "unscorable",
-    ):
-        super().__init__(column, name, on_error)
-        if (
-            not isinstance(letters, str)
-            or not re.fullmatch(r"[A-Z]{2,26}", letters)
-            or len(set(letters)) < len(letters)
-        ):
-            raise InputError(
-                "letters", repr(letters), "different capital letters, such as ABCD", "Name every choice once."
-            )
-        self.letters = letters
+    column: str = "answer"
+    letters: str = "ABCDE"
+    name: str = "choice_reward"
+    on_error: OnError = "unscorable"
+
+    def __post_init__(self):
+        super().__post_init__()
+        letters = self.letters if isinstance(self.letters, str) else ""
+        if not re.fullmatch(r"[A-Z]{2,26}", letters) or len(set(letters)) < len(letters):
+            expected = "different capital letters, such as ABCD"
+            raise InputError("letters", repr(self.letters), expected, "Name every choice once.")
 
     def is_right(self, completion: str, truth: str) -> bool:
         return self.choice(completion) == truth

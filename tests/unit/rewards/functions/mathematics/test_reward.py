@@ -1,15 +1,11 @@
-import pickle
 import subprocess
 import sys
 import threading
 
-import cloudpickle
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.columns import check_columns
 from trl_drgrpo.rewards.functions.mathematics import MathReward, math_reward
-from trl_drgrpo.rewards.isolation import Limits
 
 
 @pytest.fixture
@@ -39,22 +35,14 @@ def test_trl_scores_the_same_answer_zero():
 
 def test_the_place_of_the_answer_is_an_option():
     text = r"<answer>2</answer> \boxed{1}" + "\n#### 3"
-    rewards = {place: MathReward(place, limits=None) for place in ("auto", "boxed", "tags", "final_line")}
-    assert {place: score(reward, text, "1") for place, reward in rewards.items()} == {
-        "auto": 1.0,
-        "boxed": 1.0,
-        "tags": 0.0,
-        "final_line": 0.0,
-    }
-    assert score(rewards["tags"], text, "2") == score(rewards["final_line"], text, "3") == 1.0
+    for place, answer in {"auto": "1", "boxed": "1", "tags": "2", "final_line": "3"}.items():
+        reward = MathReward(place, limits=None)
+        assert reward(completions=[text] * 3, solution=["1", "2", "3"]) == [float(answer == gold) for gold in "123"]
 
 
 def test_another_column():
     reward = MathReward(answer_column="answer", limits=None)
     assert reward(completions=[r"\boxed{2}"], answer=["2"], solution=["3"]) == [1.0]
-    check_columns(reward, ["prompt", "answer"], "math_reward")
-    with pytest.raises(InputError, match=r"a column 'answer', which the function requires.*rename"):
-        check_columns(reward, ["prompt", "answers"], "math_reward")
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -63,30 +51,16 @@ def test_a_missing_package_is_named(monkeypatch):
         MathReward()
 
 
-def test_a_short_column_is_an_error_and_no_silent_zero(here):
-    for wrong in (["1"], "12"):
-        with pytest.raises(InputError, match="expected a list of 2 values, one per completion"):
-            here(completions=["a", "b"], solution=wrong)
-
-
-@pytest.mark.parametrize("dump", [pickle.dumps, cloudpickle.dumps])
-def test_it_travels(dump, here):
-    copy = pickle.loads(dump(here))
-    assert copy.__name__ == "math_reward"
-    assert score(copy, r"\boxed{2+x}", "x+2") == 1.0
-    assert pickle.loads(dump(math_reward)).limits == Limits()
-
-
 def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monkeypatch):
     sent, metrics = [], []
 
-    def workers(score, calls, *, name, limits, on_error, log_metric, failed):
+    def workers(score, calls, *, name, log_metric, failed, **settings):
         sent.extend(calls)
         if calls:
             log_metric(f"rewards/{name}/failed_frac", 1 / len(calls))
-        return [None, *(score(*args, **kwargs) for args, kwargs in calls[1:])][: len(calls)]
+        return [failed, *(score(*args, **kwargs) for args, kwargs in calls[1:])][: len(calls)]
 
-    monkeypatch.setattr("trl_drgrpo.rewards.functions.mathematics.reward.scored_in_workers", workers)
+    monkeypatch.setattr("trl_drgrpo.rewards.sample.scored_in_workers", workers)
     completions = [r"\boxed{1}", r"\boxed{x+\sqrt{2}}", r"\boxed{3}", r"\boxed{y+x}", "none"]
     golds = ["1", r"\sqrt{2}+x+0", "4", "x+y", "x"]
     rewards = math_reward(

@@ -16,7 +16,7 @@ from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
 from trl_drgrpo.rewards.functions.mathematics.guards import is_cheap, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import tidy
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number
-from trl_drgrpo.rewards.functions.mathematics.units import split_unit, units_agree
+from trl_drgrpo.rewards.functions.mathematics.units import letter_unit, split_unit, units_agree
 
 HERE = MathReward(limits=None)
 
@@ -43,9 +43,11 @@ READERS = {
     "boxed": lambda text: found_at("boxed", boxed_answer, text),
     "tags": lambda text: found_at("tags", tagged_answer, text),
     "final line": lambda text: found_at("final_line", final_line_answer, text),
+    "auto": extract_answer,
     "variable and value": variable_and_value,
     "without label": lambda text: unlabeled(tidy(text)),
     "unreadable gold": unreadable_gold,
+    "letter unit": letter_unit,
     "tidy": tidy,
     "cheap": lambda text: is_cheap(tidy(text)),
     "well formed": is_well_formed,

@@ -16,7 +16,6 @@ from trl_drgrpo.rewards.functions.strings.formats import (
     FormatReward,
     JsonSchemaReward,
     RegexReward,
-    format_reward,
     json_schema_reward,
     overlong_penalty,
     repetition_penalty,
@@ -121,20 +120,6 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
     with pytest.raises(InputError, match=r"pip install \"trl-drgrpo\[json\]\""):
         JsonSchemaReward(PERSON)
     assert JsonSchemaReward()(completions=["1"]) == [1.0]  # any JSON needs no schema
-
-
-@pytest.mark.parametrize(
-    ("reward", "name", "right"),
-    [
-        (format_reward, "format_reward", RIGHT),
-        (RegexReward(r"<", name="tag"), "tag", RIGHT),
-        (JsonSchemaReward(PERSON, name="person"), "person", '{"name": "Ada"}'),
-    ],
-)
-def test_they_travel_and_need_no_column(reward, name, right):
-    copy = pickle.loads(pickle.dumps(reward))
-    assert (copy.__name__, copy(completions=[right, "4"])) == (name, [1.0, 0.0])
-    check_columns(reward, ["prompt"], name)
 
 
 # Penalties -----------------------------------------------------------------------------------------------------------

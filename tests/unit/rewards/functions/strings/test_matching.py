@@ -1,7 +1,6 @@
 """Answers against columns: what counts as equal, what is ambiguous, and that hostile text costs linear time."""
 
 import json
-import pickle
 import time
 
 import pytest
@@ -10,8 +9,7 @@ from case_tables import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.rewards.columns import check_columns
+from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.rewards.functions.reasoning_gym import extract_answer
 from trl_drgrpo.rewards.functions.strings.matching import (
     ChoiceReward,
@@ -124,18 +122,6 @@ def test_hostile_text_takes_linear_time(text):
         assert score(reward, text, "7") == 0.0
     extract_answer(text)
     assert time.monotonic() - begun < 10  # measured: below 0.4 s; a quadratic search took 16 to 35 s
-
-
-@pytest.mark.parametrize("reward", [exact_match_reward, numeric_reward, ExactMatchReward("solution", name="other")])
-def test_they_travel_and_ask_for_their_column(reward):
-    column = reward.columns[0]
-    copy = pickle.loads(pickle.dumps(reward))
-    assert copy.__name__ == reward.__name__
-    messages = [{"role": "assistant", "content": "7"}]
-    assert copy(completions=["7", messages], **{column: ["7", "7"]}, prompts=["p", "p"]) == [1.0, 1.0]
-    check_columns(reward, ["prompt", column], reward.__name__)
-    with pytest.raises(InputError, match=f"a column '{column}', which the function requires"):
-        check_columns(reward, ["prompt"], reward.__name__)
 
 
 def test_a_list_of_truths_may_hold_no_null_and_no_mapping():
