@@ -1,7 +1,7 @@
 """The table of TRL internals that this package relies on, and its check.
 
-`trl_overrides.py` and `vllm_adapters.py` override or call these methods; nothing else does. A newer TRL in which one has moved is refused
-by name, before a model loads, instead of training something else.
+`trl_overrides.py` and `vllm_adapters.py` override or call these methods; nothing else does. A newer TRL in which one
+has moved is refused by name, before a model loads, instead of training something else.
 """
 
 import inspect
@@ -17,9 +17,9 @@ require_supported_trl()
 from trl import GRPOTrainer  # noqa: E402  # the version is judged before anything heavy loads
 from trl.generation import vllm_generation  # noqa: E402
 
-# Private methods of `GRPOTrainer`, and of its vLLM backend, that this package overrides or calls: the parameters of
-# each behind `self`, in order, then source text that must still stand in TRL's body for the override to mean what it means: a number read
-# from an attribute, a key of the dict that comes back.
+# Private methods of `GRPOTrainer`, and of its vLLM backend, that this package overrides or calls: the parameters of each
+# behind `self`, in order, then source text that must still stand in TRL's body for the override to mean what it means:
+# a number read from an attribute, a key of the dict that comes back.
 SEAMS = {
     "__init__": (
         "model, reward_funcs, args, train_dataset, eval_dataset, processing_class, "
