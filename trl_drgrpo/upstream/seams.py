@@ -17,7 +17,7 @@ require_supported_trl()
 from trl import GRPOTrainer  # noqa: E402  # the version is judged before anything heavy loads
 from trl.generation import vllm_generation  # noqa: E402
 
-# Private methods of `GRPOTrainer`, and of its vLLM backend, that this package overrides or calls: the parameters of each
+# Private methods of `GRPOTrainer` and its vLLM backend that this package overrides or calls: the parameters of each
 # behind `self`, in order, then source text that must still stand in TRL's body for the override to mean what it means:
 # a number read from an attribute, a key of the dict that comes back.
 SEAMS = {
