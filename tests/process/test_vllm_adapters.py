@@ -1,6 +1,7 @@
 """Adapters to vLLM: stubs of engine and server around a real model that answer cached prefixes as vLLM does."""
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,14 @@ def run(settings, long_prompts, tokenizer, reward, saved_model):
         values = {**settings, "max_steps": 2, "learning_rate": 0.1, "max_completion_length": 8, "use_vllm": True}
         values |= {"vllm_max_model_length": 128, **changes}
         loaded = AutoModelForCausalLM.from_pretrained(model)
-        return do(DrGRPOTrainer, values, long_prompts, tokenizer, reward, loaded, peft_config=LoraConfig(**options))
+        before = dict(os.environ)
+        try:
+            return do(
+                DrGRPOTrainer, values, long_prompts, tokenizer, reward, loaded, peft_config=LoraConfig(**options)
+            )
+        finally:  # TRL sets the variables of a process group, which the next trainer would join
+            os.environ.clear()
+            os.environ.update(before)
 
     return run
 
@@ -55,29 +63,25 @@ def server(tokenizer, saved_model, **options):
     return Server(engine, **{"max_lora_rank": 8, "transfers": False, "serves": saved_model, **options})
 
 
-def folders():
-    gc.collect()  # of earlier trainers
-    return {path for root in ("/dev/shm", "/tmp") for path in Path(root).glob("trl-drgrpo-*")}
-
-
 # Adapters arrive
 
 
 @pytest.mark.parametrize("rule", [{}, {"use_rslora": True}], ids=["plain", "rank-stabilized"])
 def test_a_colocated_engine_generates_with_each_version(run, rule):
-    before = folders()
     trainer = run(adapter=rule)
     [engine] = LLM.instances
     assert max(logged(trainer, GAP)) < 1e-4
     assert engine.kwargs | {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1} == engine.kwargs
     assert engine.calls == ["reset_prefix_cache", "add_lora", "generate"] * 2
-    [folder] = [path for path in folders() - before if path.is_dir()]
+    folder = trainer.vllm_generation.path
     assert [path.name for path in folder.iterdir()] == ["2"]  # one version at a time
     size = sum(path.stat().st_size for path in folder.glob("2/*"))
     assert logged(trainer, "sampling/sync_bytes") == pytest.approx([size] * 2, rel=0.01)
     assert all(seconds > 0 for seconds in logged(trainer, "sampling/sync_seconds"))
     del trainer
-    assert folders() == before
+    gc.collect()
+    assert not folder.exists()
+    assert not Path(f"{folder}.lock").exists()
 
 
 def test_a_server_gets_each_version_under_a_name_of_its_own(run, tokenizer, saved_model):
