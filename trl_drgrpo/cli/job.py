@@ -205,8 +205,9 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from trl_drgrpo.features.diagnostics.progress import show_progress
     from trl_drgrpo.upstream.trl_overrides import swapped
 
+    recipe = render(job)
     trainer, args = build_trainer(job), job.training
-    trainer.add_callback(_keeps_recipe(render(job)))
+    trainer.add_callback(_keeps_recipe(recipe))
     with show_progress(trainer):
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     # Only a Hub id belongs into the model card's metadata.

@@ -13,6 +13,7 @@ only, so `use_peft: 3` passes; `parse_dict` checks nothing), a single value for 
 import argparse
 import ast
 import contextlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -260,6 +261,8 @@ def inline(value: Any, name: str, expected: str) -> Any:
     """A mapping that was written as text, after a flag: YAML or JSON; any other value as it is."""
     if not (isinstance(value, str) and value.lstrip().startswith("{")):
         return value
+    with contextlib.suppress(ValueError):  # YAML reads most of JSON, and its escapes of UTF-16 as two letters
+        return json.loads(value)
     try:
         return yaml.load(value, _Loader)
     except yaml.YAMLError as error:

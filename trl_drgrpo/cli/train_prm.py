@@ -92,7 +92,10 @@ def run(args: argparse.Namespace) -> int:
         targets = args.lora_target_modules or "all-linear"
         adapter = LoraConfig(**lora, target_modules=targets)
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
-        choose_start(Path(args.output_dir), args.resume_from_checkpoint, args.overwrite_output_dir == "true")
+        resume, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir == "true"
+        checkpoint = choose_start(Path(args.output_dir), resume, overwrite)
+        if resume and checkpoint is None:
+            console.log(f"resume_from_checkpoint: {args.output_dir} holds no checkpoint, the training begins anew.")
         numbers = train_prm(
             model_path(args.model),
             rows,
@@ -101,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             step_separator=args.step_separator.replace("\\n", "\n"),
             max_length=args.max_length,
             peft_config=adapter,
-            resume_from_checkpoint=args.resume_from_checkpoint,
+            resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
             dataset_name=args.data,
             arguments={name: given[name] for name in args.training if name in given},
         )

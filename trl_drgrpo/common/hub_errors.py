@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from trl_drgrpo.common.errors import InputError, causes
 
 # For `hf upload`: checkpoints, and the run log with its prompts and completions, stay at home.
@@ -60,11 +58,13 @@ def check_local(field: str, name: str) -> None:
 def check_weights(field: str, folder: Path) -> None:
     """Refuses a folder with a safetensors file that is not as long as its header says: a copy that was cut off, which
     ends in a traceback when it is loaded. Reads the headers only."""
+    from safetensors import SafetensorError, safe_open
+
     for file in sorted(folder.glob("*.safetensors")) if os.path.isdir(folder) else ():
         try:
             with safe_open(file, framework="numpy"):
                 pass
-        except (SafetensorError, OSError) as error:
+        except SafetensorError as error:
             got = f"{file} of {file.stat().st_size} bytes ({error})"
             remedy = "Copy or download it again: it was cut off."
             raise InputError(field, got, "a whole safetensors file", remedy) from error

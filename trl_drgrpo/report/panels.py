@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
@@ -181,7 +182,8 @@ def _reward_panels(metrics: Collection[str]) -> list[Panel]:
     ):
         names = sorted(name for name in metrics if name.startswith(kind) and name.endswith("/mean"))
         if kind != "rewards/" or len(names) > 1:  # else it is the reward
-            panels += [_panel(title.format(name[len(kind) : -len("/mean")]), unit, name) for name in names]
+            titles = [title.format(name[len(kind) : -len("/mean")]) for name in names]
+            panels += [Panel(*both, (Line("", (name,)),)) for name, *both in zip(names, titles, repeat(unit))]
     return panels
 
 

@@ -319,12 +319,15 @@ class RecordedCompletions:
 
     def _head(self, line: bytes) -> tuple[int, float | None, str, int] | None:
         """Step, time, mode and group of a line."""
-        match = _HEAD.match(line)
-        if match is None or not line.rstrip().endswith(b"}"):  # torn by a crash, or just being written
-            self._lines.unreadable += 1
+        if (match := _HEAD.match(line)) and line.rstrip().endswith(b"}"):  # else torn by a crash, or being written
+            step, time, mode, group = match.groups()
+            return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
+        value = None if match else self._lines.parse(line)  # keys in another order: another tool wrote it
+        step = None if value is None else whole(value.get("step"))
+        if value is None or step is None:
+            self._lines.unreadable += bool(match) or value is not None  # `parse` has counted its own
             return None
-        step, time, mode, group = match.groups()
-        return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
+        return step, number(value.get("time")), text(value.get("mode", "train")), whole(value.get("group")) or 0
 
 
 def group_of(value: dict[str, Any]) -> Group:

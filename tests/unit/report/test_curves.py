@@ -58,8 +58,8 @@ BY_LENGTH = ("Weight by length", ["shortest quarter", "second", "third", "longes
         ),
         # Steps and outcome of one environment have two titles.
         (
-            ["rewards/Walk/mean", "rewards/f/mean", "process_rewards/Walk/mean"],
-            [("Walk, steps", [""]), ("Walk", [""]), ("f", [""])],
+            ["rewards/Walk/mean", "rewards/my f/mean", "process_rewards/Walk/mean"],
+            [("Walk, steps", [""]), ("Walk", [""]), ("my f", [""])],
             [],
         ),
         (["reward"], [("Reward", [""])], []),

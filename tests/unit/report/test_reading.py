@@ -126,7 +126,7 @@ def test_values_of_other_types_and_beyond_every_type_are_survived(folder):
         (log / "run.json").write_text(json.dumps(about(**odd, starts=starts)))
         assert read_run(folder).formula == []
     rows = [7, {"spans": "text", "rewards": [], "reward": "1", "length": 2.5, "right": 1}]
-    write_lines(log / "completions.jsonl", [{"step": 1, "time": None, "mode": "train", "group": 0, "rows": rows}])
+    write_lines(log / "completions.jsonl", [{"step": 1, "rows": rows}])
     logged = [{"step": "1"}, {"step": 10**400}, {"step": 2, "logs": {"reward": "x", "kl": 1e400}}]
     write_lines(log / "metrics.jsonl", [*logged, {"step": 3, "time": 10**400, "logs": {"reward": 10**400}}])
     run = read_run(folder)

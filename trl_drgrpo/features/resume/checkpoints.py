@@ -31,7 +31,7 @@ from trl_drgrpo.features.diagnostics.run_log import FOLDER
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # of the state file
+FORMAT = 3  # of the state file
 STATE_FILE = "drgrpo_state.json"
 PART_FILE = "drgrpo_state.part"
 TRAINER_STATE = "trainer_state.json"

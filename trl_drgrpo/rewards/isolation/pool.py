@@ -298,7 +298,9 @@ _POOLS: dict[Limits, WorkerPool] = {}
 
 def pool_for(limits: Limits) -> WorkerPool:
     """The pool of this process for these limits; its processes start with its first call."""
-    return _POOLS.setdefault(limits, WorkerPool(limits))
+    if limits not in _POOLS:  # a pool that another thread was first with costs a descriptor
+        _POOLS.setdefault(limits, WorkerPool(limits))
+    return _POOLS[limits]
 
 
 def close_pools(patience: float = -1) -> None:

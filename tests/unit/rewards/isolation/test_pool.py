@@ -1,5 +1,6 @@
 import contextlib
 import functools
+import gc
 import hashlib
 import os
 import pickle
@@ -72,6 +73,17 @@ def test_a_result_that_only_the_worker_knows_costs_its_call_only(shared_pool):
 
 
 @pytest.mark.slow
+def test_a_pool_that_is_there_costs_no_descriptor():
+    pool_for(Limits(workers=1))
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        assert len({id(pool_for(Limits(workers=1))) for _ in range(5)}) == 1
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
 def test_a_hundred_hangs_in_a_row_leave_a_working_pool_and_no_process(new_pool):
     before = running()
     pool = new_pool(timeout=0.2)

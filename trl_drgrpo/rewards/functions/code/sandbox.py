@@ -99,11 +99,15 @@ def _read_chunk(stream: IO[bytes], deadline: float) -> bytes | None:
 
 @contextlib.contextmanager
 def _file_of(data: bytes) -> Iterator[int]:
-    """Descriptor of a file without a name with this in it, to be read from its start."""
-    with tempfile.TemporaryFile() as file:
+    """Descriptor of a file without a name with this in it, which can be read from its start and not be written to."""
+    with tempfile.NamedTemporaryFile() as file:
         file.write(data)
-        file.seek(0)
-        yield file.fileno()
+        file.flush()
+        descriptor = os.open(file.name, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _kill_group(process: Any) -> None:

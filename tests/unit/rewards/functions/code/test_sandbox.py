@@ -192,10 +192,10 @@ print(sorted(set(os.environ) - {'HOME', 'LANG', 'PATH', 'PWD', 'LC_CTYPE', 'OMP_
 places += ["/x", "/dev/x", "/usr/lib/x", os.path.dirname(os.__file__) + "/x.py", os.__file__]
 print([place for place in places if attempt(lambda: open(place, "w").close()) == "done"])
 print([place for place in apart if os.path.exists(place)])
-print(os.path.exists("/dev/tty"), os.getuid() != 0, os.getpid() < 10)
+print(os.path.exists("/dev/tty"), os.getuid() != 0, os.getpid() < 10, attempt(lambda: os.write(0, b"x")) != "done")
 """
     output, _ = run(body)
-    assert output.split("\n")[:5] == ["[]", "[]", "[]", "[]", "False True True"]
+    assert output.split("\n")[:5] == ["[]", "[]", "[]", "[]", "False True True True"]
     assert canary.read_text() == "feather"
 
 
