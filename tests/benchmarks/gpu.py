@@ -9,6 +9,7 @@ works and says nothing about a GPU.
 """
 
 import argparse
+import gc
 import importlib.util
 import json
 import subprocess
@@ -21,13 +22,14 @@ import torch
 from bench import command_line, print_head, print_row, quietly
 from fast_path import Case, build_model, build_trainer
 from generation import seconds as generate
-from model_runs import GROUP, Size, model_of, run
+from model_runs import GROUP, Size, model_of, run, vllm_trainer
 from transformers import TrainerCallback
 
 from trl_drgrpo.upstream.versions import installed_versions, provenance
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("trl-drgrpo", "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
+SYNC = ("sampling/sync_seconds", "sampling/sync_bytes")
 # Of the largest difference that is still rounding: autocast to bfloat16 keeps 8 bits of a number.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
 
@@ -107,8 +109,31 @@ def generation(device, line):
             torch.cuda.empty_cache()
 
 
+def vllm(device, line):
+    """A colocated engine of vLLM, which computes in bfloat16: log-probabilities apart, tokens per second, syncs."""
+    if importlib.util.find_spec("vllm") is None:
+        return line({"stopped_by": "vllm is not installed"})
+    shape, size, share = ("1.5B", Size(), 0.3) if device != "cpu" else ("wide heads", Size(24, 8, 8, 16), 0.1)
+    name = "sampling/sampling_logp_difference/mean"
+    for method, sent in (("lora", "merged"), ("lora", "adapter"), ("qlora", "adapter")):
+        with tempfile.TemporaryDirectory() as folder:
+            model_of(shape, dtype=torch.bfloat16, device=device).save_pretrained(folder)
+            engine = {"use_vllm": True, "vllm_gpu_memory_utilization": share, "vllm_max_model_length": 512}
+            trainer = vllm_trainer(folder, method, sent, size, device, **engine)
+            trainer.train()
+            logs = [entry for entry in trainer.state.log_history if name in entry][1:]  # the first warms up
+            means = {key: sum(log[key] for log in logs) / len(logs) for key in (name, *SYNC, "time/tokens_per_s")}
+            line({"shape": shape, "method": method, "sent": sent, **means})
+            if means[name] > 0.02:
+                raise SystemExit(f"{method}, {sent}: log-probabilities are {means[name]:.3f} apart")
+            del trainer
+            gc.collect()
+            torch.cuda.empty_cache()
+    return None
+
+
 # In the order of their weight, with seconds that each may take on a GPU.
-PARTS = {hardware: 30, parity: 60, training: 270, generation: 120}
+PARTS = {hardware: 30, parity: 60, training: 270, generation: 120, vllm: 110}
 
 
 def run_part(name, seconds, small):

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 import torch
 from bench import StepClock, now, trainer_of
 from peft import LoraConfig
+from tiny import tiny_tokenizer
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config
 from trl import GRPOTrainer
 
-from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo import DrGRPOTrainer, lora_preset
 from trl_drgrpo.single_gpu.memory import Planner
 from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 
 SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
     "tiny": (64, 256, 4, 4, 2, 2000, False),
+    "wide heads": (128, 256, 4, 4, 2, 2000, False),  # vLLM has no kernels for narrow ones on a CPU
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
     "7B": (3584, 18944, 28, 28, 4, 152064, False),
@@ -104,15 +106,39 @@ def reward(prompts, completion_ids, **kwargs):
     return [1.0 if ord(prompt[0]) % 10 < 3 else float(i % 4) for i, prompt in enumerate(prompts)]
 
 
+def geometry_of(method, size, device):
+    """Fields of the configuration."""
+    known = ("per_device", "gradient", "num_gen", "max_comp")
+    return {key: value for key, value in keys_of(method, size, device).items() if key.startswith(known)}
+
+
 def arm_trainer(arm, model, method, size, folder, steps, device):
     """A trainer of one arm."""
-    known = ("per_device", "gradient", "num_gen", "max_comp")
-    geometry = {key: value for key, value in keys_of(method, size, device).items() if key.startswith(known)}
-    fields = {**geometry, "logging_steps": 1, "gradient_checkpointing": True, **(ARMS[arm] or {})}  # TRL's defaults
+    fields = {
+        **geometry_of(method, size, device),
+        "logging_steps": 1,
+        "gradient_checkpointing": True,
+        **(ARMS[arm] or {}),
+    }  # TRL's defaults
     trainer_class = DrGRPOTrainer if ARMS[arm] is None else GRPOTrainer
     lora = LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.0) if method != "full" else None
     prompts = [chr(97 + i % 26) * size.prompt for i in range(64)]
     return trainer_of(trainer_class, folder, steps, prompts, reward, model, device, {"peft_config": lora}, **fields)
+
+
+def vllm_trainer(folder, method, sent, size, device, **engine):
+    """A trainer of adapters on the base in a folder, which a colocated engine loads as well."""
+    tiny_tokenizer().save_pretrained(folder)
+    fields = {
+        **geometry_of(method, size, device),
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "vllm_lora": sent,
+        **engine,
+    }
+    fields["model_init_kwargs"] = {"dtype": "bfloat16"}
+    prompts, options = [chr(97 + i % 26) * size.prompt for i in range(64)], {"peft_config": lora_preset(method)}
+    return trainer_of(DrGRPOTrainer, f"{folder}/out", 4, prompts, reward, folder, device, options, **fields)
 
 
 class Phases(StepClock):

@@ -96,6 +96,25 @@ def test_only_the_first_of_two_processes_speaks_with_vllm(tmp_path):
     assert two["prompts"] == one["prompts"]
 
 
+def largest_gap(result):
+    return max(entry["sampling/sampling_logp_difference/max"] for entry in result["log"])
+
+
+@pytest.mark.slow
+def test_two_processes_send_one_adapter_to_a_server(tmp_path):
+    one, two = one_and_two(tmp_path, "adapters")
+    assert two["routes"] == one["routes"]
+    assert two["routes"].count("/v1/load_lora_adapter") == 1 + 4
+    assert max(map(largest_gap, (one, two))) < 1e-6
+
+
+@pytest.mark.slow
+def test_each_of_two_processes_loads_the_adapter_into_its_engine(tmp_path):
+    (two,) = run((tmp_path / "two.pt", 2, "engines"))
+    assert difference(two["weights"], two["start"]) > 1e-3
+    assert largest_gap(two) < 1e-6
+
+
 @pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

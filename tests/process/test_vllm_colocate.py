@@ -44,7 +44,7 @@ def run(settings, prompts, tokenizer, reward, saved_model):
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_the_engine_generates_from_the_weights_that_are_trained(run, lora):
     adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
-    engine, gaps, _ = run(**({"peft_config": adapter} if lora else {}))
+    engine, gaps, _ = run(vllm_lora="merged" if lora else "auto", **({"peft_config": adapter} if lora else {}))
     assert engine.calls == [*SYNC, "generate", *SYNC, "generate"]
     assert engine.kwargs["logprobs_mode"] == "processed_logprobs"
     assert engine.kwargs["quantization"] is None
@@ -55,7 +55,7 @@ def test_the_engine_generates_from_the_weights_that_are_trained(run, lora):
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_an_engine_that_sleeps_is_woken_and_given_its_weights_before_it_generates(run, prompts, lora):
     adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
-    extra = {"peft_config": adapter} if lora else {}
+    extra = {"peft_config": adapter, "vllm_lora": "merged"} if lora else {}
     evaluation = {"eval_dataset": prompts.select(range(2)), "eval_strategy": "steps", "eval_steps": 1}
     engine, gaps, trainer = run(vllm_enable_sleep_mode=True, **evaluation, **extra)
     awake = ["wake_up weights", *SYNC, "wake_up kv_cache", "generate", "sleep"]

@@ -103,6 +103,10 @@ def reward(completion_ids, **kwargs):
     return [None if sum(ids) % 11 == 0 else float(sum(ids) % 3) for ids in completion_ids]
 
 
+ADAPTED = ("lora", "half", "adapters", "engines")
+VLLM = ("vllm", "adapters", "engines")  # all weights to a server, adapters to one, adapters to an engine in each rank
+
+
 def mode_of(name):
     """How weights are sharded where there are several processes, and the mode: `fsdp_resume`, `turns`."""
     sharding, _, mode = name.partition("_")
@@ -114,9 +118,9 @@ def build(output, processes, mode, **address):
     sharding, mode = mode_of(mode)
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer).to(torch.bfloat16) if mode == "half" else in_double_precision(tiny_model(tokenizer))
-    if mode == "reference":
+    if mode in ("reference", "engines"):
         model.save_pretrained(f"{output}.base")
-        model.config._name_or_path = f"{output}.base"
+        model.config._name_or_path = model.name_or_path = f"{output}.base"
     per_step = dict(MODES.get(mode, {}))
     if sharding:
         per_step |= {"optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0, "beta": BETA.get(mode, 0.0)}
@@ -133,7 +137,7 @@ def build(output, processes, mode, **address):
         model.config.max_position_embeddings = 4096  # the tools' description comes with the prompt
         data = Dataset.from_list([{"prompt": [{"role": "user", "content": f"Walk {i}."}]} for i in range(9)])
         generation = {"environment_factory": Walk}
-    if mode in ("forks", "generate", "vllm"):
+    if mode in ("forks", "generate", *VLLM):
         generation = {}
     trainer = {"turns": Scripted, "forks": Forking}.get(mode, DrGRPOTrainer)(
         model=model,
@@ -155,7 +159,7 @@ def build(output, processes, mode, **address):
         train_dataset=data,
         processing_class=tokenizer,
         **generation,
-        peft_config=LoraConfig(r=4, target_modules="all-linear") if mode in ("lora", "half") else None,
+        peft_config=LoraConfig(r=4, target_modules="all-linear") if mode in ADAPTED else None,
         step_reward_funcs=step_reward if mode in ("process", "baseline", "forks") else None,
     )
     if trainer.accelerator.num_processes != processes:
@@ -219,13 +223,20 @@ def refusals(trainer, checkpoint):
 
 @contextmanager
 def serving(mode):
-    """A server in the first rank, and what a configuration is told of it; nothing in other modes than `vllm`."""
-    if mode != "vllm":
+    """A server in the first rank, or an engine in each, and what a configuration is told of it."""
+    if mode not in VLLM:
         yield None, {}
+        return
+    if mode == "engines":
+        with vllm_stub.installed():
+            yield None, {"use_vllm": True, "vllm_max_model_length": 64}
         return
     first = PartialState(cpu=True).is_main_process
     engine = vllm_stub.Engine(in_double_precision(tiny_model(tiny_tokenizer(), seed=7)), distortion=0.6)
-    with vllm_stub.installed(), Server(engine) if first else nullcontext() as server:
+    takes = {"max_lora_rank": 8, "transfers": False} if mode == "adapters" else {}
+    if takes:  # the base is never sent
+        engine = vllm_stub.Engine(in_double_precision(tiny_model(tiny_tokenizer())))
+    with vllm_stub.installed(), Server(engine, **takes) if first else nullcontext() as server:
         # The others are told nothing but that there is a server: an address where nobody listens would fail them.
         yield server, server.settings if server else {"use_vllm": True, "vllm_mode": "server"}
 

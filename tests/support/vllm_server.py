@@ -5,6 +5,7 @@ are answered with 400, as TRL must not make them.
 """
 
 import json
+from pathlib import Path
 from urllib.parse import urlparse
 
 import vllm_stub
@@ -27,10 +28,14 @@ class _Handler(Handler):
         serving.routes.append(route)
         body = json.loads(self.body() or "null")
         action = getattr(serving, method + route.replace("/", "_"), None)
+        if "lora" in route and not serving.updates:
+            action = None
         status, answer = 404, {"detail": "Not Found"}
         if action is not None:
             try:
                 status, answer = 200, action(body)
+            except FileNotFoundError as error:
+                status, answer = 404, {"error": {"message": str(error), "code": 404}}
             except Exception as error:  # 400, not 500: TRL would try that again
                 status, answer = 400, {"error": {"message": repr(error), "code": 400}}
         data = b"" if answer is None else json.dumps(answer).encode()
@@ -49,12 +54,28 @@ class Server(Loopback):
     Args:
         engine ([`~vllm_stub.Engine`]): The model behind the routes.
         logprobs_mode: As `vllm serve` was started with.
+        transfers: Whether with `--weight-transfer-config`.
+        max_lora_rank: The flag, with `--enable-lora`; `None`: without.
+        updates: Whether with VLLM_ALLOW_RUNTIME_LORA_UPDATING.
+        sees: Whether it sees the trainer's folders.
+        serves: Path of the base model.
     """
 
     handler = _Handler
 
-    def __init__(self, engine, logprobs_mode="processed_logprobs"):
+    def __init__(
+        self,
+        engine,
+        logprobs_mode="processed_logprobs",
+        transfers=True,
+        max_lora_rank=None,
+        updates=True,
+        sees=True,
+        serves=MODEL_ID,
+    ):
         self.engine = engine
+        self.transfers, self.max_lora_rank, self.updates, self.sees = transfers, max_lora_rank, updates, sees
+        self.serves, self.adapters = serves, {}  # paths by name
         self.logprobs_mode = logprobs_mode
         self.routes = []  # what was asked for, in order
         self.completions = []  # bodies of /v1/completions
@@ -75,12 +96,14 @@ class Server(Loopback):
         return None  # 200 with an empty body
 
     def get_v1_models(self, body):
-        return {"object": "list", "data": [{"id": MODEL_ID, "object": "model", "owned_by": "vllm"}]}
+        names = [MODEL_ID, *self.adapters]
+        return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "vllm"} for name in names]}
 
     def get_server_info(self, body):
         config = {
-            "weight_transfer_config": {"backend": "nccl"},
-            "model_config": {"logprobs_mode": self.logprobs_mode},
+            "weight_transfer_config": {"backend": "nccl"} if self.transfers else None,
+            "model_config": {"logprobs_mode": self.logprobs_mode, "model": self.serves},
+            "lora_config": self.max_lora_rank and {"max_lora_rank": self.max_lora_rank},
         }
         return {"vllm_config": config, "vllm_env": {}, "system_env": {}}
 
@@ -115,15 +138,34 @@ class Server(Loopback):
         return {"message": "Weight update finished"}
 
     def post_reset_prefix_cache(self, body):
+        self.engine.prefixes.clear()
         return {"success": True}
+
+    def post_v1_load_lora_adapter(self, body):
+        name, path = body["lora_name"], Path(body["lora_path"])
+        if not (self.sees and (path / "adapter_config.json").is_file()):
+            raise FileNotFoundError(f"Loading lora {name} failed: No adapter found for {path}")
+        rank = json.loads((path / "adapter_config.json").read_text())["r"]
+        if self.max_lora_rank is None or rank > self.max_lora_rank:
+            raise Refused(f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}.")
+        if name in self.adapters and not body.get("load_inplace"):
+            raise Refused(f"The lora adapter '{name}' has already been loaded.")
+        self.adapters[name] = str(path)
+        self.engine.use_adapter(path)
+
+    def post_v1_unload_lora_adapter(self, body):
+        del self.adapters[body["lora_name"]]
 
     def post_v1_completions(self, body):
         self.completions.append(dict(body))
         flags = ("return_token_ids", "return_tokens_as_token_ids")
-        if body.pop("model") != MODEL_ID or not all(body.pop(flag) for flag in flags) or self.updating:
+        name = body.pop("model")
+        if name not in {MODEL_ID, *self.adapters} or not all(body.pop(flag) for flag in flags) or self.updating:
             raise Refused("/v1/completions")
         prompts = body.pop("prompt")
-        rows = self.engine.generate(prompts, **body)
+        if name == MODEL_ID:
+            self.engine.use_adapter(None)
+        rows = self.engine.generate(prompts, adapter=(name, self.adapters.get(name)), **body)
         pairs = [(prompt, *row) for prompt, completions in zip(prompts, rows, strict=True) for row in completions]
         choices = [_choice(index, *pair) for index, pair in enumerate(pairs)]
         return {"id": "cmpl-0", "object": "text_completion", "model": MODEL_ID, "choices": choices}

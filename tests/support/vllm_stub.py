@@ -6,7 +6,9 @@ What a real engine would crash on (generating while asleep, unknown weights) is 
 """
 
 import contextlib
+import copy
 import importlib
+import json
 import math
 import os
 import queue
@@ -14,12 +16,15 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 VERSION = "0.31.0"
+BLOCK = 16  # tokens of a block of the prefix cache
 BUFFER_SIZE = 1024**3  # bytes of a packed buffer, vLLM's default
 
 
@@ -39,30 +44,60 @@ class Engine:
         self.seed = seed
         self.requests = 0
         self.loads = 0
+        self.base = {name: param.data.clone() for name, param in self.params.items()}
+        self.prefixes = {}  # keys and values by adapter and tokens, as vLLM looks them up
         offsets = torch.randn(model.config.vocab_size, generator=torch.Generator().manual_seed(0))
         self.offsets = distortion * offsets.to(next(model.parameters()).dtype)
 
     def load_weights(self, weights):
         for name, tensor in weights:
             self.params[name].data.copy_(tensor)  # an unknown name is a KeyError, as in vLLM
+            self.base[name].copy_(tensor)
             self.loads += 1
 
+    def use_adapter(self, folder=None):
+        """Generates with the adapter in a folder from now on; `None`: without one."""
+        for name, value in self.base.items():
+            self.params[name].data.copy_(value)
+        if folder is None:
+            return
+        config = json.loads((Path(folder) / "adapter_config.json").read_text())
+        scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
+        for name, b in load_file(Path(folder) / "adapter_model.safetensors").items():
+            if ".lora_B." in name:
+                a = load_file(Path(folder) / "adapter_model.safetensors")[name.replace(".lora_B.", ".lora_A.")]
+                of = name.removeprefix("base_model.model.").replace(".lora_B.", ".")
+                self.params[of].data.add_((scale * b.double() @ a.double()).to(self.params[of].dtype))
+
     @torch.no_grad()
-    def generate(self, prompts, n, max_tokens, temperature=1.0, logprobs=0, **others):
-        """Per prompt, n pairs of token ids and their log-probabilities after temperature."""
+    def generate(self, prompts, n, max_tokens, temperature=1.0, logprobs=0, adapter=None, **others):
+        """Per prompt, n pairs of token ids and their log-probabilities after temperature. `adapter`: whatever the
+        engine tells adapters by when it looks up a prefix."""
         neutral = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
         unknown = {name: value for name, value in others.items() if neutral.get(name) != value}
         if unknown or logprobs != 0:
             raise ValueError(f"the stub cannot sample with {unknown}, logprobs={logprobs}")
         generator = torch.Generator().manual_seed(1000 * self.seed + self.requests)
         self.requests += 1
-        return [self._sample(prompt, n, max_tokens, temperature, generator) for prompt in prompts]
+        return [self._sample(prompt, n, max_tokens, temperature, generator, adapter) for prompt in prompts]
 
-    def _sample(self, prompt, n, max_tokens, temperature, generator):
+    def _prefix(self, prompt, adapter):
+        """Keys and values of the prompt's full blocks, computed or found."""
+        cut = (len(prompt) - 1) // BLOCK * BLOCK
+        key = (adapter, tuple(prompt[:cut]))
+        if cut and key not in self.prefixes:
+            self.prefixes[key] = self.model(torch.tensor([prompt[:cut]]), use_cache=True).past_key_values
+        return cut, copy.deepcopy(self.prefixes.get(key))
+
+    def _sample(self, prompt, n, max_tokens, temperature, generator, adapter):
         stop = set(self.model.config.eos_token_id)
         ids, rows, done = torch.tensor([prompt] * n), [([], []) for _ in range(n)], [False] * n
+        cut, prefix = self._prefix(prompt, adapter)
+        if prefix is not None:
+            prefix.batch_repeat_interleave(n)
         for _ in range(max_tokens):
-            logits = self.model(ids).logits[:, -1] + self.offsets
+            known = {} if prefix is None else {"past_key_values": copy.deepcopy(prefix)}
+            logits = self.model(ids[:, cut:], **known).logits[:, -1] + self.offsets
             log_probs = torch.log_softmax(logits / temperature, dim=-1)
             tokens = torch.multinomial(log_probs.exp(), 1, generator=generator)
             for row, token in enumerate(tokens[:, 0].tolist()):
@@ -85,11 +120,12 @@ class LLM:
         self.engine = Engine(AutoModelForCausalLM.from_pretrained(model), seed=kwargs["seed"])
         self.kwargs = kwargs
         self.calls = []
-        self.asleep = set()
+        self.asleep, self.loaded = set(), []
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=self._load_weights)))
         self.llm_engine = SimpleNamespace(
             model_executor=SimpleNamespace(driver_worker=worker),
             model_config=SimpleNamespace(max_model_len=kwargs["max_model_len"]),
+            add_lora=self._add_lora,
         )
         self.instances.append(self)
 
@@ -100,11 +136,27 @@ class LLM:
             self.calls.append("load_weights")
         self.engine.load_weights(weights)
 
-    def generate(self, prompts, sampling_params, use_tqdm=True):
+    def _add_lora(self, request):
+        if "weights" in self.asleep or not self.kwargs.get("enable_lora"):
+            raise RuntimeError("asleep, or LoRA is not enabled")
+        if request.rank > self.kwargs["max_lora_rank"]:
+            raise ValueError(f"LoRA rank {request.rank} is greater than max_lora_rank {self.kwargs['max_lora_rank']}")
+        self.calls.append("add_lora")
+        if request.lora_int_id in self.loaded:  # vLLM has that one already, it thinks
+            return False
+        self.loaded.append(request.lora_int_id)
+        self.engine.use_adapter(request.lora_path)
+        return True
+
+    def generate(self, prompts, sampling_params, use_tqdm=True, lora_request=None):
         if self.asleep:
             raise RuntimeError(f"asleep: {self.asleep}")
         self.calls.append("generate")
-        rows = self.engine.generate([prompt["prompt_token_ids"] for prompt in prompts], **sampling_params.values)
+        if lora_request is None:
+            self.engine.use_adapter(None)
+        adapter = lora_request and (lora_request.lora_name, lora_request.lora_path)
+        ids = [prompt["prompt_token_ids"] for prompt in prompts]
+        rows = self.engine.generate(ids, adapter=adapter, **sampling_params.values)
         return [
             SimpleNamespace(
                 prompt_token_ids=prompt["prompt_token_ids"],
@@ -122,10 +174,12 @@ class LLM:
         ]
 
     def sleep(self, level):
-        if not self.kwargs["enable_sleep_mode"] or level != 2:
-            raise RuntimeError("only level 2, where it was enabled")
-        self.calls.append("sleep")
+        if not self.kwargs["enable_sleep_mode"]:
+            raise RuntimeError("only where it was enabled")
+        self.calls.append("sleep" if level == 2 else f"sleep at level {level}")
         self.asleep = {"weights", "kv_cache"}
+        if level < 2:
+            return
         for param in self.engine.params.values():
             param.data.fill_(math.nan)  # level 2 throws the weights away
 
@@ -135,6 +189,18 @@ class LLM:
 
     def reset_prefix_cache(self):
         self.calls.append("reset_prefix_cache")
+        self.engine.prefixes.clear()
+
+
+@dataclass
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+    @property
+    def rank(self):
+        return json.loads((Path(self.lora_path) / "adapter_config.json").read_text())["r"]
 
 
 class SamplingParams:
@@ -193,6 +259,8 @@ def unpacked(buffers, update_info):
 MODULES = {
     "vllm": {"LLM": LLM, "RequestOutput": SimpleNamespace, "SamplingParams": SamplingParams, "__version__": VERSION},
     "vllm.sampling_params": {"StructuredOutputsParams": SimpleNamespace},
+    "vllm.lora": {},
+    "vllm.lora.request": {"LoRARequest": LoRARequest},
     "vllm.utils": {},
     "vllm.utils.network_utils": {"get_ip": lambda: "127.0.0.1"},
     "vllm.distributed": {},

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     add_keys(parser, (*_DATA_KEYS, *ANSWER_KEYS, *_RULE_KEYS))
     add = parser.add_argument
-    server = "sample with a vLLM server that serves these models; a recipe's server is ignored"
+    server = "sample with a vLLM server that serves these models, adapters by their base; a recipe's is ignored"
     add("--vllm_server_base_url", metavar="URL", help=server)
     add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
     other = "model to compare with, or none (default: the model of the run's recipe, else the adapter's base)"

@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--num_samples", type=int, default=1, help="answers per prompt (default: 1)")
     add("--seed", type=int, help="sampling seed (default: random)")
+    server = "answer with a vLLM server that serves this model, or the base of this adapter"
+    add("--vllm_server_base_url", metavar="URL", help=server)
     add("--chat", action=argparse.BooleanOptionalAction, help="prompt as a user's message (default: as in the run)")
 
 
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed is not None:
         refuse_outside("seed", args.seed, RANGES["seed"])
     given = read_given(args)
-    from trl_drgrpo.evaluation.running import model_sampler
+    from trl_drgrpo.evaluation.running import model_sampler, server_sampler
     from trl_drgrpo.process_rewards.sampling import Request
     from trl_drgrpo.single_gpu.memory.meta_model import context_length
 
@@ -70,9 +72,14 @@ def run(args: argparse.Namespace) -> int:
 
         for text in args.prompt or ["a prompt"]:  # whatever does not fit, before the weights load
             asked(text)
-        console.log(f"Loading {given.values['model_name_or_path']}")
-        model = models.load_model(given.model, given.loading)
-        sampler = model_sampler(model, tokenizer, given.decoding, args.num_samples)
+        sampler: Any
+        if args.vllm_server_base_url is not None:
+            url = args.vllm_server_base_url
+            sampler = server_sampler(url, given.model, tokenizer, given.decoding, args.num_samples)
+        else:
+            console.log(f"Loading {given.values['model_name_or_path']}")
+            model = models.load_model(given.model, given.loading)
+            sampler = model_sampler(model, tokenizer, given.decoding, args.num_samples)
     began = False
     for number, text in enumerate(prompts):
         with console.stdout_to_stderr():

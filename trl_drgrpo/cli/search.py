@@ -21,6 +21,7 @@ from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
+from trl_drgrpo.evaluation.models import is_adapter
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch = "continuations per forward pass, or requests at a time (default: 32)"
     add("--batch_size", type=int, default=32, help=batch)
     add("--problems_at_once", type=int, default=8, help="problems searched together (default: 8)")
-    add("--vllm_server_base_url", help="sample with a vLLM server that serves --model: http://localhost:8000")
+    add("--vllm_server_base_url", help="sample with a vLLM server of --model, or of its base: http://localhost:8000")
     add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
     add("--dataset_config", help="configuration of a Hub dataset")
     add("--rename_columns", nargs="+", default=[], metavar="OLD=NEW", help="for example question=prompt")
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
     SearchSettings(**settings)
     check_values(args.reward_funcs, args.prm)
-    check_model_name(args.model, "model")
+    if args.vllm_server_base_url is None or not is_adapter(args.model):  # a server has the base
+        check_model_name(args.model, "model")
     check_file("output", args.output)
     if args.sft_output:
         if not args.reward_funcs:

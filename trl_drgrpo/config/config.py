@@ -188,6 +188,13 @@ class DrGRPOConfig(GRPOConfig):
             Divide step advantages by the group's standard deviation, as arXiv 2402.03300 does. It brings the
             difficulty bias back.
 
+        > vLLM
+
+        vllm_lora (`str`, *optional*, defaults to `"auto"`):
+            What vLLM gets of a LoRA run: `"adapter"` sends the adapter alone, also over a 4-bit base; `"merged"`
+            copies of the whole model with the adapter merged in. `"auto"` sends the adapter where vLLM can take it
+            (no DoRA, no modules in full, no sharded model), else merged copies, and says why.
+
         > Defaults that differ from those of [`trl.GRPOConfig`]
 
         loss_type (`str`, *optional*, defaults to `"dr_grpo"`):
@@ -231,6 +238,7 @@ class DrGRPOConfig(GRPOConfig):
     on_reward_error: Literal["raise", "unscorable"] = "raise"
     overwrite_output_dir: bool = False
     adapter_dtype: Literal["float32", "upstream"] = "float32"
+    vllm_lora: Literal["auto", "adapter", "merged"] = "auto"
     micro_batching: Literal["exact", "upstream"] = "exact"
     share_prompts: bool = True
     fast_generation: bool = True

@@ -13,6 +13,7 @@ runs.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,7 @@ from trl_drgrpo.process_rewards.sampling import Continuation, ModelSampler, Requ
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, RequestFailed, Session
+from trl_drgrpo.search.served_adapters import served_name
 
 
 class StepEnd:
@@ -112,20 +114,22 @@ class ServerSampler:
 
     Args:
         base_url (`str`): Of the server, as TRL's `vllm_server_base_url`: without `/v1`.
-        model (`str`): Name of the model there.
+        model (`str`): Name of the model there, or the folder of an adapter, which it is made to load.
         step_end ([`StepEnd`]): Says where steps end.
         sampling (`Mapping[str, Any]`): Fields of each request: temperature, top_p, ...
         concurrency (`int`): Requests under way at a time.
 
     Raises:
-        `InputError`: No address of a server. Calls raise it where the server does not answer as it should.
+        `InputError`: No address of a server, or one that does not load the adapter. Calls raise it where the server
+            does not answer as it should.
     """
 
     def __init__(self, base_url: str, model: str, step_end: StepEnd, sampling: Mapping[str, Any], concurrency: int):
         try:
-            self.endpoint = Endpoint(f"{base_url.rstrip('/')}/v1", model, concurrency=concurrency, timeout=_TIMEOUT)
+            endpoint = Endpoint(f"{base_url.rstrip('/')}/v1", model, concurrency=concurrency, timeout=_TIMEOUT)
         except InputError as error:
             raise error.under("vllm_server_base_url") from error
+        self.endpoint = replace(endpoint, model=served_name(self, base_url, model))
         self.step_end, self.sampling = step_end, {**sampling, "n": 1, "return_token_ids": True}
         self.stops = list(step_end.segmenter.rule.separators)
 

@@ -1,7 +1,7 @@
 """The table of TRL internals that this package relies on, and its check.
 
-`trl_overrides.py` overrides or calls these methods; nothing else does. A newer TRL in which one has moved is refused
-by name, before a model loads, instead of training something else.
+`trl_overrides.py` and `vllm_adapters.py` override or call these methods; nothing else does. A newer TRL in which one
+has moved is refused by name, before a model loads, instead of training something else.
 """
 
 import inspect
@@ -15,10 +15,11 @@ from trl_drgrpo.upstream.versions import TRL_TESTED, require_supported_trl
 require_supported_trl()
 
 from trl import GRPOTrainer  # noqa: E402  # the version is judged before anything heavy loads
+from trl.generation import vllm_generation  # noqa: E402
 
-# Private methods of `GRPOTrainer` that this package overrides or calls: the parameters of each behind `self`, in
-# order, then source text that must still stand in TRL's body for the override to mean what it means: a number read
-# from an attribute, a key of the dict that comes back.
+# Private methods of `GRPOTrainer` and its vLLM backend that this package overrides or calls: the parameters of each
+# behind `self`, in order, then source text that must still stand in TRL's body for the override to mean what it means:
+# a number read from an attribute, a key of the dict that comes back.
 SEAMS = {
     "__init__": (
         "model, reward_funcs, args, train_dataset, eval_dataset, processing_class, "
@@ -30,6 +31,7 @@ SEAMS = {
         "model = get_peft_model(model, peft_config",
         "self._env_tools[name] = tools + methods",
         "self._environment_pool[name] = [instance]",
+        "self.vllm_generation = VLLMGeneration(",
     ),
     "_calculate_rewards": ("inputs, prompts, completions, completion_ids_list", "gather("),
     "_generate_and_score_completions": (
@@ -75,6 +77,17 @@ SEAMS = {
     "_load_best_model": ("", "self._issue_warnings_after_load(load_result)"),
     "_issue_warnings_after_load": ("load_result", "load_result.missing_keys"),
     "_load_optimizer_and_scheduler": ("checkpoint",),
+    "VLLMGeneration._init_vllm": ("", "self.llm = LLM(", "= VLLMClient(", "client.init_communicator("),
+    "VLLMGeneration._iter_named_params": ("", "model.merge_adapter()", "model.named_parameters()"),
+    "VLLMGeneration.sync_weights": (
+        "",
+        'self.llm.wake_up(tags=["weights"])',
+        "self.vllm_client.update_named_params(self._weight_metadata, self._iter_named_params())",
+        "for name, param in self._iter_named_params():",
+        "self.llm.reset_prefix_cache()",
+    ),
+    "VLLMClient.init_communicator": ("device",),
+    "VLLMClient.update_named_params": ("metadata, named_params",),
 }
 
 
@@ -113,9 +126,10 @@ def patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
 
 
 def _problem(name: str, trainer_class: type) -> str:
-    method = getattr(trainer_class, name, None)
+    owner, _, attribute = name.rpartition(".")
+    method = getattr(getattr(vllm_generation, owner, None) if owner else trainer_class, attribute, None)
     if method is None:
-        return f"GRPOTrainer.{name} is gone"
+        return f"{owner or 'GRPOTrainer'}.{attribute} is gone"
     change = _change(method, *SEAMS[name])
     patch = patched_by(name, trainer_class)
     return f"replaced by the module {patch}; it {change}" if change and patch else change

@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -34,7 +35,8 @@ from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
 from trl_drgrpo.upstream.hooks import Completions, Hooks, owned  # noqa: E402
 from trl_drgrpo.upstream.private_state import PrivateState, swapped  # noqa: E402
 from trl_drgrpo.upstream.seams import patched_by  # noqa: E402
-from trl_drgrpo.upstream.weight_sync import load_translated, sync_merged_layers  # noqa: E402
+from trl_drgrpo.upstream.vllm_adapters import VLLMSync  # noqa: E402
+from trl_drgrpo.upstream.weight_sync import load_translated  # noqa: E402
 
 
 @contextmanager
@@ -76,11 +78,10 @@ class HostTrainer(Hooks, PrivateState):
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, *args, **kwargs):
-        with _trainable_values(model) as values, brief_bars():
+        engine = swapped(sys.modules[GRPOTrainer.__module__], VLLMGeneration=partial(VLLMSync, trainer=self))
+        with _trainable_values(model) as values, brief_bars(), engine:
             super().__init__(model, *args, **kwargs)
         self.built_with = dict(vars(self.args))
-        if self.use_vllm and not self.in_lockstep:
-            sync_merged_layers(self.vllm_generation)
         if self.args.max_completion_length is None and not self.use_vllm:
             self.fill_the_context()
         self.on_built(values)

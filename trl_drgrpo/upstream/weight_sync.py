@@ -8,16 +8,18 @@ not find under the model's names stays as it was when the model was built.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import PreTrainedModel
+from trl.import_utils import is_vllm_available
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
+from trl_drgrpo.search.served_adapters import RANKS
 
 
 def load_translated(model: Any, folder: Path) -> Any:
@@ -27,23 +29,6 @@ def load_translated(model: Any, folder: Path) -> Any:
         return None
     loaded = type(model).from_pretrained(folder, dtype=model.dtype)
     return model.load_state_dict(loaded.state_dict(), strict=False)
-
-
-def sync_merged_layers(generation: Any) -> None:
-    """
-    Let TRL's vLLM backend send merged copies of adapted layers instead of merging the model in place: replaces
-    `sync_weights` of the trainer's `vllm_generation`.
-
-    Models without adapters are synced as before. Not for sharded models: their parameters have to be gathered first.
-    """
-    as_trl = generation.sync_weights
-
-    @wraps(as_trl)
-    def sync_weights() -> None:
-        with merged_while_read(generation.model):
-            as_trl()
-
-    generation.sync_weights = sync_weights
 
 
 @contextmanager
@@ -127,9 +112,35 @@ def _tuner_layers(module: Any) -> list[Any]:
     return [each for each in module.modules() if isinstance(each, BaseTunerLayer)]
 
 
+# Fields of a LoRA configuration that vLLM reads, or that no longer matter when the adapter is there. Where any other
+# one is not at PEFT's default, it is of a kind that vLLM does not know.
+_KNOWN = {
+    *("peft_type", "task_type", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"),
+    *("inference_mode", "r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules"),
+    *("layers_to_transform", "layers_pattern", "init_lora_weights", "eva_config", "runtime_config"),
+}
+_LEAVE_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")  # `init_lora_weights`: others change its weights
+
+
+def why_merged(adapter: Any) -> str | None:
+    """Why vLLM cannot take an adapter, by its configuration; `None`: it can."""
+    if type(adapter) is not LoraConfig:
+        return f"{getattr(getattr(adapter, 'peft_type', None), 'value', type(adapter).__name__)} is not LoRA"
+    if adapter.init_lora_weights not in _LEAVE_THE_BASE:
+        return f"init_lora_weights={adapter.init_lora_weights!r} changes the base's weights"
+    if adapter.r > RANKS[-1]:
+        return f"its rank of {adapter.r} is above {RANKS[-1]}"
+    plain = LoraConfig()
+    for name, value in vars(adapter).items():
+        if name in vars(plain) and name not in _KNOWN and (value or None) != (getattr(plain, name) or None):
+            return f"{name}={value!r}"
+    return None
+
+
 def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, peft_config: Any = None) -> None:
     """
-    Refuse vLLM for what it could not be sent, before a model loads: a quantized base, an adapter of virtual tokens.
+    Refuse vLLM for what it could not be sent, before a model loads: an adapter of virtual tokens, a quantized base but
+    for one in 4 bits, beside which a LoRA adapter travels alone.
 
     Args:
         args ([`DrGRPOConfig`]): The configuration; nothing is refused without `use_vllm`.
@@ -148,15 +159,23 @@ def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, pe
         kind = getattr(adapter.peft_type, "value", adapter.peft_type)
         raise InputError("use_vllm", f"True with an adapter of type {kind}", "one that changes weights", remedy)
     found = _quantization(args, model, quantization_config)
-    if found:
+    if not found:
+        return
+    reason = "vllm_lora is 'merged'" if args.vllm_lora == "merged" else why_merged(adapter)
+    if not found.endswith(("load_in_4bit", "loaded in 4 bits")):
+        reason = "vLLM loads none but 4-bit weights of bitsandbytes beside it"
+    if reason:
         raise InputError(
             "use_vllm",
-            f"True with a quantized base model ({found})",
-            "a base in 16 or 32 bits",
-            "vLLM would get the raw quantized storage and generate with incorrect weights. Either remove the "
-            "quantization and train LoRA on the base in bfloat16, or remove use_vllm: this package's own generation "
-            "also runs each prompt only once.",
+            f"True with a quantized base model ({found}) whose adapter cannot travel alone: {reason}",
+            "plain LoRA on a base in 4, 16 or 32 bits",
+            "Merged weights would reach vLLM as raw quantized storage. Train plain LoRA on the base in 4 bits or in "
+            "bfloat16, or remove use_vllm: this package's own generation also runs each prompt only once.",
         )
+    colocate = args.vllm_mode == "colocate"
+    if colocate and is_vllm_available(min_version="0.28.0") and find_spec("vllm_bnb_plugin") is None:
+        remedy = "From 0.28 on, vLLM loads 4-bit weights with it: pip install vllm-bnb-plugin."
+        raise InputError("use_vllm", "True with a base in 4 bits", "the package vllm-bnb-plugin", remedy)
 
 
 def _quantization(args: Any, model: Any, asked: Any) -> str | None:

@@ -203,6 +203,7 @@ RECIPES = {
     "r1_zero": (ONE_AND_A_HALF, "80GB", 1024),
     "prm_guided": (ONE_AND_A_HALF, "65GB", 512),
     "qlora_7b": (QWEN_7B, "24GB", 512),
+    "vllm_qlora": (QWEN_7B, "24GB", 512),
     "vllm_colocate": (QWEN_7B, "80GB", 512),
     "vllm_server": (QWEN_7B, "80GB", 512),
 }

@@ -221,11 +221,34 @@ def test_a_reference_model_and_vllm_are_counted():
     assert weights <= with_reference.phases[with_reference.peak]["reference model"] < 1.01 * weights
     setup = Setup(prompt=16, completion=32, batch=2, vllm=True, vllm_share=0.25)
     awake = Planner(qwen(), setup, 2**34).estimate(setup).phases
-    assert awake["train"]["vLLM"] == awake["sync"]["vLLM"] == 2**32
+    engines = [{part: n for part, n in awake[phase].items() if part.startswith("vLLM")} for phase in ("train", "sync")]
+    assert engines[0] == engines[1]
+    assert engines[0]["vLLM: base"] == 2 * with_reference.parameters
+    assert sum(engines[0].values()) == 2**32
     assert "generate" not in awake
     asleep = replace(setup, vllm_sleeps=True)
-    phases = Planner(qwen(), asleep, 2**34).estimate(asleep).phases
-    assert [name for name, parts in phases.items() if "vLLM" in parts] == ["sync"]
+    planner = Planner(qwen(), asleep, 2**34)
+    phases = planner.estimate(asleep).phases
+    assert [name for name, parts in phases.items() if "vLLM: base" in parts] == ["sync"]
+    assert "sleep" not in planner.host()
+
+
+def test_vllm_with_adapters_is_counted():
+    lora = Setup(adapter=Adapter(4, "all-linear"), dtype="bfloat16", bits=4, vllm=True, vllm_sleeps=True)
+    planner = Planner(qwen(), lora, 2**34)
+    sync = planner.estimate(lora).phases["sync"]
+    assert sync["vLLM: base"] == sync["layers"] + sync["embeddings and head"]  # in 4 bits as here
+    assert sync["vLLM: adapters"] == planner.adapters // 2
+    assert "one layer merged" not in sync
+    assert planner.host()["sleep"]["vLLM: base"] == sync["vLLM: base"]
+    with pytest.raises(InputError, match="vllm_gpu_memory_utilization: got 0.3, .*; expected at least 0"):
+        Planner(qwen(), lora, 2 * sync["vLLM: base"]).estimate(lora)
+    merged = replace(lora, bits=0, vllm_lora="merged")
+    planner = Planner(qwen(), merged, 2**34)
+    sync = planner.estimate(merged).phases["sync"]
+    assert "vLLM: adapters" not in sync
+    assert sync["one layer merged"] > 0
+    assert "sleep" not in planner.host()
 
 
 def test_the_host_beside_a_gpu():

@@ -12,7 +12,8 @@ from transformers import BitsAndBytesConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, UpstreamError
-from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable
+from trl_drgrpo.upstream import weight_sync
+from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable, why_merged
 
 ADAPTERS = {
     "linear": {"target_modules": "all-linear"},
@@ -144,7 +145,7 @@ def test_a_model_without_adapters_is_left_alone(tokenizer):
 
 
 def arguments(**changes):
-    return DrGRPOConfig(use_cpu=True, bf16=False, **{"use_vllm": True, **changes})
+    return DrGRPOConfig(use_cpu=True, bf16=False, **{"use_vllm": True, "vllm_lora": "merged", **changes})
 
 
 FOUR, EIGHT = BitsAndBytesConfig(load_in_4bit=True), BitsAndBytesConfig(load_in_8bit=True)
@@ -190,6 +191,40 @@ def test_a_model_that_was_loaded_in_4_bits_is_refused(saved_model):
         with pytest.raises(InputError, match="loaded in 4 bits"):
             refuse_unsendable(arguments(), each)
     refuse_unsendable(arguments(), AutoModelForCausalLM.from_pretrained(saved_model))
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "reason"),
+    [
+        ({}, FOUR, None),
+        ({"init_lora_weights": "gaussian", "use_rslora": True, "lora_dropout": 0.1}, FOUR, None),
+        ({"use_dora": True}, FOUR, "use_dora=True"),
+        ({"init_lora_weights": "olora"}, FOUR, "init_lora_weights='olora' changes the base's weights"),
+        ({"r": 600}, FOUR, "its rank of 600 is above 512"),
+        ({}, EIGHT, "vLLM loads none but 4-bit weights of bitsandbytes beside it"),
+    ],
+    ids=["lora", "variants", "dora", "olora", "rank", "8 bits"],
+)
+def test_beside_a_base_in_4_bits_plain_lora_travels_alone(options, asked, reason):
+    adapter = LoraConfig(task_type="CAUSAL_LM", **options)
+    if reason is None:
+        refuse_unsendable(arguments(vllm_lora="auto"), "a/model", asked, adapter)
+        return
+    with pytest.raises(InputError, match=f"whose adapter cannot travel alone: {reason}; expected plain LoRA"):
+        refuse_unsendable(arguments(vllm_lora="auto"), "a/model", asked, adapter)
+
+
+def test_other_kinds_than_lora_do_not_travel():
+    assert why_merged(IA3) == "IA3 is not LoRA"
+    assert why_merged(LoraConfig(layers_to_transform=[0], exclude_modules=["q_proj"])) is None
+
+
+def test_a_colocated_engine_needs_the_plugin_for_4_bits(monkeypatch):
+    monkeypatch.setattr(weight_sync, "is_vllm_available", lambda min_version: True)
+    lora = LoraConfig(task_type="CAUSAL_LM")
+    refuse_unsendable(arguments(vllm_lora="auto", vllm_mode="server"), "a/model", FOUR, lora)
+    with pytest.raises(InputError, match="expected the package vllm-bnb-plugin"):
+        refuse_unsendable(arguments(vllm_lora="auto"), "a/model", FOUR, lora)
 
 
 def test_virtual_tokens_are_refused(tokenizer, prompts):

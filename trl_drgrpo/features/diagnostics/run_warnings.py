@@ -382,6 +382,12 @@ def process_hacked(
     return {"with_steps": moved(steps) > deviations}
 
 
+@_cause("sampling/sampling_logp_difference/mean", steps=2, fewest=2, explains=("unequal_weights",))
+def lost_sync(window: Window, gaps: Series, *, nats: float = 0.1) -> Found:
+    """vLLM samples from other weights than those that are trained."""
+    return {"gap": statistics.fmean(gaps)} if min(gaps) >= nats else None
+
+
 @_cause(QUARTERS[0], QUARTERS[-1], steps=40, fewest=10)
 def unequal_weights(
     window: Window, shortest: Series, longest: Series, *, share: float = 0.1, deviations: float = 6.0

@@ -23,8 +23,9 @@ from typing import Any
 
 from torch import nn
 
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory import passes
-from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, LOADED_IN, Setup
+from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, LOADED_IN, Setup, readable
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton, context_length
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape, scored_shapes, trained_shapes
@@ -33,7 +34,8 @@ MIB = 2**20
 # On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels and the workspace
 # of cuBLAS (600 and 32 MiB), and what the caching allocator holds but cannot use, as a share of what comes and goes
 # within a phase.
-CONTEXT_PART, SLACK_PART, ENGINE_PART = "CUDA context (estimate)", "slack (estimate)", "vLLM"
+CONTEXT_PART, SLACK_PART = "CUDA context (estimate)", "slack (estimate)"
+ENGINE_PARTS = ("vLLM: base", "vLLM: adapters", "vLLM: keys and values")
 CONTEXT = 632 * MIB
 SLACK = 0.05
 PASSING = ("activations", "gradients", "keys and values", "logits and activations")
@@ -78,7 +80,7 @@ class Estimate:
     @property
     def tensors(self) -> int:
         """Bytes in tensors: without context, slack and vLLM."""
-        beside = (CONTEXT_PART, SLACK_PART, ENGINE_PART)
+        beside = (CONTEXT_PART, SLACK_PART, *ENGINE_PARTS)
         return max(sum(size for part, size in parts.items() if part not in beside) for parts in self.phases.values())
 
 
@@ -155,7 +157,7 @@ class Planner:
         if setup.scores_old or setup.reference:
             phases["score"] = {**pending, "activations": self._score(setup) + _rollouts(setup)}
         if setup.vllm or setup.generates_elsewhere:
-            phases["sync"] = {**pending, "one layer merged": self._one_layer_merged}
+            phases["sync"] = {**pending, "one layer merged": 0 if setup.sends_adapters else self._one_layer_merged}
         else:
             one_batch = replace(setup, batch=setup.generated_rows, accumulation=1, steps_per_generation=1)
             peaks = self.peaks(passes.generate, one_batch)
@@ -201,16 +203,32 @@ class Planner:
 
     def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> dict[str, int]:
         """With vLLM, and on a GPU what is no tensor."""
-        parts = {**parts, ENGINE_PART: self._engine(setup, name)}
+        awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")  # it starts after the model
+        if setup.vllm and name in awake:
+            parts = {**parts, **self._engine(setup)}
         if setup.device == "cuda":
             parts[CONTEXT_PART] = CONTEXT
             parts[SLACK_PART] = int(SLACK * sum(parts.get(each, 0) for each in PASSING))
         return _without_zeros(parts)
 
-    def _engine(self, setup: Setup, phase: str) -> int:
-        """Bytes of a vLLM engine on this device: its share, unless it sleeps; it starts after the model is there."""
-        awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")
-        return int(setup.vllm_share * self.memory) if setup.vllm and phase in awake else 0
+    @property
+    def _engines_base(self) -> int:
+        """Bytes of the base in a vLLM engine: in 16 bits, or quantized as here."""
+        return sum(self._base.values()) if self.setup.bits else 2 * self.parameters
+
+    def _engine(self, setup: Setup) -> dict[str, int]:
+        """Bytes of a vLLM engine on this device: its share, and a row's keys and values at least. An `InputError`: the
+        share has no room for the model."""
+        config, heads, share = self.config, self.config.num_attention_heads, int(setup.vllm_share * self.memory)
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        row = 2 * 2 * config.num_hidden_layers * shared * width * setup.width  # in 16 bits
+        model = (self._engines_base, self.adapters // 2 if setup.sends_adapters else 0)
+        if self.memory and sum(model) > share:
+            got, expected = f"{setup.vllm_share}, {readable(share)}", f"at least {sum(model) / self.memory:.2f}"
+            remedy = f"Raise it: vLLM loads a model of {readable(sum(model))}, and needs room for keys and values."
+            raise InputError("vllm_gpu_memory_utilization", got, expected, remedy)
+        return dict(zip(ENGINE_PARTS, (*model, max(share - sum(model), row)), strict=True))
 
     def _temporaries(self, setup: Setup) -> int:
         sizes = [p.nbytes for p in self._trained]
@@ -219,8 +237,8 @@ class Planner:
         return max(sizes) if "8bit" in setup.optimizer or setup.optimizer == "adafactor" else 0
 
     def host(self) -> Phases:
-        """Bytes of the host's memory by phase and part: `"load"` and `"save"` beside a GPU, and with adapters
-        `"merge"`, which is another process."""
+        """Bytes of the host's memory by phase and part: `"load"` and `"save"` beside a GPU, `"sleep"` of a vLLM whose
+        base nobody sends again, and with adapters `"merge"`, which is another process."""
         setup, phases = self.setup, {}
         if setup.device == "cuda":
             element = LOADED_IN[setup.dtype]
@@ -234,6 +252,8 @@ class Planner:
             saved = self.adapters if setup.adapter else self.parameters * element
             phases["load"] = {PROCESS_PART: PROCESS["cuda"], "weights, on their way": copied}
             phases["save"] = {PROCESS_PART: PROCESS["cuda"], "weights, to be written": saved}
+        if setup.vllm and setup.vllm_sleeps and setup.sends_adapters:
+            phases["sleep"] = {PROCESS_PART: PROCESS["cuda"], "vLLM: base": self._engines_base}
         if setup.adapter:
             sums = {"base in float32": self.parameters * LOADED_IN["float32"], "adapters": self.adapters}
             sums["one layer merged"] = self._one_layer_merged

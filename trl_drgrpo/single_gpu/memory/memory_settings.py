@@ -66,6 +66,7 @@ class Setup:
         vllm (`bool`): Whether vLLM generates in this process (colocate).
         vllm_share (`float`): `vllm_gpu_memory_utilization`.
         vllm_sleeps (`bool`): `vllm_enable_sleep_mode`.
+        vllm_lora (`str`): The same.
         generates_elsewhere (`bool`): Whether a vLLM server generates.
     """
 
@@ -91,12 +92,18 @@ class Setup:
     vllm: bool = False
     vllm_share: float = _key("vllm_gpu_memory_utilization", 0.3)
     vllm_sleeps: bool = _key("vllm_enable_sleep_mode", False)
+    vllm_lora: str = _key("vllm_lora", "auto")
     generates_elsewhere: bool = False
 
     @property
     def width(self) -> int:
         """Tokens of the widest row."""
         return self.prompt + self.completion
+
+    @property
+    def sends_adapters(self) -> bool:
+        """Whether vLLM gets an adapter alone."""
+        return self.adapter is not None and self.vllm_lora != "merged"
 
     @property
     def generated_rows(self) -> int:

@@ -120,6 +120,11 @@ TOLD = [
     ("unequal_weights", weights(noise(0.95, 0.2, 300, 0), noise(0.45, 0.2, 300, 1)), "token_truncate"),
     ("unequal_weights", weights(noise(0.6, 0.05, 300, 0), noise(0.95, 0.05, 300, 1)), "a length bias"),
     ("unequal_weights", weights([1.0] * 12, [0.5] * 12), "the longest quarter of the completions 0.50"),
+    (
+        "lost_sync",
+        {"sampling__sampling_logp_difference__mean": [0.0, 0.2, 0.3]},
+        "0.25 nats per token over",
+    ),
     ("nothing_moves", gradient([0.0] * 10), "The gradient was 0 in every log"),
     ("nothing_moves", gradient([0.1] * 10, [0.0] * 10), "learning_rate was 0"),
     ("nothing_moves", {"drgrpo__moved_frac": [0.002]}, "0.20%"),
@@ -156,6 +161,7 @@ SILENT = [
     gradient([0.1] * 10, [0.0] * 9 + [1e-6]),  # a warm-up
     {"grad_norm": [0.1] * 10, "drgrpo__zero_signal_frac": [0.5] * 10},  # no learning rate is logged
     {"drgrpo__moved_frac": [0.5]},
+    {"sampling__sampling_logp_difference__mean": [0.0, 0.2, 0.09, 0.2]},  # noise
     {"eval_completions__truncated_frac": [0.9] * 200},
 ]
 
@@ -169,7 +175,7 @@ def test_what_is_told(cause, series, words):
 
 
 def test_four_readings_are_too_few():
-    for _, series, _ in (row for row in TOLD if row[0] not in ("reward_failing", "nothing_moves")):
+    for _, series, _ in (row for row in TOLD if row[0] not in ("reward_failing", "nothing_moves", "lost_sync")):
         assert Told().feed(**{name: values[-4:] for name, values in series.items()}).finish().causes == []
 
 

@@ -139,7 +139,7 @@ class Session:
         self.slots = asyncio.Semaphore(endpoint.concurrency)
         self.resume_at = 0.0
         self.num_retries = 0
-        self.http = _import_http()
+        self.http = import_http()
         # `identity`: a compressed body could unpack to any size.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self.key is not None:
@@ -244,7 +244,7 @@ def _retry_after(value: str | None) -> float:
     return seconds if 0 < seconds < math.inf else 0.0
 
 
-def _import_http() -> ModuleType:
+def import_http() -> ModuleType:
     try:
         return importlib.import_module("httpx2")
     except ModuleNotFoundError:

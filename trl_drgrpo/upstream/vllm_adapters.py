@@ -1,0 +1,310 @@
+"""What the policy sends to vLLM after each change of its weights: a LoRA adapter, merged copies, or all weights.
+
+An adapter goes through a folder, in memory where the system has such a place, from which a colocated engine and a
+server on this machine load it. Merged copies go TRL's way, one layer at a time (`weight_sync.py`), as do all weights
+where there is no adapter. `VLLMSync` takes the place of TRL's `VLLMGeneration`, whose table of weights is empty where
+an adapter travels: what TRL does around them, waking the engine and clearing its cache of prefixes, stays TRL's.
+
+Each version of an adapter has a name, an id and a folder of its own: whichever of them an engine looks up cached
+prefixes by, keys and values of earlier weights are not found.
+"""
+
+import contextlib
+import copy
+import logging
+import os
+import shutil
+import tempfile
+import time
+import uuid
+import weakref
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list, gather_object
+from filelock import FileLock, Timeout
+from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import nn
+from trl.generation import vllm_generation as of_trl
+
+from trl_drgrpo.common.errors import InputError, UpstreamError
+from trl_drgrpo.search.served_adapters import RANKS, AdapterRefused, load_adapter, serve_command, unload_adapter
+from trl_drgrpo.upstream.private_state import swapped
+from trl_drgrpo.upstream.weight_sync import merged_while_read, why_merged
+
+logger = logging.getLogger(__name__)
+
+
+class AdapterFolder:
+    """A folder in which an adapter is written, one version at a time; removed when this object is gone, and by the
+    next one where its process has crashed.
+
+    Args:
+        size (`int`): Bytes of the adapter, to see where there is room: in memory, as a rule.
+    """
+
+    def __init__(self, size: int):
+        memory = Path("/dev/shm")
+        has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * size
+        root = memory if has_room else Path(tempfile.gettempdir())
+        prefix = f"trl-drgrpo-{os.getuid()}-"
+        for left in root.glob(f"{prefix}*.lock"):
+            _remove(FileLock(left, blocking=False), left.with_suffix(""))
+        self.path = root / f"{prefix}{uuid.uuid4().hex[:8]}"
+        lock = FileLock(f"{self.path}.lock", blocking=False)
+        lock.acquire()  # before there is a folder: one without a lock is nobody's
+        self.path.mkdir()
+        weakref.finalize(self, _remove, lock, self.path)
+
+    def write(self, model: PeftModel, version: Path) -> int:
+        """Replaces the version that is there by the model's active adapter; returns its bytes."""
+        for old in self.path.iterdir():
+            shutil.rmtree(old)
+        version.mkdir()
+        name: Any = model.active_adapter
+        state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        save_file({key: value.contiguous() for key, value in state.items()}, version / "adapter_model.safetensors")
+        config = copy.copy(model.peft_config[name])
+        config.inference_mode = True
+        config.save_pretrained(str(version))
+        return sum(file.stat().st_size for file in version.iterdir())
+
+
+def _remove(lock: FileLock, folder: Path) -> None:
+    """Removes a folder and its lock, unless another process holds that."""
+    with contextlib.suppress(Timeout, OSError):
+        lock.acquire()
+        shutil.rmtree(folder, ignore_errors=True)
+        os.unlink(lock.lock_file)
+        lock.release()
+
+
+def _unload_last(base_url: str, served: list[str]) -> None:
+    for name in served:
+        unload_adapter(base_url, name)
+
+
+class VLLMSync(of_trl.VLLMGeneration):
+    """TRL's `VLLMGeneration`, to which adapters travel where vLLM can take them.
+
+    Args:
+        trainer ([`HostTrainer`]): Has `vllm_lora` among its arguments, and is told what a sync took.
+
+    Raises:
+        `InputError`: Adapters cannot travel, and nothing else may; how to start the server.
+    """
+
+    model: Any
+
+    def __init__(self, *args: Any, trainer: Any, **kwargs: Any):
+        self.trainer, trainer.vllm_lora = trainer, trainer.args.vllm_lora  # whose later assignment is refused
+        self.folder: AdapterFolder | None = None  # of the process that writes for its machine
+        self.path: Any = None  # of that folder, on every process; `None`: weights travel
+        self.version, self.bytes = 0, 0
+        self.served: list[str] = []  # the version that a server has, by its name there
+        super().__init__(*args, **kwargs)
+
+    def _init_vllm(self) -> None:
+        reason = self._why_merged()
+        if reason is not None:
+            self._merge_instead(reason)
+        else:
+            self.path = self._common_folder()
+        engines = {}
+        if self.path:
+            engines = {"LLM": _engine_class(self.rank), "VLLMClient": _client_class(self)}
+        with swapped(of_trl, **engines):
+            super()._init_vllm()
+        if self.mode == "server":  # the main process alone knows
+            decided = [self.path]
+            broadcast_object_list(decided)
+            self.path = decided[0]
+
+    @property
+    def adapter(self) -> Any:
+        """Its configuration."""
+        return self.model.active_peft_config
+
+    @property
+    def rank(self) -> int:
+        """The smallest rank that vLLM offers for the adapter."""
+        return next(each for each in RANKS if each >= self.adapter.r)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the base is: its weights cannot travel."""
+        return bool(getattr(self.model, "is_quantized", False))
+
+    def _why_merged(self) -> str | None:
+        """Why the model has no adapter that could travel; empty where there is none at all."""
+        model = self.model
+        if not isinstance(model, PeftModel):
+            return ""
+        if self.trainer.vllm_lora == "merged":
+            return "vllm_lora is 'merged'"
+        if self.trainer.in_lockstep:
+            return "the model is sharded"
+        if len(model.active_adapters) > 1:
+            return f"{len(model.active_adapters)} adapters are active"
+        if model.config.get_text_config() is not model.config:
+            return "the model has other parts beside the language model"
+        bases = [each.get_base_layer() for each in model.modules() if isinstance(each, LoraLayer)]
+        others = [type(each).__name__ for each in bases if not isinstance(each, nn.Linear)]
+        return why_merged(self.adapter) or (f"it has an adapter on a layer of type {others[0]}" if others else None)
+
+    def _merge_instead(self, reason: str) -> None:
+        """Says once that weights travel, unless they must not."""
+        wanted = self.trainer.vllm_lora
+        if wanted == "adapter" or self.is_quantized:
+            got = f"{wanted!r}, but {reason or 'all weights are trained'}"
+            remedy = "A base in 16 bits may use 'merged'; or remove use_vllm."
+            raise InputError("vllm_lora", got, "a LoRA adapter that vLLM can take", remedy)
+        if reason and wanted == "auto" and self.accelerator.is_main_process:
+            logger.warning("vLLM gets merged weights in the place of the adapter: %s.", reason)
+
+    def _common_folder(self) -> Path:
+        """The folder of this machine."""
+        if self._writes:
+            self.folder = AdapterFolder(sum(p.nbytes for p in self.model.parameters() if p.requires_grad))
+        paths = gather_object([self.folder and self.folder.path])
+        index = self.accelerator.process_index - self.accelerator.local_process_index
+        return paths[0 if self.mode == "server" else index]
+
+    @property
+    def _writes(self) -> bool:
+        server = self.mode == "server"
+        return self.accelerator.is_main_process if server else self.accelerator.is_local_main_process
+
+    def _write(self) -> Path:
+        """The next version of the adapter, written."""
+        self.version += 1
+        version = self.path / str(self.version)
+        if self.folder is not None:
+            self.bytes = self.folder.write(self.model, version)
+        return version
+
+    def _iter_named_params(self) -> Any:
+        if self.path is not None:
+            return
+        self.bytes = 0
+        for name, param in super()._iter_named_params():
+            self.bytes += param.nbytes
+            yield name, param
+
+    def sync_weights(self) -> None:
+        """As in TRL, with an adapter or merged copies; the trainer logs seconds and bytes."""
+        began = time.perf_counter()
+        merging = self.path is None and not self.trainer.in_lockstep
+        with merged_while_read(self.model) if merging else nullcontext():
+            super().sync_weights()
+        if self.path is not None and self.mode == "colocate":
+            self._load()
+        seconds = time.perf_counter() - began
+        sizes = {"sampling/sync_seconds": [seconds], "sampling/sync_bytes": [float(self.bytes)]}
+        self.trainer.log_batch(sizes if self._writes else {}, {})
+
+    def _load(self) -> None:
+        """Into the engine of this process, which is awake."""
+        from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+
+        version = self._write()
+        self.accelerator.wait_for_everyone()
+        self.llm.newest = LoRARequest(f"{version.parent.name}-{version.name}", self.version, str(version))
+        if not self.llm.llm_engine.add_lora(self.llm.newest):
+            raise UpstreamError("vLLM did not take the adapter. Train with vllm_lora='merged'.")
+        self.accelerator.wait_for_everyone()  # before anybody may write the next one
+
+    def load_into_server(self, client: Any) -> None:
+        """The next version, in the place of the one before."""
+        version, before = self._write(), client.model
+        name = f"{version.parent.name}-{version.name}"
+        load_adapter(client.base_url, name, version)
+        client.model = name
+        if self.served:
+            unload_adapter(client.base_url, before)
+        else:
+            weakref.finalize(self, _unload_last, client.base_url, self.served)
+        self.served[:] = [name]
+
+    def begin_with_server(self, client: Any) -> bool:
+        """Whether adapters travel to a server, tried with the first. If not, the log says why, or an `InputError` how
+        to start the server, where weights cannot travel either."""
+        info: dict[str, Any] = {}
+        try:
+            info = client.get_server_info()
+            problem = self._problem(client, info)
+            if problem is None:
+                self.load_into_server(client)
+                return True
+        except RuntimeError:  # TRL's word for it
+            problem = "it runs without VLLM_SERVER_DEV_MODE=1"
+        except AdapterRefused as error:
+            problem = str(error)
+        if self.trainer.vllm_lora == "adapter" or self.is_quantized or not info.get("weight_transfer_config"):
+            options = " --quantization bitsandbytes" if self.is_quantized else ""
+            command = serve_command(self.model.name_or_path, self.adapter.r, options)
+            got = f"{client.base_url}, to which no adapter can be sent: {problem}"
+            raise InputError("vllm_server_base_url", got, "a server that takes them", f"Start it with: {command}")
+        self.path = self.folder = None
+        self._merge_instead(problem)
+        return False
+
+    def _problem(self, client: Any, info: dict[str, Any]) -> str | None:
+        """What the server lacks, as far as it says so itself."""
+        served, lora = info.get("model_config", {}).get("model"), info.get("lora_config")
+        ours = self.model.name_or_path
+        if ours and Path(ours).name not in {Path(each).name for each in (served, client.model) if each}:
+            return f"it serves {served or client.model}, the adapter is one of {ours}"
+        if lora is None:
+            return "it runs without --enable-lora"
+        if lora["max_lora_rank"] < self.adapter.r:
+            return f"its --max-lora-rank is {lora['max_lora_rank']}, the adapter has {self.adapter.r}"
+        return None
+
+
+def _engine_class(rank: int) -> Any:
+    """TRL's colocated engine with adapters. A function, as the name is there only where vLLM is installed."""
+
+    engine: Any = getattr(of_trl, "LLM", object)
+
+    class AdapterEngine(engine):
+        newest: Any = None  # request for the newest version
+
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options, enable_lora=True, max_lora_rank=rank, max_loras=1)
+
+        def generate(self, *args: Any, **options: Any) -> Any:
+            return super().generate(*args, **{"lora_request": self.newest, **options})
+
+        def sleep(self, *args: Any, **options: Any) -> Any:
+            """Level 2 would forget the base, which nobody sends again."""
+            return super().sleep(*args, **{**options, "level": 1})
+
+    return AdapterEngine
+
+
+def _client_class(sync: VLLMSync) -> Any:
+    """TRL's client of a server, which gets adapters."""
+
+    class AdapterClient(of_trl.VLLMClient):
+        takes_adapters = False
+
+        def init_communicator(self, *args: Any, **options: Any) -> None:
+            self.takes_adapters = sync.begin_with_server(self)
+            if not self.takes_adapters:
+                super().init_communicator(*args, **options)
+
+        def update_named_params(self, *args: Any, **options: Any) -> None:
+            if not self.takes_adapters:
+                super().update_named_params(*args, **options)
+                return
+            try:
+                sync.load_into_server(self)
+            except AdapterRefused as error:
+                got, remedy = f"{self.base_url}, which no longer loads adapters: {error}", "Resume when it does."
+                raise InputError("vllm_server_base_url", got, "a server that does", remedy) from None
+
+    return AdapterClient
