@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
@@ -182,8 +181,8 @@ def _reward_panels(metrics: Collection[str]) -> list[Panel]:
     ):
         names = sorted(name for name in metrics if name.startswith(kind) and name.endswith("/mean"))
         if kind != "rewards/" or len(names) > 1:  # else it is the reward
-            titles = [title.format(name[len(kind) : -len("/mean")]) for name in names]
-            panels += [Panel(*both, (Line("", (name,)),)) for name, *both in zip(names, titles, repeat(unit))]
+            for name in names:  # which may have spaces in it
+                panels.append(Panel(title.format(name[len(kind) : -len("/mean")]), unit, (Line("", (name,)),)))
     return panels
 
 
