@@ -339,7 +339,7 @@ def test_a_run_keeps_its_id_and_says_nothing_of_settings_that_are_the_same(check
         (
             {},
             {"format": 99},
-            "drgrpo_state.json: got format 99; expected format 2. Resume with the trl-drgrpo version",
+            "drgrpo_state.json: got format 99; expected format 3. Resume with the trl-drgrpo version",
         ),
     ],
 )
