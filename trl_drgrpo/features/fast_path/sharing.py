@@ -17,7 +17,6 @@ import torch
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
 from trl_drgrpo.upstream.batches import TokenBatch
-from trl_drgrpo.upstream.private_state import swapped
 
 # Attention does a query-key pair slower than a matrix product does its multiplications. On a CPU 1.3 was measured (8
 # heads of 64 in float32, one thread, 2026-11-22). Elsewhere a kernel reads a mask: an estimate, not measured.
@@ -74,6 +73,8 @@ def why_not_shared(
     Returns:
         `str` or `None`.
     """
+    from trl_drgrpo.upstream.private_state import swapped  # TRL, which a plan of memory does not load
+
     try:
         text = model.config.get_text_config()
         kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
