@@ -5,7 +5,6 @@ otherwise. It is warm-started on demonstrations until it plays the game of the s
 """
 
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,13 @@ from transformers import (
     GenerationConfig,
     PrinterCallback,
     Qwen2ForCausalLM,
-    TrainerCallback,
     set_seed,
 )
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.build import imitate, pad_rows
+from trl_drgrpo.demo.pace import Pace, height
 from trl_drgrpo.demo.result import evaluate
 from trl_drgrpo.demo.task import build_tokenizer
 from trl_drgrpo.upstream.batches import token_batch
@@ -140,28 +139,33 @@ def warm_start(
     demos_model: bool = False,
     finish: Callable[[Any], None] = lambda model: None,
     seed: int = 0,
+    tokenizer: Any = None,
+    rows: int = 128,
 ) -> Path:
     """Train a model on demonstrations and save it, unless it is there; returns the folder.
 
     Args:
         folder (`Path`): For model and tokenizer.
         demonstrate (`Callable`): Draws a demonstration; texts that are not to be learned are prompts and environments.
-        steps (`int`): Optimizer steps of 128 rows.
+        steps (`int`): Optimizer steps.
         demos_model (`bool`, *optional*): Start from the demo's model and not from scratch.
         finish (`Callable`, *optional*): Changes the trained model.
         seed (`int`, *optional*, defaults to `0`): Of the demonstrations.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): In the place of the demo's, for a model from scratch.
+        rows (`int`, *optional*, defaults to `128`): Demonstrations of an optimizer step.
     """
     if (folder / "model.safetensors").is_file():
         return folder
     set_seed(0)
-    tokenizer = build_tokenizer()
+    tokenizer = tokenizer or build_tokenizer()
     if demos_model:
         model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
     else:
-        model = Qwen2ForCausalLM(AutoConfig.from_pretrained(MODEL_DIR))
+        sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": tokenizer.model_max_length}
+        model = Qwen2ForCausalLM(AutoConfig.from_pretrained(MODEL_DIR, **sizes))
     rng = random.Random(seed)
     batches = (
-        pad_rows([token_row(tokenizer, demonstrate(rng)) for _ in range(128)], tokenizer.pad_token_id)
+        pad_rows([token_row(tokenizer, demonstrate(rng)) for _ in range(rows)], tokenizer.pad_token_id)
         for _ in range(steps)
     )
     imitate(model, batches, steps, lr=2e-3 if demos_model else 3e-3)
@@ -246,12 +250,11 @@ def pass_rate(model: Any, problems: Sequence[Any], longest: int) -> float:
     return round(found["accuracy"], 4)
 
 
-class Evaluations(TrainerCallback):
+class Evaluations(Pace):
     """Evaluates at equal distances in tokens, and ends the run at the last one.
 
     Args:
-        run (`dict`): Gets a list entry per evaluation: `tokens` sampled so far, `pass_rate` and `seconds`, CPU time of
-            the process so far, evaluations left out. The first one, before training, is there.
+        run (`dict`): As in [`Pace`], with `tokens` sampled so far.
         tokens, evaluations (`int`): Of the run.
         measure (`Callable`): From the model to its pass rate.
         sampled (`Callable`, *optional*): From the logs of a step to its tokens; without it, who sees them counts them
@@ -266,32 +269,17 @@ class Evaluations(TrainerCallback):
         measure: Callable[[Any], float],
         sampled: Callable[[dict[str, float], int], float] = lambda logs, rows: 0.0,
     ):
-        self.run, self.distance, self.tokens = run, tokens / evaluations, tokens
-        self.measure, self.sampled, self.written, self.begun = measure, sampled, 0.0, 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.begun = time.process_time()
+        super().__init__(run, measure)
+        self.distance, self.tokens, self.sampled, self.written = tokens / evaluations, tokens, sampled, 0.0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not logs or "completions/mean_length" not in logs:
             return
         self.written += self.sampled(logs, args.per_device_train_batch_size)
         if self.written >= self.distance * len(self.run["tokens"]) or self.written >= self.tokens:
-            now = time.process_time()
             self.run["tokens"].append(round(self.written))
-            self.run["seconds"].append(round(now - self.begun, 2))
-            self.run["pass_rate"].append(self.measure(kwargs["model"]))
-            self.begun += time.process_time() - now
+            self.evaluate(kwargs["model"])
         control.should_training_stop = self.written >= self.tokens
-
-
-def height(run: dict[str, Any], at: float, x: str = "tokens") -> float:
-    """The pass rate of a run when so many tokens were sampled (or `seconds` passed), on the line between evaluations.
-
-    >>> height({"tokens": [0, 10, 30], "pass_rate": [0.0, 1.0, 0.0]}, 20)
-    0.5
-    """
-    return float(np.interp(at, run[x], run["pass_rate"]))
 
 
 def mean_height(run: dict[str, Any], end: float) -> float:

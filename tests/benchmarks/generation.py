@@ -93,15 +93,15 @@ def continuous(label, model, pairs, *args, **settings):
     print_row(label, *medians(*interleaved(pairs, *runs)), "", "")
 
 
-def small_model(device, vocabulary=2048):
+def small_model(device, vocabulary=2048, width=192, layers=4):
     """A Qwen3 in which attention over long prompts is what takes the time."""
     config = Qwen3Config(
         vocab_size=vocabulary,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=3,
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64 or 1,
         head_dim=32,
         max_position_embeddings=4096,
     )

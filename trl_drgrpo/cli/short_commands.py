@@ -146,8 +146,9 @@ def add_arguments_demo(parser: argparse.ArgumentParser) -> None:
     process = "long lists, and a reward for every line next to the outcome: a rule checks each step of a completion"
     add("--process", action="store_true", help=process)
     compare = (
-        "then train the same with stock TRL under its objectives, each as long as the demo itself, and write "
-        f"comparison.html of all runs; without a name: {', '.join(STOCK_OBJECTIVES)}"
+        "then train the same with stock TRL under its objectives, each as many steps as the demo itself, write "
+        "comparison.html of all runs and draw accuracy over CPU time (pace.png); without a name: "
+        f"{', '.join(STOCK_OBJECTIVES)}"
     )
     add("--compare", nargs="*", metavar="OBJECTIVE", choices=tuple(STOCK_OBJECTIVES), help=compare)
 

@@ -5,6 +5,7 @@ ones before and after, and do not depend on the trainer.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,14 +19,26 @@ from rich.text import Text
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.demo import STOCK_OBJECTIVES
+from trl_drgrpo.demo.pace import Pace, reached
 from trl_drgrpo.demo.task import list_sum_reward, prompt_of, step_numbers
 from trl_drgrpo.upstream.versions import installed_versions
 
 REQUIRED_GAIN_POINTS = 40.0
 MADE_BY = "trl-drgrpo demo"
 RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
-REPORT_FILE, COMPARISON_FILE, START_FOLDER = "report.html", "comparison.html", "start"
-_OWN = (RESULTS_FILE, PLOT_FILE, MODEL_FOLDER, REPORT_FILE, COMPARISON_FILE, START_FOLDER, *STOCK_OBJECTIVES)
+REPORT_FILE, COMPARISON_FILE, START_FOLDER, PACE_FILE = "report.html", "comparison.html", "start", "pace.png"
+_OWN = (
+    RESULTS_FILE,
+    PLOT_FILE,
+    MODEL_FOLDER,
+    REPORT_FILE,
+    COMPARISON_FILE,
+    START_FOLDER,
+    PACE_FILE,
+    *STOCK_OBJECTIVES,
+)
+PACE_PROBLEMS, PACE_EVALUATIONS = 128, 10  # on the way, of a run that is compared
+OURS = "DrGRPOTrainer"
 _SAMPLES = 3
 
 
@@ -91,7 +104,8 @@ class DemoResult:
 
     Attributes:
         numbers (`dict[str, Any]`): What `results.json` holds. `before` and `after` have a measurement each for
-            `sampled` and `greedy` decoding, `stock` has the same by objective of stock TRL.
+            `sampled` and `greedy` decoding, `stock` has the same by objective of stock TRL. `pace`: of each run that
+            is compared, accuracy by CPU time ([`~trl_drgrpo.demo.pace.Pace`]).
         samples (`dict[str, list[str]]`): Sampled completions `before` and `after`.
     """
 
@@ -105,6 +119,7 @@ class DemoResult:
             "before": {},
             "after": {},
             "stock": {},
+            "pace": {},
             "gain_points": None,
             "required_gain_points": REQUIRED_GAIN_POINTS,
             "learned": False,
@@ -123,6 +138,17 @@ class DemoResult:
             gain = 100 * (found["sampled"]["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
             self.numbers |= {"status": "finished", "gain_points": gain, "learned": gain >= REQUIRED_GAIN_POINTS}
         return ", ".join(f"{mode} accuracy {numbers['accuracy']:.1%}" for mode, numbers in found.items())
+
+    def pace_of(self, name: str, tokenizer: Any) -> Pace:
+        """A callback for a run that is compared: accuracy on the first held-out problems as it trains."""
+
+        def measured(model: Any) -> float:
+            problems = self.problems[:PACE_PROBLEMS]
+            return evaluate(model, tokenizer, problems, sample=True)[0]["accuracy"]
+
+        run: dict[str, list[float]] = {"seconds": [], "pass_rate": []}
+        self.numbers["pace"][name] = run
+        return Pace(run, measured, max(1, self.numbers["settings"]["steps"] // PACE_EVALUATIONS))
 
     def write(self) -> None:
         """Write every number so far; `made_by` marks the folder as a demo's."""
@@ -151,7 +177,7 @@ def prepare_output_dir(output_dir: Path) -> None:
         remedy = "Nothing was changed there. Choose another folder."
         raise InputError("output_dir", got, "a new or empty folder, or an earlier demo's", remedy)
     output_dir.mkdir(parents=True, exist_ok=True)
-    for name in (PLOT_FILE, REPORT_FILE, COMPARISON_FILE):
+    for name in (PLOT_FILE, REPORT_FILE, COMPARISON_FILE, PACE_FILE):
         (output_dir / name).unlink(missing_ok=True)
 
 
@@ -160,9 +186,10 @@ def print_report(result: DemoResult, console: Console) -> None:
     console.print(before_after_table(result))
     if result.numbers["stock"]:
         console.print(objectives_table(result))
+        console.print(pace_sentence(result), highlight=False)
         console.print("One seed: a difference of a few points is noise.\n", highlight=False)
     console.print(samples_table(result))
-    files = {"report": REPORT_FILE, "comparison": COMPARISON_FILE, "plot": PLOT_FILE}
+    files = {"report": REPORT_FILE, "comparison": COMPARISON_FILE, "pace": PACE_FILE, "plot": PLOT_FILE}
     files |= {"numbers": RESULTS_FILE, "model": MODEL_FOLDER}
     paths = {name: result.output_dir / file for name, file in files.items()}
     lines = [f"{name + ':':12}{path}" for name, path in paths.items() if path.exists()]
@@ -203,11 +230,20 @@ def objectives_table(result: DemoResult) -> Table:
     title = f"The same start, problems and {result.numbers['settings']['steps']} steps, by objective"
     heads = ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect")
     table = _table(title, "run", *heads)
-    for name, found in {"DrGRPOTrainer": result.numbers["after"], **result.numbers["stock"]}.items():
+    for name, found in {OURS: result.numbers["after"], **result.numbers["stock"]}.items():
         accuracies = [_shown(found[mode]["accuracy"], True) for mode in ("sampled", "greedy")]
         lengths = [_shown(found["sampled"][f"length_{kind}_mean"], False) for kind in ("correct", "incorrect")]
         table.add_row(name, *accuracies, *lengths)
     return table
+
+
+def pace_sentence(result: DemoResult) -> str:
+    """CPU seconds until each run that is compared reached 80% of the highest final accuracy among them."""
+    runs = result.numbers["pace"]
+    goal = 0.8 * max(run["pass_rate"][-1] for run in runs.values())
+    taken = {name: reached(run, goal) for name, run in runs.items()}
+    parts = [f"{name} {f'{seconds:.0f} s' if seconds < math.inf else 'never'}" for name, seconds in taken.items()]
+    return f"CPU time to {goal:.0%} sampled accuracy, evaluations left out: {', '.join(parts)}."
 
 
 def _table(title: str, first: str, *numbers: str) -> Table:

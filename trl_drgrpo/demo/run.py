@@ -10,7 +10,7 @@ numbers stay comparable.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,17 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from trl_drgrpo.common.drawing import save_figure
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config import DrGRPOConfig
 from trl_drgrpo.demo import MODEL_DIR, STOCK_OBJECTIVES
 from trl_drgrpo.demo.build import TERMS, warm_start
+from trl_drgrpo.demo.pace import draw_pace
 from trl_drgrpo.demo.result import (
     COMPARISON_FILE,
     MODEL_FOLDER,
+    OURS,
+    PACE_FILE,
     PLOT_FILE,
     REPORT_FILE,
     START_FOLDER,
@@ -92,8 +96,8 @@ def run_demo(
         seed (`int`): Seed of training problems and sampling, not negative. The held-out problems are always the same.
         steps (`int`, *optional*): Training steps, at least 1; 200 by default, 60 with process rewards.
         process (`bool`): Train on long list sums and reward every line with `line_reward`, in addition to the outcome.
-        compare (`Sequence[str]`): Keys of `STOCK_OBJECTIVES`: then train the same model with stock TRL under each, and
-            write a report over all runs.
+        compare (`Sequence[str]`): Keys of `STOCK_OBJECTIVES`: then train the same model with stock TRL under each,
+            write a report over all runs, and draw their accuracy over CPU time (`pace.png`).
         eval_size (`int`): Number of held-out problems.
         console (`rich.console.Console`, *optional*): Console for progress; standard error by default.
 
@@ -135,6 +139,8 @@ def run_demo(
         args = training_arguments(output_dir, seed, steps, **fields)
         steps_too: dict[str, Any] = {"step_reward_funcs": line_reward} if process else {}
         trainer = DrGRPOTrainer(model, args=args, processing_class=tokenizer, **given, **steps_too)
+        if compare:
+            trainer.add_callback(result.pace_of(OURS, tokenizer))
         with result.timed("train"):
             _train(trainer, console)
         with result.timed("evaluate_after"):
@@ -146,11 +152,7 @@ def run_demo(
         result.write()
     console.print(f"after training: {said}", highlight=False)
     write_report(output_dir, output_dir / REPORT_FILE)
-    try:
-        write_report(output_dir, output_dir / PLOT_FILE, "png")
-    except (ImportError, InputError):
-        missing = f'{PLOT_FILE}: not drawn, matplotlib is missing. Install it: pip install "trl-drgrpo[report]"'
-        console.print(missing, markup=False, highlight=False, soft_wrap=True)
+    _draw(output_dir / PLOT_FILE, lambda path: write_report(output_dir, path, "png"), console)
 
     for objective in compare:
         said = ", ".join(f'{name}="{value}"' for name, value in STOCK_OBJECTIVES[objective].items())
@@ -161,6 +163,7 @@ def run_demo(
         args = training_arguments(folder, seed, steps, GRPOConfig, **STOCK_OBJECTIVES[objective], **kept)
         tokenizer, model = _loaded(start)
         trainer = GRPOTrainer(model, args=args, processing_class=tokenizer, **given)
+        trainer.add_callback(result.pace_of(objective, tokenizer))
         with result.timed(f"train_{objective}"):
             _train(trainer, console)
             said = result.measure(objective, model, tokenizer)
@@ -171,7 +174,18 @@ def run_demo(
     if compare:
         folders = [output_dir, *(output_dir / objective for objective in compare)]
         write_report(folders, output_dir / COMPARISON_FILE)
+        lines = {name: [run] for name, run in result.numbers["pace"].items()}
+        _draw(output_dir / PACE_FILE, lambda path: save_figure(draw_pace({"list sums": lines}, 7, 4.5), path), console)
     return result
+
+
+def _draw(path: Path, draw: Callable[[Path], Any], console: Console) -> None:
+    """Draws a picture, or says that it cannot be drawn."""
+    try:
+        draw(path)
+    except (ImportError, InputError):
+        missing = f'{path.name}: not drawn, matplotlib is missing. Install it: pip install "trl-drgrpo[report]"'
+        console.print(missing, markup=False, highlight=False, soft_wrap=True)
 
 
 def _loaded(folder: Path) -> tuple[Any, Any]:

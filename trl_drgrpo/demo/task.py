@@ -45,7 +45,7 @@ CHAT_TEMPLATE = (
 _CHARACTERS = "0123456789+=ĊĠ\\{}" + "abdeikmnorstuxy"
 
 
-def build_tokenizer() -> "Qwen2Tokenizer":
+def build_tokenizer(characters: str = _CHARACTERS, longest: int = 256) -> "Qwen2Tokenizer":
     """
     Build the demo's own tokenizer: one token per character, 35 tokens, Qwen-style chat template.
 
@@ -54,17 +54,19 @@ def build_tokenizer() -> "Qwen2Tokenizer":
     `AutoTokenizer` loads that class for every Qwen2 model, whatever the tokenizer files say. Deltas from Qwen: no
     default system message, and characters outside the task have no token, so they vanish. A completion ends with
     `<|im_end|>`, which stops generation. Padding is on the left, as generation in batches needs it.
+
+    `characters`: those with a token, as a byte-level vocabulary writes them. `longest`: tokens of a text at most.
     """
     from transformers import Qwen2Tokenizer
 
     return Qwen2Tokenizer(
-        vocab={token: index for index, token in enumerate([PAD, IM_START, IM_END, *_CHARACTERS])},
+        vocab={token: index for index, token in enumerate([PAD, IM_START, IM_END, *characters])},
         merges=[],
         pad_token=PAD,
         eos_token=IM_END,
         additional_special_tokens=[IM_START],
         padding_side="left",
-        model_max_length=256,
+        model_max_length=longest,
         chat_template=CHAT_TEMPLATE,
     )
 

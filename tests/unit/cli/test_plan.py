@@ -176,22 +176,16 @@ def test_bad_input(_, arguments, message, seven, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_7b_plan_takes_seconds_of_one_core_and_imports_no_trainer(seven):
-    import resource
-
+def test_a_7b_plan_imports_no_trainer(seven):
     code = (
         "import sys\nfrom trl_drgrpo.cli.main import main\n"
         f"main(['plan', '--model', {seven!r}, '--memory', '24GB', '--preset', 'qlora'])\n"
         "heavy = {'trl', 'peft', 'datasets', 'bitsandbytes', 'sklearn', 'scipy', 'pandas'} & set(sys.modules)\n"
         "sys.exit(f'imported: {sorted(heavy)}' if heavy else 0)"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr[-500:]
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used < 10  # 3.8 to 6 where it was written, the more with other work on the same two cores
 
 
 ONE_AND_A_HALF = {**QWEN_7B, "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960}

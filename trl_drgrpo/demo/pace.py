@@ -1,0 +1,116 @@
+"""Held-out accuracy over process CPU time: how soon a run gets how far, as `demo --compare` and a study draw it.
+
+A run is a dict of lists with an entry per evaluation: `seconds` of CPU time since training began, evaluations left
+out, and `pass_rate`, the share of held-out problems that are solved.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback
+
+from trl_drgrpo.common.drawing import COLORS, new_figure
+
+Run = Mapping[str, Any]
+
+
+class Pace(TrainerCallback):
+    """Measures the model as it trains, on a clock that stands still meanwhile.
+
+    Args:
+        run (`dict[str, list]`): Gets an entry per evaluation; the first one, before training, if it is not there.
+        measure (`Callable`): From the model to its pass rate.
+        every_steps (`int`, *optional*): Evaluate after so many optimizer steps; without it, whoever derives says when.
+    """
+
+    def __init__(self, run: dict[str, Any], measure: Callable[[Any], float], every_steps: int | None = None):
+        self.run, self.measure, self.every_steps, self.begun = run, measure, every_steps, 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begun = time.process_time()
+        if not self.run["seconds"]:
+            self.evaluate(kwargs["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.every_steps and state.global_step % self.every_steps == 0:
+            self.evaluate(kwargs["model"])
+
+    def evaluate(self, model: Any) -> None:
+        """Adds an evaluation to the run."""
+        with self.standing_still() as now:
+            self.run["seconds"].append(round(now - self.begun, 2))
+            self.run["pass_rate"].append(self.measure(model))
+
+    @contextmanager
+    def standing_still(self) -> Iterator[float]:
+        """What happens inside the block takes no time. Gives the time when it began."""
+        now = time.process_time()
+        yield now
+        self.begun += time.process_time() - now
+
+
+def reached(run: Run, target: float, x: str = "seconds") -> float:
+    """CPU seconds (or `tokens`) until the accuracy first is `target`, on the line between evaluations; else infinity.
+
+    >>> reached({"seconds": [0.0, 4.0, 6.0], "pass_rate": [0.2, 0.4, 0.3]}, 0.3)
+    2.0
+    """
+    at, rates = run[x], run["pass_rate"]
+    first = next((i for i, rate in enumerate(rates) if rate >= target), None)
+    if not first:
+        return math.inf if first is None else at[0]
+    share = (target - rates[first - 1]) / (rates[first] - rates[first - 1])
+    return at[first - 1] + share * (at[first] - at[first - 1])
+
+
+def height(run: Run, at: float, x: str = "tokens") -> float:
+    """The pass rate of a run when so many tokens were sampled (or `seconds` passed), on the line between evaluations.
+
+    >>> height({"tokens": [0, 10, 30], "pass_rate": [0.0, 1.0, 0.0]}, 20)
+    0.5
+    """
+    return float(np.interp(at, run[x], run["pass_rate"]))
+
+
+def draw_pace(panels: Mapping[str, Mapping[str, Sequence[Run]]], width: float = 3.2, height_: float = 3.4) -> Any:
+    """
+    Accuracy over CPU seconds, a panel per title: for each label the mean over its runs, and their range.
+
+    Readable when a picture of three panels is shown 400 pixels wide. Labels stand in the first panel that has them.
+
+    Args:
+        panels (`Mapping[str, Mapping[str, Sequence[Run]]]`): Title -> label -> runs. A label has one color in all.
+        width, height_ (`float`): Of a panel, in inches.
+
+    Returns:
+        `matplotlib.figure.Figure`.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    colors = dict(zip(dict.fromkeys(label for lines in panels.values() for label in lines), COLORS, strict=False))
+    figure, drawn = new_figure(1, len(panels), width * len(panels), height_)
+    said: set[str] = set()
+    for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
+        for label, runs in lines.items():
+            end = min(run["seconds"][-1] for run in runs)
+            at = [end * part / 60 for part in range(61)]
+            values = [[100 * height(run, second, "seconds") for run in runs] for second in at]
+            axes.fill_between(
+                at, [*map(min, values)], [*map(max, values)], color=colors[label], alpha=0.15, linewidth=0
+            )
+            axes.plot(at, [statistics.fmean(each) for each in values], color=colors[label], linewidth=2.4)
+        for place, label in enumerate(reversed([label for label in lines if label not in said])):
+            spot = (0.98, 0.04 + 0.1 * place)
+            axes.annotate(label, spot, xycoords="axes fraction", ha="right", color=colors[label], fontsize=13)
+        said |= lines.keys()
+        axes.set_title(title, fontsize=13, loc="left")
+        axes.set_xlabel("CPU seconds", fontsize=12)
+        axes.tick_params(labelsize=11)
+    drawn[0].set_ylabel("held-out accuracy, %", fontsize=12)
+    return figure
