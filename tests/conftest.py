@@ -24,7 +24,7 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
     max_examples=30,
 )
-settings.register_profile("thorough", settings.get_profile("quick"), max_examples=200)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=100)
 settings.load_profile("quick")
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported, so studies import this file first
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func
 
-from trl_drgrpo.common.drawing import save_figure
+from trl_drgrpo.common.drawing import COLORS, save_figure
 from trl_drgrpo.upstream.versions import provenance
 
 Row = dict[str, Any]
@@ -45,6 +45,7 @@ class Study:
         report (`Callable`): From the results to the tables and sentences that the page shows.
         draw (`Callable`): From the results to a figure.
         conclude (`Callable`): From the results to a sentence by the rule above, of numbers that the tables have.
+        dark (`bool`): Whether the picture is drawn for dark pages, too.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Study:
     report: Callable[[Results], list[str]]
     draw: Callable[[Results], Any]
     conclude: Callable[[Results], str] = lambda results: ""
+    dark: bool = False
 
 
 class Run:
@@ -173,9 +175,29 @@ def main(study: Study) -> None:
         print("in miniature: these numbers show that the study runs, and nothing else", file=sys.stderr)
     print(f"what they mean: recipes/guides/{study.page}.md; ± is a 95% interval over seeds", file=sys.stderr)
     try:
-        print(f"picture: {save_figure(study.draw(run.results), run.output.with_suffix('.png'))}", file=sys.stderr)
+        figure, path = study.draw(run.results), run.output.with_suffix(".png")
+        print(f"picture: {save_figure(figure, path)}", file=sys.stderr)
+        if study.dark:
+            save_figure(darkened(figure), path.with_stem(f"{path.stem}_dark"))
     except ImportError:
         print('no picture, matplotlib is missing: pip install "trl-drgrpo[report]"', file=sys.stderr)
+
+
+def darkened(figure: Any) -> Any:
+    """The same figure, light on dark as on GitHub's dark pages; what has a color keeps it, but for the dark blue."""
+    from matplotlib.colors import to_hex
+
+    figure.set_facecolor("#0d1117")
+    for axes in figure.axes:
+        axes.set_facecolor("#0d1117")
+        axes.tick_params(colors="#c9d1d9")
+        for part in (axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label, *axes.spines.values()):
+            part.set(**{"edgecolor" if part in axes.spines.values() else "color": "#c9d1d9"})
+        for part in (*axes.lines, *axes.texts, *axes.collections):
+            color = part.get_facecolor() if part in axes.collections else part.get_color()
+            if to_hex(color) == COLORS[0]:
+                part.set_color(COLORS[4])
+    return figure
 
 
 def rows_of(results: Results, part: str = "runs", **key: Any) -> list[Row]:

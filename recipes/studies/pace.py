@@ -365,15 +365,19 @@ def draw(results: Results) -> Any:
 SHOWN = ("ours", "trl", "lines", "switches")
 
 
+_SMALL = {"learning_rates": [1e-3], "longest": 16, "tokens": 500, "held_out": 8}
 QUICK = {
-    "tasks": {task: {**own, "longest": 16, "tokens": 500, "held_out": 8} for task, own in SETTINGS["tasks"].items()},
+    "tasks": {
+        "short": {**SETTINGS["tasks"]["short"], **_SMALL, "arms": list(ARMS)},
+        "chain": {**SETTINGS["tasks"]["chain"], **_SMALL, "arms": ["trl", "ours"]},
+    },
     "prompts": 2,
     "num_generations": 4,
     "different_prompts": 16,
     "evaluations": 2,
     "warm_up": [2, 2],
 }
-STUDY = Study("pace", "pace", 5, SETTINGS, QUICK, measure, report, draw, conclude)
+STUDY = Study("pace", "pace", 5, SETTINGS, QUICK, measure, report, draw, conclude, dark=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import forks
 import gpu
 import guessing
 import length_bias
+import pace
 import pictures
 import probe
 import pytest
@@ -29,7 +30,8 @@ RECIPES = ROOT / "recipes"
 GUIDES = RECIPES / "guides"
 BIASES = (tabular, guessing, arithmetic, verify)
 STUDIES = {
-    module.__name__: module.STUDY for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance)
+    module.__name__: module.STUDY
+    for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance, pace)
 }
 NAMES = [module.__name__ for module in BIASES]
 
@@ -95,6 +97,8 @@ def test_every_call_of_the_other_studies_is_there():
     assert runs_of("forks", "forks", "rewards", "seed") == sorted((*arm, s) for arm in forks.LEARNING for s in seeds)
     found = runs_of("forks", "stage", "forks", "rewards", "seed", part="gradients")
     assert found == sorted(product(forks.SETTINGS["stages"], forks.FORKS, forks.REWARDS, seeds))
+    arms = [(task, arm) for task, own in pace.SETTINGS["tasks"].items() for arm in own["arms"]]
+    assert runs_of("pace", "task", "arm", "seed") == sorted((*each, seed) for each in arms for seed in seeds)
     for module in (probe, variance):
         found = runs_of(module.__name__, "model", "seed")
         assert found == sorted(product(module.SETTINGS["models"], range(3)))

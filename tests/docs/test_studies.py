@@ -37,12 +37,12 @@ from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.batches import token_batch
 
 FAST = ("tabular", "guessing", "verify", "search")
-SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "probe", "variance")
+SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "pace", "probe", "variance")
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_study_in_miniature(name, tmp_path, monkeypatch):
-    if name == "arithmetic":
+    if name in ("arithmetic", "pace"):
         pytest.importorskip("reasoning_gym")
     study = importlib.import_module(name).STUDY
     assert study.quick.keys() <= study.settings.keys() | {"warm_start"}

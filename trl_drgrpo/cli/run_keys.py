@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
+from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.demo import MODEL_DIR
@@ -144,9 +145,7 @@ EVALUATIONS = Path(LOG_FOLDER, "evaluations")  # in a run's folder
 
 def keep_recipe(output_dir: Path, text: str) -> None:
     """Writes the recipe of a run, YAML, into its log folder."""
-    folder = output_dir / LOG_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RECIPE).write_text(text, encoding="utf-8")
+    write_whole(output_dir / LOG_FOLDER / RECIPE, text)
 
 
 def run_folder(model: str) -> Path | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import logging
 import os
 from dataclasses import MISSING
@@ -27,6 +26,7 @@ from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns
 from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
+from trl_drgrpo.rewards.signatures import parameters
 from trl_drgrpo.single_gpu.model_checks import check_model
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
 from trl_drgrpo.upstream.environments import EnvironmentTurns
@@ -359,11 +359,8 @@ def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
 
 def _is_rule_of_a_step(func: Any) -> bool:
     """Whether it is a rule for one step where a function of whole batches is due."""
-    try:
-        parameters = inspect.signature(func).parameters
-    except (TypeError, ValueError):  # a built-in without a signature, or nothing to call
-        return False
-    return "step" in parameters and "steps" not in parameters
+    names = {parameter.name for parameter in parameters(func) or ()}
+    return "step" in names and "steps" not in names
 
 
 def _check_installed_optimizer(args: DrGRPOConfig) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
 from trl_drgrpo.process_rewards.scoring import gathered
 from trl_drgrpo.rewards.contract import reward_number, to_fix
+from trl_drgrpo.rewards.signatures import parameters
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +55,8 @@ def _takes_only_self(environment_class: type, name: str) -> bool:
     """Whether a method takes nothing, not even by default, as a tool would; `*args` and `**kwargs` do not count."""
     is_bound = isinstance(inspect.getattr_static(environment_class, name), (staticmethod, classmethod))
     passes_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    try:
-        parameters = inspect.signature(getattr(environment_class, name)).parameters.values()
-    except (TypeError, ValueError):  # Python cannot read it
-        return True
-    return sum(each.kind not in passes_on for each in parameters) <= (0 if is_bound else 1)
+    taken = sum(each.kind not in passes_on for each in parameters(getattr(environment_class, name)) or ())
+    return taken <= (0 if is_bound else 1)
 
 
 class Failures:

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from trl_drgrpo.common.disk import write_whole
+from trl_drgrpo.common.disk import check_file, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
@@ -54,16 +54,10 @@ def write_report(
     if max_groups is not None and max_groups < 0:
         raise InputError("max_groups", str(max_groups), "0 or larger", "Leave it out to show what fits.")
     path = default_output(folders, format) if output is None else Path(output)
-    if path.is_dir():
-        raise InputError("output", f"'{path}', a folder", "a file", f"Try {path / f'report.{format}'}.")
+    check_file("output", str(path))
     contents = report_contents(read_runs(folders), max_groups, thin=format != "json")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(contents, path, format)
-    except OSError as error:
-        raise InputError(
-            "output", f"'{path}' ({error.strerror})", "a file that can be written", "Choose another place."
-        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(contents, path, format)
     return path
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 
@@ -318,13 +319,9 @@ def _save_tokenizer(adapter: Path, base: str, loading: dict, folder: Path) -> No
 @contextlib.contextmanager
 def _appearing(output: Path) -> Iterator[Path]:
     """A folder beside `output` that takes its name at the end of the block, or is removed if the block fails."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        part = output.parent / f".{output.name}.part-{os.getpid()}"
-        part.mkdir()
-    except OSError as error:
-        got = f"{output} ({error.strerror})"
-        raise InputError("output", got, "a folder that can be written", "Choose another.") from error
+    check_writable("output", str(output))
+    part = output.parent / f".{output.name}.part-{os.getpid()}"
+    part.mkdir(parents=True)
     try:
         yield part
         part.replace(output)
