@@ -17,7 +17,7 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -196,6 +196,7 @@ def train(
     task: str,
     arm: str,
     rate: float | None = None,
+    arms: Mapping[str, Arm] = ARMS,
 ) -> list[Row]:
     """Train one arm with one seed until the task's tokens are generated.
 
@@ -203,7 +204,7 @@ def train(
         `list[dict]`: One row: `learning_rate`; per evaluation `tokens`, `seconds` of CPU time and `accuracy`;
             optimizer `steps`; `mean_norm`, of gradients before they are clipped.
     """
-    own, kind = settings["tasks"][task], ARMS[arm]
+    own, kind = settings["tasks"][task], arms[arm]
     rate = rates[task, kind.objective] if rates else rate
     model_dir, outcome = start(task, settings, folder), reasoning_gym_reward if task == "chain" else list_sum_reward
     measured = partial(accuracy, rows=problems(task, own["held_out"], None), reward=outcome, longest=own["longest"])
@@ -226,8 +227,7 @@ def train(
         seed=seed,
         learning_rate=rate,
         max_completion_length=own["longest"],
-        max_steps=10_000,
-        **kind.fields,
+        **{"max_steps": 10_000, **kind.fields},
     )
     trainer.add_callback(evaluations)
     trainer.train()

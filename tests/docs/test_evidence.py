@@ -12,6 +12,7 @@ import dynamic_sampling
 import forks
 import gpu
 import guessing
+import high_rate
 import length_bias
 import pace
 import pictures
@@ -31,7 +32,7 @@ GUIDES = RECIPES / "guides"
 BIASES = (tabular, guessing, arithmetic, verify)
 STUDIES = {
     module.__name__: module.STUDY
-    for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance, pace)
+    for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance, pace, high_rate)
 }
 NAMES = [module.__name__ for module in BIASES]
 
@@ -98,6 +99,7 @@ def test_every_call_of_the_other_studies_is_there():
     found = runs_of("forks", "stage", "forks", "rewards", "seed", part="gradients")
     assert found == sorted(product(forks.SETTINGS["stages"], forks.FORKS, forks.REWARDS, seeds))
     arms = [(task, arm) for task, own in pace.SETTINGS["tasks"].items() for arm in own["arms"]]
+    assert runs_of("high_rate", "arm", "seed") == sorted(product(high_rate.ARMS, range(3)))
     assert runs_of("pace", "task", "arm", "seed") == sorted((*each, seed) for each in arms for seed in seeds)
     for module in (probe, variance):
         found = runs_of(module.__name__, "model", "seed")

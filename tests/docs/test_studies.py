@@ -37,7 +37,7 @@ from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.batches import token_batch
 
 FAST = ("tabular", "guessing", "verify", "search")
-SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "pace", "probe", "variance")
+SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace", "probe", "variance")
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
