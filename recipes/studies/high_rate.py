@@ -1,7 +1,7 @@
 """What saves a run whose learning rate is too high?
 
-Question: at 1e-3, three times the best rate of `pace.py`, runs on the short list sums learn and then collapse, ours and
-stock TRL's. Would another default have saved them? Arms: TRL's default and ours as they are; TRL with the constant
+Question: at 1e-3, three times the best rate of `pace.py`, runs on the short list sums learn and then collapse, ours
+and stock TRL's. Would another default have saved them? Arms: TRL's default and ours as they are; TRL with the constant
 divisor but with the std; ours with warm-up, with gradients clipped at half their usual norm, with a decaying rate, and
 with a second moment in AdamW that forgets sooner. (The clip range of the objective cannot matter here: with one
 optimizer step per batch every importance ratio is 1.) Measure: held-out accuracy, its best and its last. Rule: an arm
