@@ -15,7 +15,7 @@ OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py \
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo check test test-programs test-slow test-oldest test-vllm notebooks docs docs-serve bench gpu bench-overhead dist lint format clean
+.PHONY: setup demo check test test-programs test-slow test-oldest test-vllm notebooks docs docs-serve bench bench-steps gpu bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -107,6 +107,10 @@ bench: $(VENV)/.dev
 gpu: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py
 	$(OFFLINE) $(VENV)/bin/python -m pytest -m gpu tests/trainer/test_gpu.py
+
+# Whole steps against stock TRL, one change at a time (about 40 minutes).
+bench-steps: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/whole_step.py
 
 bench-overhead: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/step_overhead.py

@@ -77,7 +77,7 @@ def main():
     parser = command_line(__doc__, pairs=3)
     parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS, help="which rows")
     arguments = quietly(parser)
-    print_head("row", "stock, s", "ours, s", "stock / ours (min to max)", "tokens of a completion, mean", "")
+    print_head("case", "stock, s", "ours, s", "stock / ours (min to max)", "tokens of a completion, mean", "")
     for name in arguments.rows:
         stock, ours = interleaved(arguments.pairs, *(partial(seconds, kind, ROWS[name]) for kind in ("stock", "ours")))
         same = [seen for _, seen in stock] == [seen for _, seen in ours]
