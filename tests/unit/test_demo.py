@@ -3,10 +3,12 @@
 import argparse
 import importlib.util
 import json
+import math
 import random
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -17,10 +19,12 @@ from trl import GRPOConfig
 
 from trl_drgrpo.cli import short_commands
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.common.drawing import save_figure
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.demo import MODEL_DIR, STOCK_OBJECTIVES, run, task
 from trl_drgrpo.demo.build import TERMS, add_with_gaps, demonstrate_with_gaps
-from trl_drgrpo.demo.result import evaluate, objectives_table
+from trl_drgrpo.demo.pace import Pace, draw_pace, reached
+from trl_drgrpo.demo.result import evaluate, objectives_table, pace_sentence
 from trl_drgrpo.demo.run import run_demo
 from trl_drgrpo.demo.task import IM_END, PROCESS_SETTINGS, build_tokenizer, line_is_right, line_reward, step_numbers
 from trl_drgrpo.process_rewards.steps import step_segmenter
@@ -362,7 +366,46 @@ class TestRun:
             assert grpo[name], name
         assert json.loads((out / "results.json").read_text()) == result.numbers
         assert result.numbers["stock"]["trl_grpo"]["sampled"]["length_mean"] > 20
+        paces = result.numbers["pace"]
+        assert list(paces) == ["DrGRPOTrainer", "trl_grpo"]
+        for pace in paces.values():
+            assert pace["seconds"][0] == 0  # before training
+            assert pace["seconds"] == sorted(pace["seconds"])
+            assert len(pace["seconds"]) == len(pace["pass_rate"]) == 3
+        assert "CPU time to" in pace_sentence(result)
         assert [str(cell) for cell in objectives_table(result).columns[0].cells] == ["DrGRPOTrainer", "trl_grpo"]
+
+    def test_the_clock_stands_still_while_a_run_is_evaluated(self, monkeypatch):
+        clock = SimpleNamespace(now=5.0)
+        monkeypatch.setattr("time.process_time", lambda: clock.now)
+
+        def measured(model):
+            clock.now += 100
+            return 0.5
+
+        run = {"seconds": [], "pass_rate": []}
+        pace = Pace(run, measured, every_steps=2)
+        pace.on_train_begin(None, None, None, model=None)
+        for step in range(1, 5):
+            clock.now += 3
+            pace.on_step_end(None, SimpleNamespace(global_step=step), None, model=None)
+        assert run == {"seconds": [0.0, 6.0, 12.0], "pass_rate": [0.5] * 3}
+
+    def test_accuracy_over_time_is_drawn(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        runs = [{"seconds": [0, 2, end], "pass_rate": [0.1, 0.5, 0.7]} for end in (4, 8)]
+        figure = draw_pace({"one": {"ours": runs, "theirs": runs[1:]}, "two": {"ours": runs[:1]}})
+        first, second = figure.axes
+        assert [len(axes.lines) for axes in figure.axes] == [2, 1]
+        assert {text.get_text() for text in first.texts} == {"ours", "theirs"}
+        assert not second.texts  # it has a color that is known
+        assert first.lines[0].get_xdata()[-1] == 4  # as far as all runs go
+        assert first.lines[0].get_color() == second.lines[0].get_color()
+        assert save_figure(figure, tmp_path / "pace.png").stat().st_size > 5_000
+
+    def test_time_to_an_accuracy(self):
+        run = {"seconds": [0.0, 4.0, 6.0], "pass_rate": [0.25, 0.5, 0.25]}
+        assert [reached(run, target) for target in (0.125, 0.375, 0.5, 0.625)] == [0.0, 2.0, 4.0, math.inf]
 
     def test_the_objectives_to_compare_with(self):
         """Without a name all of stock TRL's, the last of which is the same objective as ours."""

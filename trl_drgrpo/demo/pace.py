@@ -57,7 +57,7 @@ class Pace(TrainerCallback):
 def reached(run: Run, target: float, x: str = "seconds") -> float:
     """CPU seconds (or `tokens`) until the accuracy first is `target`, on the line between evaluations; else infinity.
 
-    >>> reached({"seconds": [0.0, 4.0, 6.0], "pass_rate": [0.2, 0.4, 0.3]}, 0.3)
+    >>> reached({"seconds": [0.0, 4.0, 6.0], "pass_rate": [0.25, 0.5, 0.25]}, 0.375)
     2.0
     """
     at, rates = run[x], run["pass_rate"]
