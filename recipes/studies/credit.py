@@ -118,7 +118,7 @@ SETTINGS: dict[str, Any] = {
 }
 _SMALL = {"tokens": 250, "prompts": 2, "num_generations": 4, "learning_rate": 3e-3, "prm_rows": 32}
 _SMALL |= {"batches": 2, "warm_start": 4}
-QUICK = dict.fromkeys(SETTINGS, _SMALL)
+QUICK = {"long_sums": {**_SMALL, "longest": 32}, "two_turns": {**_SMALL, "tokens": 80}}
 
 
 # Signals ------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def trainer_of(
 
     Args:
         name, arm (`str`), seed (`int`): Task, arm and seed.
-        sizes (`dict`): The task's settings.
+        sizes (`dict`): The task's settings; in miniature completions are `longest` tokens at most.
         folders (`tuple[Path, Path]`): Of the model and of the trainer.
         prm (`Callable`): The process reward model as a step reward function.
         reward (`Callable`, *optional*): Over the task's outcome.
@@ -204,6 +204,7 @@ def trainer_of(
     task = TASKS[name]
     steps = step_rewards(arm, task, prm, seed)
     own = {**USES[arm.split("/")[1]][1], "step_separator": task.separator} if steps else {}
+    own |= {"max_completion_length": sizes["longest"]} if "longest" in sizes else {}
     own |= {"max_steps": _MOST_STEPS, "step_reward_funcs": steps, **fields}
     return task.trainer(folders, sizes, _PROMPTS, seed, reward, **own)
 

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "held_out": 256,
     "evaluations": 3,  # the one before training not counted
 }
-_QUICK_START = {"terms": (3, 4), "max_completion": 24, "tokens": 700}
+_QUICK_START = {"terms": (3, 4), "max_completion": 24, "tokens": 350}
 PLAIN, FACTOR_OF, RAISED = "plain", "dapo", "_raised"
 ARMS: dict[str, dict[str, Any]] = {  # and the fields of the configuration
     PLAIN: {},
@@ -191,7 +191,7 @@ def draw(results: Results) -> Any:
     return figure
 
 
-QUICK = {"prompts": 2, "num_generations": 4, "different_prompts": 40, "held_out": 8, "evaluations": 2}
+QUICK = {"prompts": 2, "num_generations": 4, "different_prompts": 40, "held_out": 8, "evaluations": 1}
 QUICK |= {"starts": {name: {**start, **_QUICK_START} for name, start in SETTINGS["starts"].items()}}
 STUDY = Study("signal", "signal", 5, SETTINGS, QUICK, measure, report, draw, conclude)
 

@@ -56,17 +56,20 @@ _STAGE_SEED = 10_000  # of no run
 Stages = dict[str, Row]
 
 
-def forks_trainer(
-    forks: str, rewards: str, seed: int, folder: Path, stage: Row, output: str, prompts: int = _SIZES["prompts"]
-) -> Any:
-    """The trainer of an arm, at the model of a stage."""
+def forks_trainer(forks: str, rewards: str, seed: int, folder: Path, stage: Row, output: str, **sizes: int) -> Any:
+    """The trainer of an arm, at the model of a stage. `sizes`: other ones than those of a run."""
     fields = dict(FORKS[forks]) if forks == FLAT else {**FORKS[forks], "step_separator": TASKS["long_sums"].separator}
     if fields.get("fork_at") == "entropy":
         fields["fork_threshold"] = stage["threshold"]
-    folders, sizes = (folder / stage["stage"], folder / "runs" / output), {**_SIZES, "prompts": prompts}
-    trainer = trainer_of("long_sums", rewards, seed, sizes, folders, TASKS["long_sums"].rule, **fields)
+    folders, rule = (folder / stage["stage"], folder / "runs" / output), TASKS["long_sums"].rule
+    trainer = trainer_of("long_sums", rewards, seed, {**_SIZES, **sizes}, folders, rule, **fields)
     trainer.forks.mean_length = stage.get("mean_length")  # known from the first batch on
     return trainer
+
+
+def _sizes(settings: dict[str, Any], *names: str) -> dict[str, int]:
+    """Those of the settings that are a trainer's; in miniature completions are shorter, too."""
+    return {name: settings[name] for name in ("longest", *names) if name in settings}
 
 
 def make_stage(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
@@ -74,7 +77,8 @@ def make_stage(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
     of completions and `threshold`."""
     if not (folder / name / "model.safetensors").is_file():
         warm_start(folder / name, steps=settings.get("warm_start", 200), gap_probability=settings["stages"][name])
-    trainer = forks_trainer(FLAT, STEPS, _STAGE_SEED, folder, {"stage": name}, name, settings["prompts"])
+    sizes = _sizes(settings, "prompts")
+    trainer = forks_trainer(FLAT, STEPS, _STAGE_SEED, folder, {"stage": name}, name, **sizes)
     batch, rollouts = next(sampled_batches(trainer))
     completions = batch.scored.completion_ids
     prompts = zip(rollouts["prompt_ids"], rollouts["prompt_mask"].bool(), strict=True)
@@ -91,7 +95,8 @@ def make_stage(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
 
 
 def _held_out(settings: dict[str, Any], model: Any) -> float:
-    return pass_rate(model, make_problems(settings["held_out"], "held_out"), MAX_COMPLETION)
+    problems = make_problems(settings["held_out"], "held_out")
+    return pass_rate(model, problems, settings.get("longest", MAX_COMPLETION))
 
 
 def gradients(stages: Stages, settings: dict[str, Any], folder: Path, stage: str, forks: str, seed: int) -> list[Row]:
@@ -102,7 +107,8 @@ def gradients(stages: Stages, settings: dict[str, Any], folder: Path, stage: str
         `list[dict]`: For each kind of `rewards` the `variance` of a group's gradient, and its mean `tokens`
             (`all_tokens`: those that rows share counted in each).
     """
-    trainer = forks_trainer(forks, STEPS, seed, folder, stages[stage], f"{stage}-{forks}-{seed}", settings["prompts"])
+    output, sizes = f"{stage}-{forks}-{seed}", _sizes(settings, "prompts")
+    trainer = forks_trainer(forks, STEPS, seed, folder, stages[stage], output, **sizes)
     trainer.model.train()  # groups fork in training alone
     moments, counts = {kind: Moments() for kind in REWARDS}, {"tokens": 0, "all_tokens": 0}
     for batch, rollouts in islice(sampled_batches(trainer), settings["batches"]):
@@ -116,7 +122,7 @@ def gradients(stages: Stages, settings: dict[str, Any], folder: Path, stage: str
         for gradients in group_gradients(trainer, rollouts, batch.num_generations, advantages):
             for kind, gradient in gradients.items():
                 moments[kind].add(gradient)
-    torch.save({kind: each.mean for kind, each in moments.items()}, folder / f"{stage}-{forks}-{seed}.pt")
+    torch.save({kind: each.mean for kind, each in moments.items()}, folder / f"{output}.pt")
     groups = settings["batches"] * settings["prompts"]
     arm = {"stage": stage, "forks": forks, "seed": seed, **{key: count / groups for key, count in counts.items()}}
     return [{**arm, "rewards": kind, "variance": each.variance} for kind, each in moments.items()]
@@ -144,7 +150,8 @@ def train(stages: Stages, settings: dict[str, Any], folder: Path, forks: str, re
     stage = stages[next(iter(settings["stages"]))]
     run: Row = {"forks": forks, "rewards": rewards, "seed": seed, "tokens": [0], "seconds": [0.0]}
     run["pass_rate"] = [stage["pass_rate"]]
-    trainer = forks_trainer(forks, rewards, seed, folder, stage, f"{forks}-{rewards.replace('/', '-')}-{seed}")
+    output = f"{forks}-{rewards.replace('/', '-')}-{seed}"
+    trainer = forks_trainer(forks, rewards, seed, folder, stage, output, **_sizes(settings))
 
     def sampled(logs: dict[str, float], rows: int) -> float:
         return logs["completions/mean_length"] * rows * logs.get("forks/sampled_token_frac", 1.0)
@@ -290,7 +297,7 @@ def draw(results: Results) -> Any:
     return figure
 
 
-QUICK = {"prompts": 2, "batches": 1, "tokens": 1_000, "held_out": 8, "warm_start": 2}
+QUICK = {"prompts": 2, "batches": 1, "tokens": 1_000, "held_out": 8, "warm_start": 2, "longest": 40}
 STUDY = Study("forks", "forks", 5, SETTINGS, QUICK, measure, report, draw, conclude)
 
 

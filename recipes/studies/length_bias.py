@@ -35,7 +35,7 @@ ARMS: dict[str, tuple[tuple[type, type], dict[str, Any]]] = {  # classes and obj
     "dr_grpo": ((DrGRPOTrainer, DrGRPOConfig), {}),
 }
 SETTINGS: dict[str, Any] = {"steps": 200, "prompts": 16, "num_generations": 8, "learning_rate": 1e-4}
-QUICK = {"steps": 2, "prompts": 2, "num_generations": 4, "warm_start": 4}
+QUICK = {"steps": 2, "prompts": 2, "num_generations": 4, "warm_start": 2, "longest": 32}
 LAST = 20  # steps whose mean is the end of a run
 TRUE_VERDICTS = 0.995  # of a run's answers: below it a model does not know whether it is correct
 _MOVED = 0.01  # a pass rate that moves less counts as the same
@@ -75,11 +75,16 @@ class Task(small_models.Task):
     rows: int = 256
     batches: int = 12
 
-    def trainer_on(self, reward: Any, *given: Any, **fields: Any) -> Any:
-        """A trainer; `reward` decides what is correct, as the task's own does."""
-        if self.verdict is None:
-            return self.trainer(*given, reward, **fields)
-        return self.trainer(*given, [reward, self.verdict], reward_weights=[1.0, self.verdict_weight], **fields)
+    def trainer_on(
+        self, reward: Any, folders: tuple[Path, Path], sizes: Mapping[str, Any], size: int, seed: int, **fields: Any
+    ) -> Any:
+        """A trainer; `reward` decides what is correct, as the task's own does. In miniature `sizes` have `longest`,
+        tokens of a completion where the trainer generates by itself."""
+        if self.rollout is None and "longest" in sizes:
+            fields["max_completion_length"] = sizes["longest"]
+        if self.verdict is not None:
+            reward, fields["reward_weights"] = [reward, self.verdict], [1.0, self.verdict_weight]
+        return self.trainer(folders, sizes, size, seed, reward, **fields)
 
 
 def study(name: str, task: Task, seeds: int, **settings: Any) -> Study:

@@ -43,8 +43,8 @@ def even_digit_reward(completions: Sequence[str], **kwargs: Any) -> list[float]:
     return [float(text[:1] in tuple("02468")) for text in completions]
 
 
-STARTS: dict[str, Callable[[Path], Path]] = {
-    "demo": lambda folder: MODEL_DIR,
+STARTS: dict[str, Callable[..., Path]] = {
+    "demo": lambda folder, **changes: MODEL_DIR,
     "guess": partial(guessing.start, steps=guessing.TASK.warm_start_steps),
     "guess_one_letter": partial(guessing.start, steps=guessing.TASK.warm_start_steps, letters={True: "x", False: "x"}),
     "long_sums": warm_start,
@@ -89,23 +89,23 @@ MODELS = {
 }
 
 
-def start_of(name: str, folder: Path) -> Path:
-    """The folder of a start; the start is made if it is not there."""
-    place = folder / name
-    return place if (place / "model.safetensors").is_file() else STARTS[name](place)
+def start_of(name: str, folder: Path, settings: dict[str, Any]) -> Path:
+    """The folder of a start; the start is made if it is not there, in miniature with `warm_start` steps."""
+    place, changes = folder / name, {"steps": settings["warm_start"]} if "warm_start" in settings else {}
+    return place if (place / "model.safetensors").is_file() else STARTS[name](place, **changes)
 
 
 def trainer_of(name: str, seed: int, folder: Path, settings: dict[str, Any]) -> Any:
     """A trainer of a model that is asked for batches of fresh prompts and takes no step."""
     model, size = MODELS[name], settings["prompts"] * settings["batches"]
-    return model.trainer((start_of(model.start, folder), folder / f"{name}-{seed}"), settings, size, seed)
+    return model.trainer((start_of(model.start, folder, settings), folder / f"{name}-{seed}"), settings, size, seed)
 
 
 def measure_all(measure: Callable[..., list[Row]], run: Run) -> None:
     """Makes the starts, then measures each model with every seed; a model's weights are the same for all seeds."""
     models = run.settings["models"]
     starts = dict.fromkeys(MODELS[name].start for name in models)
-    list(in_processes(start_of, [(start, run.folder) for start in starts], run.jobs))
+    list(in_processes(start_of, [(start, run.folder, run.settings) for start in starts], run.jobs))
     run.each("runs", ("seed", "model"), [(seed, name) for seed in run.seeds for name in models], measure)
 
 

@@ -45,7 +45,7 @@ def test_a_study_in_miniature(name, tmp_path, monkeypatch):
     if name in ("arithmetic", "pace"):
         pytest.importorskip("reasoning_gym")
     study = importlib.import_module(name).STUDY
-    assert study.quick.keys() <= study.settings.keys() | {"warm_start"}
+    assert study.quick.keys() <= study.settings.keys() | {"warm_start", "longest"}
     settings = {**study.settings, **study.quick}
     run = frame.Run(study, range(2), tmp_path, settings)
     study.measure(run)
@@ -436,7 +436,8 @@ def test_the_tokens_of_dropped_groups_count(tmp_path, monkeypatch):
     trainers, build = [], dynamic_sampling.small_trainer
     made = lambda *given, **fields: trainers.append(build(*given, **fields)) or trainers[-1]  # noqa: E731
     monkeypatch.setattr(dynamic_sampling, "small_trainer", made)
-    settings = {**dynamic_sampling.SETTINGS, **dynamic_sampling.STUDY.quick}
+    settings = {**dynamic_sampling.SETTINGS, **dynamic_sampling.STUDY.quick, "evaluations": 2}
+    settings["starts"] = {"low": {**settings["starts"]["low"], "tokens": 700}}
     (run,) = dynamic_sampling.train({}, settings, tmp_path, 0, "low", "dapo")
     log = [entry for entry in trainers[0].state.log_history if "num_tokens" in entry]
     rows = sum(entry["sampling/groups_generated"] for entry in log) * 4

@@ -2,6 +2,8 @@
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,23 +13,58 @@ import pytest
 import torch
 
 SCRIPT = Path(__file__).parents[2] / "tests" / "support" / "distributed_run.py"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+SECONDS = 240  # of a job at most
 
 
-def run(*jobs, launcher=()):
-    """Results of jobs: numbers of processes and modes of `distributed_run.py`, by the file each writes."""
-    command = [sys.executable, *launcher, str(SCRIPT), *(f"{output}:{n}:{mode}" for output, n, mode in jobs)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]  # the script itself refuses another number of processes
-    return [torch.load(output, weights_only=False) for output, _, _ in jobs]
+@pytest.fixture(scope="module")
+def worker():
+    """The script as a process that imports once for all tests, the leader of the group that its ranks are in."""
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT)],
+        env={**os.environ, **ENVIRONMENT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+    )
+    yield process
+    process.stdin.close()
+    process.wait(timeout=30)
 
 
-def one_and_two(folder, mode, alone=None, within=1e-12):
+@pytest.fixture
+def run(worker):
+    """Runs jobs, and gives the results of each: an output file, a number of processes, a mode of the script."""
+
+    def results(*jobs):
+        for output, processes, mode in jobs:
+            said = Path(f"{output}.log")
+            said.touch()
+            worker.stdin.write(f"{output}:{processes}:{mode}\n")
+            answered, _, _ = select.select([worker.stdout], [], [], SECONDS)
+            if not answered:
+                os.killpg(worker.pid, signal.SIGKILL)  # the tests behind this one fail, too
+            # the script itself refuses another number of processes
+            assert worker.stdout.readline() == "0\n", said.read_text()[-3000:]
+        return [torch.load(output, weights_only=False) for output, _, _ in jobs]
+
+    return results
+
+
+@pytest.fixture
+def one_and_two(run, tmp_path):
     """Results of one process and of two, whose weights moved and agree."""
-    one, two = run((folder / "one.pt", 1, alone or mode), (folder / "two.pt", 2, mode))
-    assert difference(one["weights"], one["start"]) > 1e-3
-    assert difference(two["weights"], one["weights"]) < within
-    return one, two
+
+    def results(mode, alone=None, within=1e-12):
+        one, two = run((tmp_path / "one.pt", 1, alone or mode), (tmp_path / "two.pt", 2, mode))
+        assert difference(one["weights"], one["start"]) > 1e-3
+        assert difference(two["weights"], one["weights"]) < within
+        return one, two
+
+    return results
 
 
 def difference(first, second):
@@ -41,8 +78,8 @@ def difference(first, second):
         *[pytest.param(m, marks=pytest.mark.slow) for m in ("group_mean", "leave_one_out", "baseline", "turns")],
     ],
 )
-def test_two_processes_train_like_one(mode, tmp_path):
-    one, two = one_and_two(tmp_path, mode)
+def test_two_processes_train_like_one(mode, one_and_two, tmp_path):
+    one, two = one_and_two(mode)
     assert one["scale"] == pytest.approx(two["scale"])
     assert one["scale"]["count"] > 0
     assert_same_diagnostics(one, two, tmp_path)
@@ -68,8 +105,8 @@ def assert_same_diagnostics(one, two, folder):
 
 
 @pytest.mark.slow
-def test_two_processes_draw_the_same_prompts_and_share_the_groups(tmp_path):
-    one, two = one_and_two(tmp_path, "sampling")
+def test_two_processes_draw_the_same_prompts_and_share_the_groups(one_and_two):
+    one, two = one_and_two("sampling")
     for first, second in zip(one["log"], two["log"], strict=True):
         metrics = {name: value for name, value in first.items() if name.startswith("sampling/")}
         assert metrics == pytest.approx({name: second[name] for name in metrics})
@@ -77,8 +114,8 @@ def test_two_processes_draw_the_same_prompts_and_share_the_groups(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_fork_like_one(tmp_path):
-    one, two = one_and_two(tmp_path, "forks")
+def test_two_processes_fork_like_one(one_and_two):
+    one, two = one_and_two("forks")
     for first, second in zip(one["log"], two["log"], strict=True):
         metrics = {name: first[name] for name in ("forks/cut_frac", "completions/unique_frac", "drgrpo/pass_rate")}
         assert metrics == pytest.approx({name: second[name] for name in metrics})
@@ -90,8 +127,8 @@ def test_two_processes_fork_like_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_only_the_first_of_two_processes_speaks_with_vllm(tmp_path):
-    one, two = one_and_two(tmp_path, "vllm")
+def test_only_the_first_of_two_processes_speaks_with_vllm(one_and_two):
+    one, two = one_and_two("vllm")
     assert two["routes"] == one["routes"]
     assert two["prompts"] == one["prompts"]
 
@@ -101,15 +138,15 @@ def largest_gap(result):
 
 
 @pytest.mark.slow
-def test_two_processes_send_one_adapter_to_a_server(tmp_path):
-    one, two = one_and_two(tmp_path, "adapters")
+def test_two_processes_send_one_adapter_to_a_server(one_and_two):
+    one, two = one_and_two("adapters")
     assert two["routes"] == one["routes"]
     assert two["routes"].count("/v1/load_lora_adapter") == 1 + 4
     assert max(map(largest_gap, (one, two))) < 1e-6
 
 
 @pytest.mark.slow
-def test_each_of_two_processes_loads_the_adapter_into_its_engine(tmp_path):
+def test_each_of_two_processes_loads_the_adapter_into_its_engine(run, tmp_path):
     (two,) = run((tmp_path / "two.pt", 2, "engines"))
     assert difference(two["weights"], two["start"]) > 1e-3
     assert largest_gap(two) < 1e-6
@@ -117,8 +154,11 @@ def test_each_of_two_processes_loads_the_adapter_into_its_engine(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(tmp_path):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    (done,) = run((tmp_path / "two.pt", 2, "resume"), launcher=torchrun)
+    output = tmp_path / "two.pt"
+    command = [sys.executable, *TORCHRUN, str(SCRIPT), f"{output}:2:resume"]
+    ended = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    done = torch.load(output, weights_only=False)
     assert difference(done["weights"], done["start"]) > 1e-3
     assert difference(done["resumed"], done["weights"]) == 0.0
     assert len(done["run_ids"]) == 4
@@ -130,23 +170,23 @@ def test_two_processes_resume_bit_for_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_with_different_numbers_of_live_rows(tmp_path):
+def test_two_processes_with_different_numbers_of_live_rows(one_and_two):
     # The first rank has six rows with a signal, the second none: both must run the same forwards, and the one that is
     # left carries the all-reduce.
-    _, two = one_and_two(tmp_path, "uneven", alone="uneven_upstream")
+    _, two = one_and_two("uneven", alone="uneven_upstream")
     assert min(entry["drgrpo/micro_batches"] for entry in two["log"]) < 3  # some slots ran nothing
     assert [entry["drgrpo/rows_skipped_frac"] >= 2 / 3 for entry in two["log"]] == [True] * 4
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_describe_its_rows_holds_up_nobody(tmp_path):
-    _, two = one_and_two(tmp_path, "blind", alone="group_mean")
+def test_a_process_that_cannot_describe_its_rows_holds_up_nobody(one_and_two):
+    _, two = one_and_two("blind", alone="group_mean")
     assert two["failures"] == {"The statistics of a batch": 4}
     assert not [name for entry in two["log"] for name in entry if name.startswith("difficulty/")]
 
 
 @pytest.mark.slow
-def test_a_sharded_model_trains_like_a_whole_one(tmp_path):
+def test_a_sharded_model_trains_like_a_whole_one(run, tmp_path):
     # FSDP2; of three micro-batches per step ranks run as few as they need, packed behind one copy of each prompt.
     jobs = [("one", 1, "fsdp_uneven"), ("two", 2, "fsdp_uneven"), ("broken", 2, "fsdp_uneven_unweighted")]
     one, two, broken = run(*((tmp_path / f"{name}.pt", n, mode) for name, n, mode in jobs))
@@ -162,7 +202,7 @@ def test_a_sharded_model_trains_like_a_whole_one(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["resume", "shards", "lora", "half"])
-def test_a_sharded_run_resumes_bit_for_bit(mode, tmp_path):
+def test_a_sharded_run_resumes_bit_for_bit(mode, run, tmp_path):
     (done,) = run((tmp_path / "two.pt", 2, f"fsdp_{mode}"))
     assert done["kind"] == "DistributedType.FSDP"
     assert difference(done["weights"], done["start"]) > 1e-3
@@ -173,8 +213,8 @@ def test_a_sharded_run_resumes_bit_for_bit(mode, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
-def test_deepspeed_trains_like_one_process_and_resumes_bit_for_bit(stage, tmp_path):
-    _, two = one_and_two(tmp_path, f"{stage}_uneven", within=1e-6)  # it computes in float32
+def test_deepspeed_trains_like_one_process_and_resumes_bit_for_bit(stage, one_and_two, run, tmp_path):
+    _, two = one_and_two(f"{stage}_uneven", within=1e-6)  # it computes in float32
     assert two["kind"] == "DistributedType.DEEPSPEED"
     assert [entry["drgrpo/micro_batches"] for entry in two["log"]] == [3] * 4
     (done,) = run((tmp_path / "three.pt", 2, f"{stage}_resume"))
@@ -182,13 +222,13 @@ def test_deepspeed_trains_like_one_process_and_resumes_bit_for_bit(stage, tmp_pa
 
 
 @pytest.mark.slow
-def test_sharded_adapters_train_like_whole_ones(tmp_path):
-    one_and_two(tmp_path, "fsdp_lora")
+def test_sharded_adapters_train_like_whole_ones(one_and_two):
+    one_and_two("fsdp_lora")
 
 
 @pytest.mark.slow
-def test_a_sharded_policy_generates_and_is_held_to_its_reference(tmp_path):
-    one_and_two(tmp_path, "fsdp_reference", within=1e-11)
+def test_a_sharded_policy_generates_and_is_held_to_its_reference(one_and_two, run, tmp_path):
+    one_and_two("fsdp_reference", within=1e-11)
     (done,) = run((tmp_path / "three.pt", 2, "fsdp_generate"))
     assert difference(done["weights"], done["start"]) > 1e-3
     assert all(entry["completions/mean_length"] > 0 for entry in done["log"])

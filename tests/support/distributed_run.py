@@ -1,12 +1,14 @@
 """Trains the tiny model in several processes and saves its weights. Not a test by itself.
 
-Takes jobs, `OUTPUT:PROCESSES:MODE`. Under `torchrun` each process is a rank; by itself it imports once and forks the
-ranks of one job after the other.
+A job is `OUTPUT:PROCESSES:MODE`. Under `torchrun` jobs are arguments, and each process is a rank. By itself it imports
+once, reads a job per line, forks its ranks, and answers with a line: 0 if all went well. What ranks say is in
+`OUTPUT.log`.
 
 The completions are fixed by the prompt and the row's place in its group, so that one process and two train on the same
 rows: three groups of 6 per step, so that with 9 rows per rank the second group straddles the ranks.
 """
 
+import gc
 import os
 import socket
 import sys
@@ -274,6 +276,7 @@ def trained(output, processes, mode, server, address):
 
 
 def fork_ranks(output, processes, mode):
+    """0 if all ranks ended well, else 1."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         ranks = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
     children = []
@@ -284,6 +287,9 @@ def fork_ranks(output, processes, mode):
             continue
         code = 1
         try:
+            with open(f"{output}.log", "a") as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
             if processes > 1:
                 ranks |= {"RANK": rank, "LOCAL_RANK": rank}
                 os.environ.update({name: str(value) for name, value in ranks.items()})
@@ -294,11 +300,26 @@ def fork_ranks(output, processes, mode):
         finally:
             sys.stderr.flush()
             os._exit(code)
-    if any(os.waitpid(child, 0)[1] for child in children):
-        raise SystemExit(f"{mode}: a rank of {processes} failed")
+    codes = [os.waitpid(child, 0)[1] for child in children]  # all of them end before the next job
+    return int(any(codes))
+
+
+def answer(read, write):
+    """Jobs as they are read, until there are no more."""
+    gc.collect()
+    gc.freeze()  # what is imported stays, and ranks need not look at it again
+    for line in read:
+        output, processes, mode = line.strip().split(":")
+        write.write(f"{fork_ranks(output, int(processes), mode)}\n")
+        write.flush()
 
 
 if __name__ == "__main__":
-    for job in sys.argv[1:]:
-        output, processes, mode = job.split(":")
-        (main if "RANK" in os.environ else fork_ranks)(output, int(processes), mode)
+    if "RANK" in os.environ:
+        for job in sys.argv[1:]:
+            output, processes, mode = job.split(":")
+            main(output, int(processes), mode)
+    else:
+        answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # whatever else is printed is no answer
+        answer(sys.stdin, answers)
