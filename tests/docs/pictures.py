@@ -10,9 +10,10 @@ FAST_PATH = GUIDES / "images" / "fast_path.png"
 # Case in a table of the guide -> label of its bar, by group.
 BARS = {
     "whole step, 25% of the groups dead": {
-        "prompts of 64": "prompts of 64 tokens",
-        "prompts of 256": "prompts of 256",
-        "prompts of 512": "prompts of 512",
+        "base": "prompts of 64 tokens",
+        "prompt-256": "prompts of 256",
+        "prompt-512": "prompts of 512",
+        "prompt-1024": "prompts of 1,024",
     },
     "training phase": {
         "log-normal lengths, median 38 of 128, 30% dead groups": "log-normal lengths, 30% dead",

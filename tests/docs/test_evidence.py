@@ -99,8 +99,10 @@ def test_every_call_of_the_other_studies_is_there():
     found = runs_of("forks", "stage", "forks", "rewards", "seed", part="gradients")
     assert found == sorted(product(forks.SETTINGS["stages"], forks.FORKS, forks.REWARDS, seeds))
     arms = [(task, arm) for task, own in pace.SETTINGS["tasks"].items() for arm in own["arms"]]
-    assert runs_of("high_rate", "arm", "seed") == sorted(product(high_rate.ARMS, range(3)))
-    assert runs_of("pace", "task", "arm", "seed") == sorted((*each, seed) for each in arms for seed in seeds)
+    assert runs_of("high_rate", "arm", "seed") == sorted(product(high_rate.ARMS, range(high_rate.STUDY.seeds)))
+    assert runs_of("pace", "task", "arm", "seed") == sorted(
+        (*each, s) for each in arms for s in range(pace.STUDY.seeds)
+    )
     for module in (probe, variance):
         found = runs_of(module.__name__, "model", "seed")
         assert found == sorted(product(module.SETTINGS["models"], range(3)))
