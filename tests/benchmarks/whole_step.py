@@ -1,9 +1,9 @@
 """A whole optimizer step, generation included: stock GRPOTrainer with the two switches against DrGRPOTrainer.
 
 transformers generates; both trainers sample the same completions from the same seed. Process CPU time. A row varies
-one thing of `base`: 4 prompts of 64 tokens, 8 completions of each of up to 192, one token in 259 ends a completion, the
-rewards of one group in four are equal; the Qwen3 of `generation.py`, 192 wide with 4 layers, with random values. `large`
-is 640 wide with 12 layers, and its completions have up to 96 tokens.
+one thing of `base`: 4 prompts of 64 tokens, 8 completions of each of up to 192, one token in 259 ends a completion,
+the rewards of one group in four are equal; the Qwen3 of `generation.py`, 192 wide with 4 layers, with random values.
+`large` is 640 wide with 12 layers, and its completions have up to 96 tokens.
 
 Run: `make bench-steps`, or this file with `--rows base prompt-512`. A row that takes stock TRL a minute takes four
 minutes with three pairs.
