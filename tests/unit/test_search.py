@@ -108,7 +108,8 @@ def test_counts_are_what_was_sampled_and_never_above_the_budget(tokenizer, chose
     assert sum(each["prompt_tokens"] for each in counts) == sent
     for rows in problems:
         assert sum(row["selected"] for row in rows) == 1
-        assert len({(row["completion"], row["finish_reason"]) for row in rows}) == len(rows)
+        told = [(row["completion"], row["finish_reason"]) for row in rows if "\ufffd" not in row["completion"]]
+        assert len(set(told)) == len(told)  # bytes that are no text look alike
         for row in rows:
             assert len(row["steps"]) == len(row["labels"]) == len(row["values"]) == len(row["visits"])
             assert "".join(row["steps"]).strip() == row["completion"].strip()

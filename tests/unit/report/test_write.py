@@ -49,7 +49,7 @@ def test_bad_input(runs, tmp_path, capsys):
     with pytest.raises(InputError, match="a folder; expected a file"):
         write_report(runs[0], tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="expected a file that can be written"):
+    with pytest.raises(InputError, match="file is a file; expected a folder to write to"):
         write_report(runs[0], tmp_path / "file" / "x.html")
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "got nothing there; expected the output folder of a run" in capsys.readouterr().err
