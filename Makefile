@@ -55,9 +55,10 @@ test: $(VENV)/.dev build/foreign_stacks/.done
 test-programs: $(VENV)/.dev
 	$(PYTEST) -m "needs_program and not slow and not gpu"
 
-# Properties are tested here with more examples than in `make test`.
+# Properties are tested here with more examples than in `make test`. Files come in their order, those with the longest
+# tests first: by the number of their tests these would be last, and one process would wait for the other.
 test-slow: $(VENV)/.dev build/foreign_stacks/.done
-	$(PYTEST) -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough
+	$(PYTEST) --no-loadscope-reorder -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough
 
 # The trainer's tests on the oldest supported libraries, which are also those that vLLM takes, in an environment of their
 # own. vLLM itself is not installed: its place is taken by tests/support/vllm_stub.py.

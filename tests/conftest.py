@@ -3,9 +3,6 @@
 What is heavy is imported where it is used: the process that hands the tests to the workers has no need of it.
 """
 
-import functools
-import gc
-import importlib.metadata
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -37,18 +34,11 @@ def one_thread():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def imports_are_not_collected():
-    """Every run of transformers' trainer collects garbage twice: 0.15 s each over what is imported for good."""
-    gc.collect()
-    gc.freeze()
+def kept_from_run_to_run():
+    import kept
 
-
-@pytest.fixture(scope="session", autouse=True)
-def metadata_is_read_once():
-    """Each step of accelerate and each model card asks for versions of packages, which Python reads anew each time."""
-    found = importlib.metadata.Distribution
-    found.from_name = functools.cache(found.from_name)
-    found.metadata = property(functools.cache(found.metadata.fget))
+    kept.imports_are_not_collected()
+    kept.metadata_is_read_once()
 
 
 def pytest_runtest_setup(item):

@@ -8,13 +8,13 @@ The completions are fixed by the prompt and the row's place in its group, so tha
 rows: three groups of 6 per step, so that with 9 rows per rank the second group straddles the ranks.
 """
 
-import gc
 import os
 import socket
 import sys
 import traceback
 from contextlib import contextmanager, nullcontext
 
+import kept
 import torch
 import vllm_stub
 from accelerate import DistributedType, PartialState
@@ -306,8 +306,8 @@ def fork_ranks(output, processes, mode):
 
 def answer(read, write):
     """Jobs as they are read, until there are no more."""
-    gc.collect()
-    gc.freeze()  # what is imported stays, and ranks need not look at it again
+    kept.imports_are_not_collected()
+    kept.metadata_is_read_once()
     for line in read:
         output, processes, mode = line.strip().split(":")
         write.write(f"{fork_ranks(output, int(processes), mode)}\n")

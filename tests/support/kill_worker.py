@@ -15,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+import kept
 import runs
 import safetensors.torch
 import torch
@@ -130,6 +131,8 @@ def run(request):
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    kept.imports_are_not_collected()
+    kept.metadata_is_read_once()
     for line in sys.stdin:
         answers.write(json.dumps(run(json.loads(line))) + "\n")
         answers.flush()

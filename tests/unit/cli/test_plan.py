@@ -1,4 +1,4 @@
-"""`trl-drgrpo plan`: what it prints, what it refuses, how quick it is, and the trainer's warning."""
+"""`trl-drgrpo plan`: what it prints, what it refuses, what it imports, and the trainer's warning."""
 
 import json
 import logging
@@ -179,9 +179,9 @@ def test_bad_input(_, arguments, message, seven, tmp_path, monkeypatch, capsys):
 def test_a_7b_plan_imports_no_trainer(seven):
     code = (
         "import sys\nfrom trl_drgrpo.cli.main import main\n"
-        f"main(['plan', '--model', {seven!r}, '--memory', '24GB', '--preset', 'qlora'])\n"
+        f"code = main(['plan', '--model', {seven!r}, '--memory', '24GB', '--preset', 'qlora'])\n"
         "heavy = {'trl', 'peft', 'datasets', 'bitsandbytes', 'sklearn', 'scipy', 'pandas'} & set(sys.modules)\n"
-        "sys.exit(f'imported: {sorted(heavy)}' if heavy else 0)"
+        "sys.exit(f'imported: {sorted(heavy)}' if heavy else code)"
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

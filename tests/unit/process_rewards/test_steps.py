@@ -2,7 +2,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
@@ -450,6 +450,7 @@ def decode_both(tokenizer, token_id):
 
 @pytest.mark.parametrize("spec", ["\n", "\n\n", ["\n", "#\n"], "é", "\r", "tokens:1", "tokens:3", "turn"], ids=repr)
 @pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=max(30, settings.default.max_examples // 2))  # of each of many pairs
 @given(data=st.data())
 def test_the_tokens_before_a_step_determine_where_it_begins(name, spec, data):
     tokenizer, segmenter = TOKENIZERS[name], step_segmenter(spec)
