@@ -129,8 +129,8 @@ def sharpen(model: Any) -> None:
     model.model.norm.weight.mul_(2.0)
 
 
-def start(folder: Path, steps: int, **changes: Any) -> Path:
-    return warm_start(folder, demonstrate, steps, **{"finish": sharpen, "seed": -1, **changes})  # not a run's prompts
+def start(folder: Path, steps: int) -> Path:
+    return warm_start(folder, demonstrate, steps, finish=sharpen, seed=-1)  # not the prompts of a run
 
 
 TASK = Task(

@@ -5,7 +5,6 @@ import json
 import random
 import statistics
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import frame
@@ -37,7 +36,6 @@ from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.batches import token_batch
 
-ROOT = Path(__file__).parents[2]
 FAST = ("tabular", "guessing", "verify", "search")
 SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace", "probe", "variance")
 
@@ -319,30 +317,14 @@ def test_demonstrated_checks_are_as_many_whatever_the_verdict():
     assert verify.decisions(lengths, np.array([True, True, False])).tolist() == [1, 4, 8]
 
 
-def test_the_warm_start_of_the_study_judged_itself_without_mistakes():
-    runs = json.loads((ROOT / "recipes/results/verify.json").read_text())["runs"]
-    start = {run["seed"]: (run["verdicts"][0], run["pass_rate"][0]) for run in runs}  # 128 answers of each seed
-    verdicts, passed = zip(*start.values(), strict=True)
-    assert len(start) == verify.STUDY.seeds
-    assert statistics.fmean(verdicts) > 0.999
-    assert statistics.fmean(passed) == pytest.approx(4 / 11, abs=0.04)
-
-
 @pytest.mark.slow
-def test_a_sharpened_warm_start_judges_itself_without_mistakes(tmp_path, monkeypatch):
-    """On four prompts: for all of them it takes minutes. Without the sharpening it makes mistakes."""
-    monkeypatch.setattr(verify, "_draw", lambda rng: rng.choice(["4819", "0372", "9956", "2604"]))
-    data = verify.make_prompts(2048, seed=10**6)
-    made, found = player(verify.start(tmp_path / "model", 200, rows=32)), []
-    for _ in range(2):
-        ids = verify.rollout(0)(data["prompt"], made)["completion_ids"]
-        texts = [made.processing_class.decode(each, skip_special_tokens=True) for each in ids]
-        found.append(statistics.fmean(verify.true_verdict(texts, data["digits"])))
-        assert statistics.fmean(verify.passes(texts, data["digits"])) == pytest.approx(4 / 11, abs=0.04)
-        with torch.no_grad():
-            made.model.model.norm.weight.div_(2.0)
-    assert found[0] > 0.999
-    assert found[1] < 0.98
+def test_the_warm_start_judges_itself_without_mistakes(tmp_path):
+    made = player(verify.start(tmp_path / "model", verify.TASK.warm_start_steps))
+    data = verify.make_prompts(4096, seed=10**6)
+    ids = verify.rollout(0)(data["prompt"], made)["completion_ids"]
+    texts = [made.processing_class.decode(each, skip_special_tokens=True) for each in ids]
+    assert statistics.fmean(verify.true_verdict(texts, data["digits"])) > 0.999
+    assert statistics.fmean(verify.passes(texts, data["digits"])) == pytest.approx(4 / 11, abs=0.03)
 
 
 def test_demonstrations_of_chains_are_correct_and_learned_once():
