@@ -36,6 +36,8 @@ from bench import (
 from peft import LoraConfig
 from transformers import Qwen2Config
 
+from trl_drgrpo.report.reading import read_run
+
 GROUP = 8
 
 
@@ -154,7 +156,7 @@ def step_seconds(kind, case, arguments):
         trainer.add_callback(clock)
         trainer.train()
         seconds = (clock.ends[-1] - clock.ends[0]) / arguments.steps
-        logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
+        logged = [entry.metrics for entry in read_run(folder).logged if "drgrpo/micro_batches" in entry.metrics]
         return seconds, logged[-1] if logged else {}
 
 

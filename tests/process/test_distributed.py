@@ -87,7 +87,7 @@ def test_two_processes_train_like_one(mode, one_and_two, tmp_path):
 
 def assert_same_diagnostics(one, two, folder):
     """Statistics are over all ranks, and a group that straddles them is recorded whole."""
-    groups = ("drgrpo/pass", "drgrpo/zero", "drgrpo/all", "drgrpo/effective", "difficulty/", "completions/length_")
+    groups = ("drgrpo/pass", "drgrpo/dead", "drgrpo/all", "drgrpo/effective", "difficulty/", "completions/length_")
     for first, second in zip(one["log"], two["log"], strict=True):
         metrics = {name: value for name, value in first.items() if name.startswith(groups)}
         assert len(metrics) > 20

@@ -215,6 +215,7 @@ def gradients(micro_batching, *, lora=False, trainer_arguments=None, distortion=
                 **GEOMETRY,
                 "logging_strategy": "steps",
                 "logging_steps": 1,
+                "run_log": False,  # all metrics are logged then
                 **server.settings,
                 "micro_batching": micro_batching,
                 **settings,

@@ -29,6 +29,7 @@ from walk import Scripted, Walk
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import DEFAULTS, use_plain_lm_head
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.report.reading import read_run
 
 DEEPSPEED = {
     "ACCELERATE_USE_DEEPSPEED": "true",
@@ -252,9 +253,9 @@ def trained(output, processes, mode, server, address):
     trainer = build(output, processes, mode, **address)
     start = whole_weights(trainer.model)
     trainer.train()
-    logged = [entry for entry in trainer.state.log_history if "drgrpo/micro_batches" in entry]
+    logged = [entry.metrics for entry in read_run(f"{output}.run").logged]  # of the main process, which saves it
     result = {
-        "log": logged,
+        "log": [logs for logs in logged if "drgrpo/micro_batches" in logs],
         "start": start,
         "weights": whole_weights(trainer.model),
         "scale": trainer.earlier.reward_scale.state_dict(),

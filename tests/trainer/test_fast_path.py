@@ -280,7 +280,7 @@ def test_what_was_planned_is_logged(settings, prompts, tokenizer):
     def reward(completion_ids, **kwargs):  # the second group of each two is dead
         return [float(sum(ids) % 2) if i < 4 else 1.0 for i, ids in enumerate(completion_ids)]
 
-    trainer = train(DrGRPOTrainer, {**settings, "logging_steps": 1}, prompts, tokenizer, reward)
+    trainer = train(DrGRPOTrainer, {**settings, "run_log": False}, prompts, tokenizer, reward)
     assert logged(trainer, "drgrpo/rows_skipped_frac")[-1] >= 0.5
     assert 0 < logged(trainer, "drgrpo/useful_token_frac")[-1] <= 1
     assert 0 < logged(trainer, "drgrpo/upstream_token_frac")[-1] < 0.7

@@ -1,4 +1,4 @@
-"""Batches filled with groups that carry a signal, in real runs."""
+"""Batches filled with live groups, in real runs."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ class Spy(DrGRPOTrainer):
 
 @pytest.fixture
 def settings(tmp_path):
-    return {**short_run(tmp_path / "run"), "dynamic_sampling": True, "max_steps": 4}
+    return {**short_run(tmp_path / "run"), "dynamic_sampling": True, "max_steps": 4, "run_log": False}
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def prompts_of(batch, tokenizer):
     return [tokenizer.decode(ids[m.bool()]) for ids, m in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
 
 
-def test_a_batch_is_full_of_groups_with_a_signal(settings, data, tokenizer):
+def test_a_batch_is_full_of_live_groups(settings, data, tokenizer):
     trainer = run(settings, data, tokenizer)
     for batch in trainer.batches:
         assert len(batch["advantages"]) == 8
@@ -85,7 +85,7 @@ def test_a_batch_is_full_of_groups_with_a_signal(settings, data, tokenizer):
 def test_all_dead_ends_at_the_cap_and_says_so_once(settings, data, tokenizer, caplog):
     with caplog.at_level(logging.WARNING):
         trainer = run(settings, data, tokenizer, reward=nothing)
-    assert caplog.text.count("0 of 2 groups carried a signal after the 20 prompts") == 1
+    assert caplog.text.count("0 of 2 groups were live after the 20 prompts") == 1
     assert all(batch["advantages"].abs().sum() == 0 for batch in trainer.batches)
     assert trainer.state.log_history[0]["sampling/capped_frac"] == 1.0
     assert trainer.state.global_step == 4

@@ -174,7 +174,7 @@ def chosen_prompts(
     """Expected and exact gradient of batches that are filled by a rule, for each group size.
 
     Args:
-        dynamic (`bool`, *optional*, defaults to `True`): Draw until groups carry a signal.
+        dynamic (`bool`, *optional*, defaults to `True`): Draw until groups are live.
         estimates (`Sequence[float]`, *optional*): Pass rates as the curriculum estimates them.
         weighted (`bool`, *optional*, defaults to `True`): Whether groups are weighted by their inverse probability.
         mean_over_live (`bool`, *optional*, defaults to `False`): DAPO's weights.
@@ -208,7 +208,7 @@ def chosen_prompts(
 
 def _drawn(rate: float, kept: float, group_size: int, dynamic: bool) -> list[tuple[float, bool, float]]:
     """What can come of drawing a prompt: its probability, whether the group is a candidate for the batch, and the
-    gradient of the prompt's logit, 0 where the group was not generated or carries no signal."""
+    gradient of the prompt's logit, 0 where the group was not generated or is dead."""
     groups = [
         (kept * probability, is_live or not dynamic, gradient)
         for probability, is_live, gradient in _groups(rate, group_size)
@@ -228,7 +228,7 @@ def retried_until_mixed() -> Iterator[Gradients]:
 
 
 def _groups(rate: float, group_size: int) -> list[tuple[float, bool, float]]:
-    """Probability, whether there is a signal, and gradient of the logit, for each number of correct completions."""
+    """Probability, whether the group is live, and gradient of the logit, for each number of correct completions."""
     groups = []
     for correct in range(group_size + 1):
         rewards = torch.tensor([1.0] * correct + [0.0] * (group_size - correct), dtype=torch.float64)

@@ -427,7 +427,7 @@ def _specification(
     logps = _logps(policy, step.weights, rows)
     lengths = torch.tensor([len(completion) for (_, completion), _ in step.rows])  # 0 for a row that was masked
     warmup_steps = settings.get("beta_warmup_steps", 0)
-    nominal_rows = case.micro_batch * case.accumulation  # also rows without signal, which may have been skipped
+    nominal_rows = case.micro_batch * case.accumulation  # also rows without advantage, which may have been skipped
     loss = dr_grpo_loss(
         _padded(logps),
         _padded(old_logps),

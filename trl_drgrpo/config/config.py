@@ -88,7 +88,7 @@ class DrGRPOConfig(GRPOConfig):
         > The exact fast path
 
         micro_batching (`str`, *optional*, defaults to `"exact"`):
-            `"exact"`: within an optimizer step, rows without signal are left out, the others are regrouped by length
+            `"exact"`: within an optimizer step, rows without advantage are skipped, the others are regrouped by length
             and cut to their own extent; the gradient is the same up to rounding. `"upstream"`: micro-batches as TRL
             makes them, bit for bit. TRL's are kept, too, with an entropy bonus, a top-entropy mask, an MoE auxiliary
             loss, or images; with `beta > 0` no row is left out.
@@ -103,7 +103,7 @@ class DrGRPOConfig(GRPOConfig):
         > Which prompts train
 
         dynamic_sampling (`bool` or `str`, *optional*, defaults to `False`):
-            Draw prompts until a batch is full of groups with a signal, weighted so that the objective stays the same
+            Draw prompts until a batch is full of live groups, weighted so that the objective stays the same
             (see [`select_groups`]). `"dapo"`: their plain mean (arXiv 2503.14476), which multiplies the gradient by a
             factor that changes as the model learns; it is logged.
         max_sampling_rounds (`int`, *optional*, defaults to `10`):

@@ -124,7 +124,7 @@ def _values(c: Any) -> Rules:
         got = f"{longest} with vllm_max_model_length={context}"
         yield InputError("max_completion_length", got, f"less than {context}", remedy)
     if c.dynamic_sampling not in (False, True, "dapo"):
-        remedy = "Use True to keep the objective, 'dapo' for the mean over the groups with a signal."
+        remedy = "Use True to keep the objective, 'dapo' for the mean over the live groups."
         yield InputError("dynamic_sampling", repr(c.dynamic_sampling), "True, False or 'dapo'", remedy)
 
 
@@ -140,7 +140,7 @@ def _pairs(c: Any) -> Rules:
         (c.entropy_coef or c.use_adaptive_entropy, "an entropy bonus", skipped, _IN_BONUS),
         (not c.curriculum, "curriculum=False", {"prior_pass_rates": None}, "Set curriculum=True to use it."),
         (baseline, "process_role='baseline'", paid, "It only applies to process_role='reward': remove it."),
-        (baseline, "process_role='baseline'", {"dynamic_sampling": False}, _STEPS_HAVE_A_SIGNAL),
+        (baseline, "process_role='baseline'", {"dynamic_sampling": False}, _STEPS_TRAIN),
         (c.dynamic_sampling is True, "dynamic_sampling=True", {"shuffle_dataset": True}, _IN_ORDER),
         (c.curriculum, "curriculum=True", {"shuffle_dataset": True}, _IN_ORDER),
         (not forks, "forks=1", no_forks, "Set forks=2 or more, or remove it."),
@@ -162,8 +162,8 @@ def _pairs(c: Any) -> Rules:
 _NO_KL = "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out."
 _IN_KL = "Skipped groups would be missing from the KL term: set beta=0, or turn it off."
 _IN_BONUS = "Skipped groups would be missing from the entropy bonus: turn one of them off."
-_STEPS_HAVE_A_SIGNAL = (
-    "With a baseline per step, groups of equal rewards have a signal, too: use curriculum, or 'reward'."
+_STEPS_TRAIN = (
+    "With a baseline per step, groups of equal rewards train, too: use curriculum, or 'reward'."
 )
 _IN_ORDER = "In a fixed order, prompts behind skipped ones would weigh more: remove it."
 _SIBLINGS = "Forks compare the branches of a cut with each other: remove it."

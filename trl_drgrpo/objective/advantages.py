@@ -3,13 +3,13 @@
 Deltas from GRPO as TRL ships it:
 
 - the advantage is the reward minus the group's mean, and nothing divides it by the group's standard deviation;
-- whether a group carries signal is decided on its *rewards*: equal rewards give advantages of exactly 0.0, where
+- whether a group is live is decided on its *rewards*: equal rewards give advantages of exactly 0.0, where
   subtracting a rounded mean would leave residues of 1e-8 that Adam turns into full-sized steps;
 - an optional scale is a standard deviation over *all prompts seen so far*, never within a group.
 
 Which groups of a batch are trained on, and their weights: prompts are drawn in a fixed order until `K` groups are
 selected; `M` is the index of the K-th. A group is selected if it was kept before generation (curriculum, with
-probability `q`) and carries a signal (dynamic sampling). Then
+probability `q`) and its group is live (dynamic sampling). Then
 
     (1/K) * sum over the selected groups of  g / q * (K - 1) / (M - 1)
 
@@ -223,7 +223,7 @@ def select_groups(
     """The first K selected draws, with the weights that make their sum unbiased.
 
     Args:
-        selected (`Sequence[bool]`): For each draw, in order, whether it was kept and carries a signal.
+        selected (`Sequence[bool]`): For each draw, in order, whether it was kept and its group is live.
         wanted (`int`): K, groups of a batch, at least 2.
         cap (`int`): The most draws of a batch, fixed beforehand, at least K.
         probabilities (`Sequence[float]`, *optional*): With which each draw was kept; 1 by default.

@@ -158,7 +158,7 @@ def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
         the last tenth of the values). `last` is `None` where nothing was logged or recorded.
     """
     rate, speed = curves.get("drgrpo/pass_rate"), curves.get("time/tokens_per_s")
-    dead = curves.get("drgrpo/zero_signal_frac", curves.get("frac_reward_zero_std"))
+    dead = curves.get("drgrpo/dead_groups_frac", curves.get("frac_reward_zero_std"))
     warned = None if run.kind == "trl" else len(run.warnings)
     mean_speed = {"last": rounded(_over_time(speed, curves))} if speed else {}
     return [

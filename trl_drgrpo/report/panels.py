@@ -78,16 +78,16 @@ PANELS = (
         {
             "all correct": "drgrpo/all_correct_frac",
             "all incorrect": "drgrpo/all_incorrect_frac",
-            "all equal": "drgrpo/zero_signal_frac frac_reward_zero_std",
+            "all equal": "drgrpo/dead_groups_frac frac_reward_zero_std",
         },
-        "Groups in which every reward is equal: they teach nothing.",
+        "Groups in which all rewards are equal: they train nothing.",
         share=True,
         stacked=True,
     ),
     _panel("Entropy", "nats per token", "entropy"),
     _panel("KL to the reference", "nats per token", "kl"),
     _panel("Gradient norm", "before clipping", "grad_norm"),
-    _panel("Truncated", "share of completions", "completions/truncated_frac completions/clipped_ratio", share=True),
+    _panel("Truncated", "share of completions", "completions/clipped_ratio", share=True),
     _panel("Clipped tokens", "share of tokens", "clip_ratio/region_mean clip_ratio"),
     _panel(
         "Weight by length",
@@ -106,7 +106,7 @@ PANELS = (
         "Sampled prompts",
         "per batch",
         {"drawn": "sampling/draws", "generated": "sampling/groups_generated", "live": "sampling/groups_live"},
-        "Live: the group's rewards differ, so it carries a signal.",
+        "Live: the group's rewards differ.",
     ),
     _panel(
         "Sampled groups",
@@ -120,7 +120,7 @@ PANELS = (
         "Sampling weight",
         "times the advantages",
         {"mean": "sampling/weight_mean", "largest": "sampling/weight_max"},
-        "Keeps the objective: small where few groups carry a signal, large where a prompt was rarely kept.",
+        "Keeps the objective: small where few groups are live, large where a prompt was rarely kept.",
     ),
     _panel("Effective groups", "of a batch", "sampling/effective_groups", "Equal weights count in full."),
     _panel(

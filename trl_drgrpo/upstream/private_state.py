@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,12 @@ def swapped(owner: Any, **values: Any):
                 setattr(owner, name, before[name])
             else:
                 delattr(owner, name)
+
+
+def _known_mean(values: Sequence[float]) -> float | None:
+    """The mean as TRL takes it over a logging interval: without NaN; `None` where nothing else is there."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else None
 
 
 # Where every process takes part in every forward and backward, none may leave one out.
@@ -231,6 +237,12 @@ class PrivateState(GRPOTrainer):
             for column in sorted({column for _, each in everyone for column in each}):
                 self._logs["extra"][column].extend(value for _, each in everyone for value in each.get(column, []))
 
+    def take_metrics(self, chosen: Callable[[str], Any]) -> dict[str, float | None]:
+        """The metrics since the last log whose names are `chosen`, averaged as TRL does; they are not logged then."""
+        mode, prefix = ("train", "") if self.model.training else ("eval", "eval_")
+        taken = {name: self._metrics[mode].pop(name) for name in [*filter(chosen, self._metrics[mode])]}
+        return {prefix + name: _known_mean(values) for name, values in taken.items()}
+
     def mark_step(self) -> None:
         """An optimizer step begins: `step_metrics` counts from here."""
         self._logged_before_step = {name: len(values) for name, values in self._metrics["train"].items()}
@@ -239,9 +251,9 @@ class PrivateState(GRPOTrainer):
         """The metrics of the optimizer step that ends, averaged as TRL averages them over a logging interval."""
         result = {}
         for name, values in self._metrics["train"].items():
-            new = [value for value in values[self._logged_before_step.get(name, 0) :] if not math.isnan(value)]
-            if new:
-                result[name] = sum(new) / len(new)
+            mean = _known_mean(values[self._logged_before_step.get(name, 0) :])
+            if mean is not None:
+                result[name] = mean
         return result
 
     def replace_logged_advantages(self, advantages: list[float]) -> None:

@@ -158,18 +158,18 @@ CHOOSE = "const f = fields[arguments[0]]; f.value = arguments[1]; f.dispatchEven
 ROWS = "return shownEntries.map(({ row, group, i }) => [row.advantage, row.length, group.step, group.index, i])"
 
 
-def test_it_opens_on_the_newest_group_with_a_signal(opened, texts):
+def test_it_opens_on_the_newest_live_group(opened, texts):
     script = opened("one")
     with_dead_groups(script)
     assert script("return shownEntries[0].group.step") == 40
     assert script("const e = shownEntries[selected]; return [e.group.step, e.group.index, e.i]") == [30, 0, 0]
     assert texts("#detail h2")[0].startswith("Step 30, group 1")
-    script(CHOOSE, "signal", "yes")
+    script(CHOOSE, "groups", "live")
     assert texts("#shown-count") == ["48 of 64 completions"]
     assert script("return shownEntries[0].group.step") == 30
-    script(CHOOSE, "signal", "no")
+    script(CHOOSE, "groups", "dead")
     assert texts("#shown-count") == ["16 of 64 completions"]
-    assert "no signal" in texts("#detail h2")[0]
+    assert "dead" in texts("#detail h2")[0]
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_first_and_last_are_as_logged():
     dead = Curve([1, 20], [0.0, 0.625])
     speed = Curve([1, 2, 4], [100.0, None, 300.0])
     spent = {"time/generate_s": Curve([1, 2, 4], [2.0, 5.0, 0.5]), "time/train_s": Curve([1, 2, 4], [2.0, 5.0, 0.5])}
-    metrics = {"drgrpo/pass_rate": rates, "drgrpo/zero_signal_frac": dead, "time/tokens_per_s": speed}
+    metrics = {"drgrpo/pass_rate": rates, "drgrpo/dead_groups_frac": dead, "time/tokens_per_s": speed}
     numbers = by_name(run, **metrics, **spent)
     rate = numbers["Pass rate"]
     assert (rate["first"], rate["last"], rate["steps"]) == (0.2, 0.848, [1, 20])

@@ -21,6 +21,7 @@ from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
 from trl_drgrpo.features.diagnostics.run_facts import run_facts, start_facts
 from trl_drgrpo.features.diagnostics.run_log import (
+    DETAILS,
     RunLog,
     group_records,
     prompt_text,
@@ -244,6 +245,7 @@ class Diagnostics(DescribingFeature):
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
         self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
+        self._details: dict[str, Any] = {}  # metrics of the newest log that trackers do not get
 
     def on_trainer_built(self) -> None:
         """Set everything up; the reward functions are known by now. Refuses a `correct_reward` that the run does not
@@ -300,6 +302,8 @@ class Diagnostics(DescribingFeature):
         self._new_tokens = 0
 
     def add_to_log(self, logs: dict[str, Any]) -> None:
+        if self.trainer.args.run_log:
+            self._details = self.trainer.take_metrics(DETAILS.match)
         if self.trainer.model.training:
             logs |= self.describing.value(_PHASES, self.phases.read, otherwise={})
             if self.describing.failures:
@@ -366,7 +370,7 @@ class Diagnostics(DescribingFeature):
         if not state.is_world_process_zero or not logs:
             return
         with self.describing("The run log's metrics"):
-            self.run_log.metrics(state.global_step, state.epoch, logs)
+            self.run_log.metrics(state.global_step, state.epoch, logs | self._details)
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
         with self.describing("The remarks on the first loss"):

@@ -40,7 +40,7 @@ class MovementWatch(DescribingFeature):
 
     Args:
         trainer ([`DrGRPOTrainer`], *optional*): The trainer it belongs to.
-        steps (`int`, *optional*, defaults to `10`): Optimizer steps with signal after which it looks.
+        steps (`int`, *optional*, defaults to `10`): Optimizer steps with a live group after which it looks.
         elements (`int`, *optional*, defaults to `100_000`): Elements that are sampled, over all parameters.
 
     Attributes:
@@ -119,7 +119,7 @@ def _shares(samples: list[_Sample]) -> dict[str, float]:
 
 
 def is_first_loss(logs: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a log has the first loss of a run, also of a resumed one; that of groups without a signal is none.
+    """Whether a log has the first loss of a run, also of a resumed one; that of dead groups is none.
 
     Args:
         logs (`Mapping[str, Any]`): The newest log.
@@ -129,7 +129,7 @@ def is_first_loss(logs: Mapping[str, Any], history: Sequence[Mapping[str, Any]])
 
 
 def _has_loss(logs: Mapping[str, Any]) -> bool:
-    return "loss" in logs and logs.get("drgrpo/zero_signal_frac", 0) < 1
+    return "loss" in logs and logs.get("drgrpo/dead_groups_frac", 0) < 1
 
 
 _BOUNDS = ("epsilon", "epsilon_high", "delta")  # of the ratio of the policy to the one that sampled
@@ -154,8 +154,8 @@ def first_loss_remarks(trainer: Any, loss: float) -> list[str]:
     nothing_else = not (args.beta or args.entropy_coef or args.use_adaptive_entropy or trainer.own_losses)
     if whole_groups and sum_to_zero and nothing_else:
         remarks.append(
-            f"loss {loss:.2g} is as it should be: every importance ratio is 1 and the advantages of a group sum to 0, "
-            "so only differences in length remain. The gradient still trains: watch the reward."
+            f"The loss is {loss:.2g}, and stays near 0: every importance ratio is 1 and the advantages of a group sum to "
+            "0, so only differences in length remain. Its gradient does train the model. Watch the reward instead."
         )
     if args.gradient_accumulation_steps % trainer.generate_every == 0:
         defaults = {field.name: field.default for field in dataclasses.fields(args) if field.name in _BOUNDS}

@@ -146,7 +146,7 @@ def status_line(logs: Mapping[str, Any], full: bool = False) -> str:
     Example:
 
     ```python
-    >>> status_line({"reward": 0.5, "completions/mean_length": 41.2, "drgrpo/zero_signal_frac": 0.25})
+    >>> status_line({"reward": 0.5, "completions/mean_length": 41.2, "drgrpo/dead_groups_frac": 0.25})
     'reward 0.5  length 41  dead groups 25%'
     >>> status_line({"reward": 0.5, "loss": 0.0123, "grad_norm": 0.25, "rewards/accuracy/mean": 0.5}, full=True)
     'reward 0.5  loss 0.0123  grad_norm 0.25  accuracy 0.5'
@@ -157,7 +157,7 @@ def status_line(logs: Mapping[str, Any], full: bool = False) -> str:
         ("pass rate {:.0%}", logs.get("drgrpo/pass_rate")),
         ("reward {:.3g}", None if "drgrpo/pass_rate" in logs and not full else logs.get("reward")),
         ("length {:.0f}", logs.get("completions/mean_length")),
-        ("dead groups {:.0%}", logs.get("drgrpo/zero_signal_frac")),
+        ("dead groups {:.0%}", logs.get("drgrpo/dead_groups_frac")),
         ("{:,.0f} tokens/s", logs.get("time/tokens_per_s")),
     ]
     if full:

@@ -184,6 +184,12 @@ def readable(value: float | None) -> float | None:
 FOLDER = "_drgrpo"
 RUN, METRICS, COMPLETIONS, WARNINGS = "run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl"
 FORMAT = 1
+# Metrics for the report, which draws them. Trackers get them where there is no run log; TRL's own are left alone.
+DETAILS = re.compile(
+    r"difficulty/|completions/(truncated_|length_gap)|drgrpo/(micro_batches|useful_token_frac)|process/reward_quarter_"
+    r"|sampling/(weight_|keep_probability|draws|groups_(generated|trained|dropped)|rounds)"
+    r"|forks/(cut_position|sampled_token_frac)"
+)
 COMPLETIONS_BYTES = 256 * 2**20  # above this, older steps are thinned
 
 

@@ -257,7 +257,7 @@ def _mostly(cut_off: SomeKnown) -> float:
 
 
 @_cause(
-    *("completions/truncated_frac", "drgrpo/zero_signal_frac", "reward", "drgrpo/reward_min"),
+    *("completions/clipped_ratio", "drgrpo/dead_groups_frac", "reward", "drgrpo/reward_min"),
     also=("drgrpo/pass_rate",),
     steps=5,
     fewest=2,
@@ -273,7 +273,7 @@ def all_truncated(window: Window, *series: Any, share: float = 0.95) -> Found:
     return {"truncated": truncated, "reward": lowest[-1]}
 
 
-@_cause("drgrpo/pass_rate", also=("completions/truncated_frac",), steps=20, fewest=10, explains=("dead_groups",))
+@_cause("drgrpo/pass_rate", also=("completions/clipped_ratio",), steps=20, fewest=10, explains=("dead_groups",))
 def all_incorrect(window: Window, rates: Series, cut_off: SomeKnown) -> Found:
     """Every completion is incorrect."""
     if correct := [step for step, rate in zip(window.steps, rates, strict=True) if rate > 0]:
@@ -284,7 +284,7 @@ def all_incorrect(window: Window, rates: Series, cut_off: SomeKnown) -> Found:
 
 @_cause(
     *("reward", "drgrpo/reward_min"),
-    also=("drgrpo/pass_rate", "completions/truncated_frac"),
+    also=("drgrpo/pass_rate", "completions/clipped_ratio"),
     steps=30,
     times=2,
     fewest=16,
@@ -321,11 +321,11 @@ def sampling_collapse(window: Window, unique: Series, *, distinct: float = 0.1) 
     return {"further": further} if further <= distinct else None
 
 
-@_cause("drgrpo/zero_signal_frac", also=("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac"), steps=20)
+@_cause("drgrpo/dead_groups_frac", also=("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac"), steps=20)
 def dead_groups(
     window: Window, dead: Series, correct: SomeKnown, incorrect: SomeKnown, *, share: float = 0.8
 ) -> Found:
-    """Most groups have no signal."""
+    """Most groups are dead."""
     found = {"dead": mean_of(dead), "correct": mean_of(correct), "incorrect": mean_of(incorrect)}
     return found if found["dead"] >= share else None
 
@@ -340,7 +340,7 @@ def incorrect_grow(
     return {"grew": grew} if is_much and moved(correct) <= 2 else None
 
 
-@_cause("completions/truncated_frac", steps=40, fewest=8)
+@_cause("completions/clipped_ratio", steps=40, fewest=8)
 def truncation(
     window: Window, truncated: Series, *, share: float = 0.5, rise: float = 0.15, deviations: float = 6.0
 ) -> Found:
@@ -411,9 +411,9 @@ def rounded_away(window: Window, shares: Series, *, share: float = 0.5) -> Found
     return {"moved": f"{shares[-1]:.2%}"} if shares[-1] < share else None
 
 
-@_cause("grad_norm", "drgrpo/zero_signal_frac", "learning_rate", steps=10, fewest=2, from_logs=True)
+@_cause("grad_norm", "drgrpo/dead_groups_frac", "learning_rate", steps=10, fewest=2, from_logs=True)
 def nothing_moves(window: Window, norms: Series, dead: Series, rates: Series) -> Found:
-    """There is signal, and the gradient, or the learning rate, is 0 all the same. The gradient norm is that of the
+    """There are live groups, and the gradient, or the learning rate, is 0 all the same. The gradient norm is that of the
     step that logs."""
     has_no_gradient = max(norms) <= 0 and max(dead) < 1
     return {"rate": max(rates)} if max(rates) <= 0 or has_no_gradient else None

@@ -111,8 +111,8 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
 
         - `completions/length_correct_mean`, `completions/length_incorrect_mean`: tokens;
         - `completions/length_gap_mean`: the incorrect ones' mean minus the correct ones';
-        - `completions/truncated_frac`: share of completions that were cut off; `completions/truncated_correct_frac`
-          and `completions/truncated_incorrect_frac`: among the correct and among the incorrect ones.
+        - `completions/truncated_correct_frac`, `completions/truncated_incorrect_frac`: share of the correct and of the
+          incorrect completions that was cut off.
 
     Example: the shared example, rewards (1,0,0,1) and lengths (2,4,3,6).
 
@@ -124,11 +124,9 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
 
     ```
     """
-    result = {"completions/truncated_frac": statistics.fmean(rows.truncated)}
-    if rows.correct is None:
-        return result
+    result: dict[str, float] = {}
     for name, wanted in (("correct", True), ("incorrect", False)):
-        chosen = [i for i, correct in enumerate(rows.correct) if correct is wanted]
+        chosen = [i for i, correct in enumerate(rows.correct or ()) if correct is wanted]
         if chosen:
             result[f"completions/length_{name}_mean"] = statistics.fmean([rows.lengths[i] for i in chosen])
             result[f"completions/truncated_{name}_frac"] = statistics.fmean([rows.truncated[i] for i in chosen])
@@ -139,7 +137,7 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
 
 
 def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
-    """Shares of groups, and of their rows, with a signal.
+    """Shares of live and dead groups, and of their rows.
 
     Args:
         rows ([`BatchRows`]): The batch. Groups of one say nothing here.
@@ -150,11 +148,11 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
 
         - `completions/unique_frac`: distinct completions of a group / G, mean over groups; where rows repeat others
           that could not be forked, what those that were sampled would come to as G;
-        - `drgrpo/zero_signal_frac`: share of groups in which no token has an advantage; of these, and as shares of all
+        - `drgrpo/dead_groups_frac`: share of groups in which no token has an advantage; of these, and as shares of all
           groups, `drgrpo/all_correct_frac` and `drgrpo/all_incorrect_frac`: those whose scorable rows are all
           correct, all incorrect;
         - `drgrpo/effective_group_size`: `(sum_i a_i)^2 / sum_i a_i^2` with `a_i` the mean `|A_it|` of row i, mean over
-          groups with a signal: G when all rows weigh alike; `4 p (1 - p) G` at pass rate p.
+          live groups: G when all rows weigh alike; `4 p (1 - p) G` at pass rate p.
     """
     if rows.num_generations < 2:
         return {}
@@ -163,7 +161,7 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     if not trains:
         return result
     live = [any(rows.gradient_weights[i] > 0 for i in group) for group in groups]
-    result["drgrpo/zero_signal_frac"] = 1 - statistics.fmean(live)
+    result["drgrpo/dead_groups_frac"] = 1 - statistics.fmean(live)
     if rows.correct is not None:
         dead_rates = [None if alive else _pass_rate(rows, g) for g, alive in zip(groups, live, strict=True)]
         result["drgrpo/all_correct_frac"] = statistics.fmean([rate == 1 for rate in dead_rates])
@@ -424,7 +422,7 @@ def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, group
         groups (`np.ndarray` of shape `(B,)`, int): Group of each row.
 
     Returns:
-        [`Push`]: Over the groups with a signal; NaN where there is none.
+        [`Push`]: Over the live groups; NaN where there is none.
     """
     pushes = []
     for group in np.unique(groups):

@@ -1,7 +1,7 @@
 """The exact fast path: the same gradient for a fraction of the work (math.md, section 4). Glue only.
 
 After each generation the micro-batches of every optimizer step are planned anew (`micro_batch_planner.py`,
-`window.py`): rows without signal are left out, the others regrouped by length, cut to their own extent and, where the
+`window.py`): rows without advantage are skipped, the others regrouped by length, cut to their own extent and, where the
 model allows it, packed so that prompts and other common prefixes run once (`pack_layout.py`, `sharing.py`); tokens
 alone tell who shares what. Old log-probabilities are computed after that, for the rows that will be trained on.
 Generation runs each prompt once (`decoding/`).
@@ -58,7 +58,7 @@ class FastPath(Feature):
 
     @property
     def skips(self) -> bool:
-        """Whether rows without signal are left out: nothing but the advantage may give them a gradient."""
+        """Whether rows without advantage are skipped: nothing but the advantage may give them a gradient."""
         return self.plans and self.trainer.beta == 0
 
     def _why_not_planned(self) -> str | None:

@@ -1,10 +1,10 @@
 """Plans which rows run in which micro-batch, without tensors.
 
 With a constant normalizer the gradient of an optimizer step is a plain sum over rows and tokens. So within the rows of
-one optimizer step (its *window*) it does not matter which rows share a forward, and rows without signal need none. The
+one optimizer step (its *window*) it does not matter which rows share a forward, and rows without advantage need none. The
 plan uses that freedom to process as few tokens as possible:
 
-- rows without signal are left out (the caller says which);
+- rows without advantage are skipped (the caller says which);
 - completions of one prompt may be *packed* behind one copy of it, where that costs less than repeating it; prefixes
   that completions of a pack have in common, by design (forks) or by accident, run once too;
 - packs are sorted by length and cut into at most as many micro-batches as the window has slots, by dynamic
@@ -39,7 +39,7 @@ class Row:
         prompt (`Hashable`): Equal for rows with the same prompt tokens; those tokens, where the row is to be packed.
         prompt_length (`int`): Tokens of the prompt, without padding.
         completion_length (`int`): Tokens of the completion, without padding. 0: nothing to score.
-        live (`bool`): Whether the row must be run; rows without signal need not.
+        live (`bool`): Whether the row must be run; rows without advantage need not.
         completion (`tuple[int, ...]`, *optional*): The completion's tokens. Without them, the row is taken to share
             nothing but its prompt.
     """
@@ -164,7 +164,7 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
     Example:
 
     ```python
-    >>> rows = [Row("a", 30, n, live=n != 900) for n in (20, 900, 500, 20)]  # the second one carries no signal
+    >>> rows = [Row("a", 30, n, live=n != 900) for n in (20, 900, 500, 20)]  # the second one has no advantage
     >>> plan_window(rows, slots=2, budget=Budget(rows=2, width=930))
     [[(2,)], [(0,), (3,)]]
 

@@ -37,7 +37,7 @@ class Window:
 
     Args:
         micro_batches (`list[dict]`): TRL's, in their order.
-        skip (`bool`): Whether rows without signal may be left out.
+        skip (`bool`): Whether rows without advantage may be skipped.
         budget ([`Budget`]), costs ([`Costs`]): See there.
     """
 
@@ -114,7 +114,7 @@ class Window:
 def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:
     """(B,) bool: rows with a token that is trained on and, where others may be skipped, with an advantage.
 
-    An advantage of exactly 0 means no signal: groups of equal rewards get it by comparing rewards
+    An advantage of exactly 0 means no gradient: groups of equal rewards get it by comparing rewards
     ([`group_advantages`]), so no rounding residue is mistaken for one.
     """
     mask = _loss_mask(inputs).bool()

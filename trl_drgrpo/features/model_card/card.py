@@ -292,7 +292,7 @@ def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dic
 
 _WORTH_A_LINE = re.compile(
     r"(reward|reward_std|kl|entropy|loss|grad_norm)(/|$)|rewards/|process_rewards/|process/reward"
-    r"|completions/mean_length|completions/clipped_ratio|drgrpo/zero_signal"
+    r"|completions/mean_length|completions/clipped_ratio|drgrpo/dead_groups"
 )
 
 

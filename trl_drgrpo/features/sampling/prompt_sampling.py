@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class PromptSampling(Feature):
-    """Fills generation batches with groups that carry a signal, and prefers prompts that are likely to.
+    """Fills generation batches with live groups, and prefers prompts that are likely to.
 
     Attributes:
         stream ([`PromptStream`]): The rows that batches draw.

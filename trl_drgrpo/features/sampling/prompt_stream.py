@@ -26,7 +26,7 @@ class Draw:
         estimate (`float`): Of its pass rate, before it was drawn; NaN without a curriculum.
         probability (`float`): With which it was kept.
         place (`tuple[int, int]`, *optional*): Round and group in it; `None`: it was not kept.
-        live (`bool`): Whether its group carries a signal.
+        live (`bool`): Whether its group is live: its rewards differ.
         reward (`float`): Mean reward of its group; NaN = unscorable, or not generated.
     """
 
@@ -96,10 +96,10 @@ def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
     seen = ""
     if rewards:
         highest = sum(reward == max(rewards) for reward in rewards) / len(rewards)
-        seen = f" Groups without a signal: rewards from {min(rewards):g} to {max(rewards):g}, "
+        seen = f" Dead groups: rewards from {min(rewards):g} to {max(rewards):g}, "
         seen += f"{highest:.0%} of them at the highest."
     return (
-        f"Sampling: {sum(draw.live for draw in generated)} of {wanted} groups carried a signal after the "
+        f"Sampling: {sum(draw.live for draw in generated)} of {wanted} groups were live after the "
         f"{wanted * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those.{seen} Use "
         "prompts of another difficulty, or raise num_generations. Shown once; sampling/capped_frac counts."
     )

@@ -8,7 +8,7 @@ const sourceOf = (group) => ({ train: "training", eval: "evaluation" })[group.mo
 const keyOf = ({ r, group, i }) => [r, group.mode, group.step, group.index, i].join(".");
 
 // Whether the update learned something from the group; of a group without advantages: whether its rewards differ.
-function hasSignal(group) {
+function isLive(group) {
   const advantages = numbers(group.rows.flatMap((row) => [row.advantage, ...row.spans.map((span) => span.advantage)]));
   return advantages.length ? advantages.some(Boolean) : new Set(numbers(group.rows.map((row) => row.reward))).size > 1;
 }
@@ -16,8 +16,8 @@ function hasSignal(group) {
 // The newest first; groups of a step, and rows of a group, in their own order.
 const newest = (groups) => [...groups].sort((a, b) => b.step - a.step || a.index - b.index);
 const allEntries = () => RUNS.flatMap((run, r) => newest(run.groups).flatMap((group) => {
-  const signal = hasSignal(group);
-  return group.rows.map((row, i) => ({ run, r, group, row, i, signal }));
+  const live = isLive(group);
+  return group.rows.map((row, i) => ({ run, r, group, row, i, live }));
 }));
 
 const rowSize = (row) => row.length ?? textOf(row).length + row.cut;
@@ -30,10 +30,10 @@ const ORDERS = {
 };
 
 function matches(entry) {
-  const { run, answers, signal, source, from, to, search } = state, { group, row } = entry;
+  const { run, answers, groups, source, from, to, search } = state, { group, row } = entry;
   if (run !== "" && entry.r !== Number(run)) return false;
   if (answers !== "" && String(row.right) !== answers) return false;
-  if (signal !== "" && entry.signal !== (signal === "yes")) return false;
+  if (groups !== "" && entry.live !== (groups === "live")) return false;
   if (source !== "" && group.mode !== source) return false;
   if (from !== "" && group.step < Number(from)) return false;
   if (to !== "" && group.step > Number(to)) return false;
@@ -41,14 +41,14 @@ function matches(entry) {
   return !wanted || textOf(row).toLowerCase().includes(wanted) || group.prompt.toLowerCase().includes(wanted);
 }
 
-// What the link names, else the newest completion of a group with a signal, else the first one.
+// What the link names, else the newest completion of a live group, else the first one.
 function refilter() {
   shownEntries = entries.filter(matches);
   const order = (ORDERS[state.sort] || ORDERS.newest)[1];
   if (order) shownEntries.sort(order);
   $("shown-count").textContent = `${shownEntries.length} of ${entries.length} completions`;
   const wanted = state.shown === "" ? -1 : shownEntries.findIndex((entry) => keyOf(entry) === state.shown);
-  show(wanted >= 0 ? wanted : order ? 0 : Math.max(0, shownEntries.findIndex((entry) => entry.signal)));
+  show(wanted >= 0 ? wanted : order ? 0 : Math.max(0, shownEntries.findIndex((entry) => entry.live)));
 }
 
 function drawList() {
@@ -108,7 +108,7 @@ function filterBar() {
   const anyVerdict = entries.some((entry) => entry.row.right !== null);
   return el("div", { class: "filters" },
     MANY ? chooser("Run", "run", [["", "all"], ...RUNS.map((run, i) => [i, plain(run.name)])]) : null,
-    chooser("Groups", "signal", [["", "all"], ["yes", "with a signal"], ["no", "without a signal"]]),
+    chooser("Groups", "groups", [["", "all"], ["live", "live"], ["dead", "dead"]]),
     anyVerdict ? chooser("Completions", "answers", [["", "all"], ["true", "correct"], ["false", "incorrect"]]) : null,
     sources.length > 1 ? chooser("From", "source", [["", "training and evaluation"], ...sources.map((mode) => [mode, sourceOf({ mode })])]) : null,
     el("label", {}, "Steps ", field("from", el("input", { type: "number", min: 0, "aria-label": "from step", placeholder: "from" }))),

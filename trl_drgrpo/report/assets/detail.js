@@ -137,7 +137,7 @@ function drawDetail(entry) {
   const prompt = el("div", { class: "prompt", dir: "ltr" }, ...visibleNodes(group.prompt));
   pane.replaceChildren(
     el("h2", {}, MANY ? el("bdi", {}, el("span", { class: "dot r" + (r % 6) }), plain(run.name)) : null,
-      `Step ${group.step}, group ${group.index + 1}`, el("span", { class: "unit" }, [sourceOf(group), hasSignal(group) ? null : "no signal: every completion earned the same"].filter(Boolean).join(" · "))),
+      `Step ${group.step}, group ${group.index + 1}`, el("span", { class: "unit" }, [sourceOf(group), isLive(group) ? null : "dead: every completion earned the same"].filter(Boolean).join(" · "))),
     ...folding(prompt, group.prompt.length * 3, "prompt"),
     Object.keys(group.columns).length ? el("div", { class: "cols" }, Object.entries(group.columns).map(([name, value]) =>
       el("span", {}, plain(name) + " ", el("bdi", {}, plain(value))))) : "",

@@ -77,7 +77,7 @@ const DEFAULTS = {
   hide: "", // positions of runs, with commas
   run: "", // of completions: filters, order, and the one that is shown
   answers: "",
-  signal: "",
+  groups: "",
   source: "",
   from: "",
   to: "",

@@ -1,14 +1,14 @@
 """The micro-batches that a run may come to: how many packs, how wide, with how many tokens to score.
 
-Where micro-batches are planned (`micro_batching="exact"`), their shape depends on which rows carry signal and on how
+Where micro-batches are planned (`micro_batching="exact"`), their shape depends on which rows have an advantage and on how
 long they are. So the planner of the fast path itself is asked about windows of several kinds: every row at its limit;
 all shorter; long ones beside short ones; forks; short prompts; groups of which few rows are left; as many rows as just
 fill a micro-batch. Its answers are the shapes a run is planned for, less those that another one exceeds in every way.
 The kinds are samples, not a proof. Masks are bounded: as wide as a pack of so many tokens can get.
 
 A micro-batch may hold as many tokens as stock TRL's, padded to the longest prompt and completion of the generation. So
-a prompt and a completion at their limits are always among the rows, though perhaps among those without signal. A group
-with signal has two rows at least, since deviations from a mean add up to 0; but where a generation serves several
+a prompt and a completion at their limits are always among the rows, though perhaps among those without advantage. A group
+that is live has two rows at least, since deviations from a mean add up to 0; but where a generation serves several
 optimizer steps its rows are shuffled, and a window may hold one row of each group.
 """
 
@@ -163,7 +163,7 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
             lengths = [[max(1, longest // part)] * left for part in (1, 2, 4)]
             lengths.append([max(1, longest * (left - i) // left) for i in range(left)])
             for each in lengths:
-                # A row at both limits: one of these, one of their groups without signal, or in a group of its own.
+                # A row at both limits: one of these, one of their dead groups, or in a group of its own.
                 is_there = fewest == 1 or (prompt == setup.prompt and (max(each) == longest or left < group))
                 prompts = count * group // left if fewest == 1 else count if is_there or count == 1 else count - 1
                 window = [Row(number, prompt, length) for number in range(prompts) for length in each]

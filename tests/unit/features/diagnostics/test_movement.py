@@ -131,14 +131,14 @@ def remarks(step_scorer=None, own_advantages=None, own_losses=(), **fields):
 
 
 def test_the_first_loss_is_that_of_a_step_with_a_signal_of_the_whole_run():
-    dead, alive, evaluation = {"loss": 0.0, "drgrpo/zero_signal_frac": 1.0}, {"loss": 0.1}, {"eval_loss": 0.1}
+    dead, alive, evaluation = {"loss": 0.0, "drgrpo/dead_groups_frac": 1.0}, {"loss": 0.1}, {"eval_loss": 0.1}
     assert not is_first_loss(dead, [dead])
     assert is_first_loss(alive, [evaluation, dead, alive])
     assert not is_first_loss(evaluation, [alive, evaluation])
     assert not is_first_loss(alive, [alive, dead, alive])  # resumed: the history came with the checkpoint
 
 
-EXPLAINED, NO_EFFECT = "loss -0.0012 is as it should be", "{}: no effect with one optimizer step per generation batch"
+EXPLAINED, NO_EFFECT = "The loss is -0.0012, and stays near 0", "{}: no effect with one optimizer step per generation batch"
 HIGHER, BOTH = {"epsilon_high": 0.28}, {"epsilon": 0.1, "delta": 2.0}
 
 

@@ -21,7 +21,7 @@ LOGS = {
     "reward": 0.6,
     "drgrpo/pass_rate": 0.5,
     "completions/mean_length": 412.4,
-    "drgrpo/zero_signal_frac": 0.125,
+    "drgrpo/dead_groups_frac": 0.125,
     "time/tokens_per_s": 12345.6,
 }
 

@@ -62,13 +62,12 @@ def test_golden():
         "completions/length_correct_mean": (2 + 6 + 5 + 7 + 8 + 9 + 4) / 7,
         "completions/length_incorrect_mean": (4 + 3 + 1 + 1 + 2) / 5,
         "completions/length_gap_mean": 11 / 5 - 41 / 7,
-        "completions/truncated_frac": 2 / 12,
         "completions/truncated_correct_frac": 2 / 7,
         "completions/truncated_incorrect_frac": 0.0,
         "completions/unique_frac": (0.25 + 1 + 0.5) / 3,
         "drgrpo/pass_rate": 7 / 12,
         "drgrpo/reward_min": 0.0,
-        "drgrpo/zero_signal_frac": 1 / 3,
+        "drgrpo/dead_groups_frac": 1 / 3,
         "drgrpo/all_correct_frac": 1 / 3,
         "drgrpo/all_incorrect_frac": 0.0,
         "drgrpo/effective_group_size": 3.5,  # 4 p (1 - p) G: 4 at p = 1/2, 3 at p = 1/4
@@ -106,19 +105,19 @@ MASKED = replace(batch([1.0, 0.0, 0.0, 0.0], [2] * 4, 4), trained=[2, 0, 2, 2], 
         # A dead group that is neither all correct nor all incorrect: shares of nothing are left out.
         (
             batch([0.5, 0.5], [1, 1], 2, correct=[True, False]),
-            {"zero_signal_frac": 1.0, "all_correct_frac": 0.0, "all_incorrect_frac": 0.0}
+            {"dead_groups_frac": 1.0, "all_correct_frac": 0.0, "all_incorrect_frac": 0.0}
             | {"effective_group_size": None, "gradient_weight_frac/0": None},
         ),
-        # A second reward can leave a signal in a group that is all correct.
+        # A second reward can leave a group alive that is all correct.
         (
             batch([1.1, 1.0], [1, 1], 2),
-            {"zero_signal_frac": 0.0, "all_correct_frac": 0.0, "gradient_weight_frac/100": 1.0},
+            {"dead_groups_frac": 0.0, "all_correct_frac": 0.0, "gradient_weight_frac/100": 1.0},
         ),
         # Unscorable rows are neither correct nor incorrect, and a group of them is in no bucket.
         (
             batch([1.0, NAN, 0.0, NAN, NAN, NAN], [1, 50, 2, 60, 70, 80], 3),
             {"pass_rate": 0.5, "length_correct_mean": 1, "length_incorrect_mean": 2}
-            | {"groups_frac/25-50": 1.0, "zero_signal_frac": 0.5},
+            | {"groups_frac/25-50": 1.0, "dead_groups_frac": 0.5},
         ),
         # Masked rows have no gradient weight.
         (MASKED, {"effective_group_size": (0.75 + 0.25 + 0.25) ** 2 / (0.5625 + 2 * 0.0625)}),
@@ -134,9 +133,8 @@ def test_batches_at_the_edge(rows, expected):
 def test_without_knowing_what_is_correct_nothing_is_said_about_it():
     stats = batch_statistics(replace(GOLDEN, correct=None))
     assert set(stats) == {
-        "completions/truncated_frac",
         "completions/unique_frac",
-        "drgrpo/zero_signal_frac",
+        "drgrpo/dead_groups_frac",
         "drgrpo/effective_group_size",
         "drgrpo/reward_min",
     }
@@ -145,7 +143,7 @@ def test_without_knowing_what_is_correct_nothing_is_said_about_it():
 def test_an_evaluation_says_nothing_about_the_gradient():
     stats = batch_statistics(GOLDEN, trains=False)
     assert {name.split("/")[1] for name in stats if name.startswith("difficulty/")} == {"groups_frac"}
-    assert "drgrpo/zero_signal_frac" not in stats
+    assert "drgrpo/dead_groups_frac" not in stats
     one_each = batch_statistics(replace(GOLDEN, num_generations=1), trains=False)
     names = {"drgrpo/pass_rate", "drgrpo/reward_min"}
     assert set(one_each) == {n for n in stats if "length" in n or "truncated" in n} | names
@@ -196,9 +194,9 @@ def test_invariants(drawn, random):
     rates = [sum(rewards[s : s + size]) / size for s in range(0, len(rewards), size)]
     live = [4 * p * (1 - p) * size for p in rates if 0 < p < 1]
     assert stats.get("drgrpo/effective_group_size") == (pytest.approx(sum(live) / len(live)) if live else None)
-    assert stats["drgrpo/zero_signal_frac"] == pytest.approx(1 - len(live) / len(rates))
+    assert stats["drgrpo/dead_groups_frac"] == pytest.approx(1 - len(live) / len(rates))
     assert stats["drgrpo/all_correct_frac"] + stats["drgrpo/all_incorrect_frac"] == pytest.approx(
-        stats["drgrpo/zero_signal_frac"]
+        stats["drgrpo/dead_groups_frac"]
     )
     # The order of rows in a group, and of groups, does not matter.
     order = [list(range(s, s + size)) for s in range(0, len(rewards), size)]

@@ -79,7 +79,7 @@ LONGER, EVEN = ramp(100, 1, 5), ramp(100, 0, 5, seed=1)
 
 
 def dead(share, steps=20, **others):
-    return {"drgrpo__zero_signal_frac": [share] * steps} | {name: [value] * steps for name, value in others.items()}
+    return {"drgrpo__dead_groups_frac": [share] * steps} | {name: [value] * steps for name, value in others.items()}
 
 
 def lengths(incorrect, correct):
@@ -87,7 +87,7 @@ def lengths(incorrect, correct):
 
 
 def gradient(norms, rates=(1e-5,) * 10, signals=(0.5,) * 10):
-    return {"grad_norm": norms, "learning_rate": rates, "drgrpo__zero_signal_frac": signals}
+    return {"grad_norm": norms, "learning_rate": rates, "drgrpo__dead_groups_frac": signals}
 
 
 def process(rewards, outcomes, steps=FLAT):
@@ -106,8 +106,8 @@ TOLD = [
     ("dead_groups", dead(0.9), "rewards within a group are equal"),
     ("sampling_collapse", {"completions__unique_frac": [1 / G] * 10}, "Nearly all completions of a group"),
     ("incorrect_grow", lengths(LONGER, EVEN), "while correct ones did not"),
-    ("truncation", {"completions__truncated_frac": [0.6] * 40}, "60% of the completions were cut off"),
-    ("truncation", {"completions__truncated_frac": ramp(0.05, 0.01, 0.02)}, "points more than before"),
+    ("truncation", {"completions__clipped_ratio": [0.6] * 40}, "60% of the completions were cut off"),
+    ("truncation", {"completions__clipped_ratio": ramp(0.05, 0.01, 0.02)}, "points more than before"),
     ("kl", {"kl": [*USUAL_KL, 0.5, 0.6, 0.7]}, "The KL divergence from the reference is 0.7, far from its usual 0.05"),
     (
         "reward_failing",
@@ -129,7 +129,7 @@ TOLD = [
     ("nothing_moves", gradient([0.1] * 10, [0.0] * 10), "learning_rate was 0"),
     ("nothing_moves", {"drgrpo__moved_frac": [0.002]}, "0.20%"),
     # Too short for a window: judged at the end.
-    ("truncation", {"completions__truncated_frac": [0.8] * 8}, ""),
+    ("truncation", {"completions__clipped_ratio": [0.8] * 8}, ""),
     ("dead_groups", dead(0.9, steps=5), ""),
     ("sampling_collapse", {"completions__unique_frac": [1 / G] * 5}, ""),
     ("incorrect_grow", lengths(ramp(100, 3, 5, 30), [90] * 30), ""),
@@ -142,7 +142,7 @@ SILENT = [
     lengths(LONGER, ramp(90, 1, 5, seed=2)),  # both
     lengths(ramp(200, -1, 5), EVEN),
     lengths(ramp(1000, 0.2, 0.1), [900] * 60),  # significant, but a few tokens in a thousand
-    {"completions__truncated_frac": noise(0.3, 0.03, 200, 0)},
+    {"completions__clipped_ratio": noise(0.3, 0.03, 200, 0)},
     {"kl": [*USUAL_KL, 5.0, 0.05, 5.0, 0.05]},  # spikes: k3 has a heavy tail
     {"kl": [1e-4 * t for t in range(300)]},  # it starts at 0 and grows
     {"kl": [0.1] * 55 + [0.11] * 5},  # no spread at all so far
@@ -159,10 +159,10 @@ SILENT = [
     gradient([0.0] * 10, signals=[0.5] * 9 + [1.0]),  # no gradient is due without a signal
     gradient([0.0] * 9 + [0.1]),
     gradient([0.1] * 10, [0.0] * 9 + [1e-6]),  # a warm-up
-    {"grad_norm": [0.1] * 10, "drgrpo__zero_signal_frac": [0.5] * 10},  # no learning rate is logged
+    {"grad_norm": [0.1] * 10, "drgrpo__dead_groups_frac": [0.5] * 10},  # no learning rate is logged
     {"drgrpo__moved_frac": [0.5]},
     {"sampling__sampling_logp_difference__mean": [0.0, 0.2, 0.09, 0.2]},  # noise
-    {"eval_completions__truncated_frac": [0.9] * 200},
+    {"eval_completions__clipped_ratio": [0.9] * 200},
 ]
 
 
@@ -197,10 +197,10 @@ def test_dead_groups_of_equal_texts_are_not_called_too_hard():
 
 
 def test_a_run_without_any_signal_says_so_at_its_end():
-    assert Told().feed(drgrpo__zero_signal_frac=[1.0] * 6).finish().causes == ["dead_groups"]
+    assert Told().feed(drgrpo__dead_groups_frac=[1.0] * 6).finish().causes == ["dead_groups"]
     assert Told().finish().causes == []
     wrong = {
-        "drgrpo__zero_signal_frac": [1.0] * 12,
+        "drgrpo__dead_groups_frac": [1.0] * 12,
         "drgrpo__all_incorrect_frac": [1.0] * 12,
         "drgrpo__pass_rate": [0.0] * 12,
     }
@@ -210,20 +210,20 @@ def test_a_run_without_any_signal_says_so_at_its_end():
 def test_steps_that_generate_nothing_are_not_counted_and_the_message_says_so():
     generates = Told()
     for step in range(1, 161):
-        generates.watched.observe(step, {"completions/truncated_frac": 0.9} if step % 4 == 1 else {"kl": 0.01})
+        generates.watched.observe(step, {"completions/clipped_ratio": 0.9} if step % 4 == 1 else {"kl": 0.01})
     assert generates.warnings[0][:2] == (157, "truncation")
     assert "over the last 157 optimizer steps" in generates.text
 
 
 def test_what_is_in_logs_only_is_judged_by_at_least_three_logs():
-    series = {"grad_norm": [0.0] * 40, "learning_rate": [1e-5] * 40, "drgrpo__zero_signal_frac": [0.5] * 40}
+    series = {"grad_norm": [0.0] * 40, "learning_rate": [1e-5] * 40, "drgrpo__dead_groups_frac": [0.5] * 40}
     sparse = Told(logging_steps=10).feed(**series)
     assert sparse.warnings[0][:2] == (30, "nothing_moves")
     assert "in every log of the last 21 optimizer steps" in sparse.text
     assert Told().feed(**series).warnings[0][:2] == (10, "nothing_moves")
     assert Told(logging_steps=20).feed(**series).finish().causes == ["nothing_moves"]  # 2 logs, at the end
     # What counts is the step that logs: a mean since the last log would hide that it had no signal.
-    series["drgrpo__zero_signal_frac"] = ([0.5] * 9 + [1.0]) * 4
+    series["drgrpo__dead_groups_frac"] = ([0.5] * 9 + [1.0]) * 4
     assert Told(logging_steps=10).feed(**series).finish().causes == []
 
 
@@ -237,11 +237,11 @@ RUNS = int(os.environ.get("FALSE_ALARM_RUNS", "20"))
 
 
 USUAL = {  # metric -> mean and spread over the steps
-    "drgrpo__zero_signal_frac": (0.55, 0.1),
+    "drgrpo__dead_groups_frac": (0.55, 0.1),
     "completions__unique_frac": (0.9, 0.05),
     "completions__length_incorrect_mean": (600, 60),
     "completions__length_correct_mean": (400, 60),
-    "completions__truncated_frac": (0.25, 0.08),
+    "completions__clipped_ratio": (0.25, 0.08),
     "kl": (0.05, 0.01),
     "process__steps_mean": (8, 1),
     "process__reward_mean": (0.5, 0.1),
@@ -276,9 +276,9 @@ def rollouts(pass_rates, seed=0, truncated=0.2, groups=8):
         steps.append(
             {
                 "drgrpo__pass_rate": statistics.fmean(row for group in right for row in group),
-                "drgrpo__zero_signal_frac": statistics.fmean(len(set(group)) == 1 for group in right),
+                "drgrpo__dead_groups_frac": statistics.fmean(len(set(group)) == 1 for group in right),
                 "drgrpo__all_incorrect_frac": statistics.fmean(not any(group) for group in right),
-                "completions__truncated_frac": truncated,
+                "completions__clipped_ratio": truncated,
             }
         )
     series = {name: [step[name] for step in steps] for name in steps[0]}
@@ -348,7 +348,7 @@ def test_all_cut_off_and_no_reward_is_seen_in_the_first_steps():
     assert "chat template" in told.text
     some_earn = Told().feed(**{**series, "reward": [0.1] * 60})
     assert some_earn.causes == ["all_incorrect", "truncation"]
-    for other in ({"drgrpo__zero_signal_frac": [0.5] * 60}, {"drgrpo__pass_rate": [1.0] * 60}):  # from step rewards
+    for other in ({"drgrpo__dead_groups_frac": [0.5] * 60}, {"drgrpo__pass_rate": [1.0] * 60}):  # from step rewards
         assert "all_truncated" not in Told().feed(**{**series, **other}).causes
     short = {name: values[:3] for name, values in series.items()}
     assert Told().feed(**short).finish().causes == ["all_truncated"]
@@ -368,35 +368,35 @@ def test_series():
 
 
 def test_each_cause_once_and_silenceable(caplog):
-    told = Told().feed(completions__truncated_frac=[0.9] * 200)
+    told = Told().feed(completions__clipped_ratio=[0.9] * 200)
     assert told.causes == ["truncation"]
     assert caplog.text.count("cut off at max_completion_length") == 1
     assert "run_warnings={'truncation': False}" in caplog.text
-    assert Told({"truncation": False}).feed(completions__truncated_frac=[0.9] * 200).causes == []
-    assert Told(False).feed(completions__truncated_frac=[0.9] * 200).causes == []
-    assert Told({"truncation": {"share": 0.95}}).feed(completions__truncated_frac=[0.9] * 200).causes == []
+    assert Told({"truncation": False}).feed(completions__clipped_ratio=[0.9] * 200).causes == []
+    assert Told(False).feed(completions__clipped_ratio=[0.9] * 200).causes == []
+    assert Told({"truncation": {"share": 0.95}}).feed(completions__clipped_ratio=[0.9] * 200).causes == []
 
 
 def test_a_restored_run_does_not_repeat_itself_and_goes_on_counting():
-    first = Told().feed(completions__truncated_frac=[0.9] * 45, drgrpo__zero_signal_frac=[0.9] * 45)
+    first = Told().feed(completions__clipped_ratio=[0.9] * 45, drgrpo__dead_groups_frac=[0.9] * 45)
     assert first.causes == ["dead_groups", "truncation"]
-    half = Told().feed(completions__truncated_frac=[0.9] * 30)
+    half = Told().feed(completions__clipped_ratio=[0.9] * 30)
     assert half.causes == []
     resumed = Told()
     resumed.watched.load_state_dict(json.loads(json.dumps(half.watched.state_dict())))
-    resumed.feed(after=30, completions__truncated_frac=[0.9] * 10)
+    resumed.feed(after=30, completions__clipped_ratio=[0.9] * 10)
     assert "over the last 40 optimizer steps" in resumed.text
     assert resumed.causes == ["truncation"]  # 30 + 10 steps
     again = Told()
     again.watched.load_state_dict(first.watched.state_dict())
-    again.feed(after=45, completions__truncated_frac=[0.9] * 200, drgrpo__zero_signal_frac=[0.9] * 200)
+    again.feed(after=45, completions__clipped_ratio=[0.9] * 200, drgrpo__dead_groups_frac=[0.9] * 200)
     assert again.causes == []
 
 
 def test_a_run_that_starts_over_is_judged_by_its_own_steps():
-    told = Told().feed(completions__truncated_frac=[0.9] * 30)
-    assert told.feed(completions__truncated_frac=[0.9] * 39).causes == []
-    assert told.feed(after=39, completions__truncated_frac=[0.9]).causes == ["truncation"]
+    told = Told().feed(completions__clipped_ratio=[0.9] * 30)
+    assert told.feed(completions__clipped_ratio=[0.9] * 39).causes == []
+    assert told.feed(after=39, completions__clipped_ratio=[0.9]).causes == ["truncation"]
 
 
 @pytest.mark.parametrize(
