@@ -14,6 +14,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from bubblewrap import needs_bwrap
+from datasets import Dataset, DatasetDict
 from tiny import save_tiny
 from tiny_bases import save_base
 from tiny_prms import built, config
@@ -28,7 +29,7 @@ from trl_drgrpo.cli.recipe import read_recipe
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 LAUNCHERS = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
-HEADER = ("Purpose", "Hardware", "Command", "Expected", "Last run")
+HEADER = ("Purpose", "Hardware", "Time", "Command", "Expected", "Last run")
 
 
 def test_there_are_recipes_and_no_yaml_file_is_left_out():
@@ -53,11 +54,11 @@ def test_has_its_header(path):
     lines = path.read_text().splitlines()[: len(HEADER)]
     assert [line.partition(":")[0] for line in lines] == [f"# {name}" for name in HEADER]
     assert all(line.partition(":")[2].strip() for line in lines)
-    command = lines[2].partition(":")[2].strip()
+    command = lines[3].partition(":")[2].strip()
     assert re.fullmatch(rf"(\w+=\S+ )*trl-drgrpo train --config {path.relative_to(ROOT)}", command)
-    assert re.search(r"\d", lines[3]), "the expected result is a number"
-    assert re.search(r"trl-drgrpo \d+\.\d+\S*, trl \d+\.\d+\.\d+", lines[4])
-    assert __version__.split(".")[0] in lines[4]
+    assert re.search(r"\d", lines[4]), "the expected result is a number"
+    assert re.search(r"trl-drgrpo \d+\.\d+\S*, trl \d+\.\d+\.\d+", lines[5])
+    assert __version__.split(".")[0] in lines[5]
 
 
 def test_has_no_dead_keys(path):
@@ -122,6 +123,7 @@ ROWS = {
 SMALL = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 4,
     "gradient_accumulation_steps": 1,
     "steps_per_generation": 1,
     "num_generations": 4,
@@ -154,9 +156,9 @@ def test_two_steps_on_a_tiny_model(path, tiny, tmp_path, monkeypatch):
     given = read_recipe(str(path)).values
     changes = {**SMALL, "model_name_or_path": tiny["policy"], "output_dir": str(tmp_path / "out")}
     if given["dataset_name"] in ROWS:
-        data = tmp_path / "train.jsonl"
-        data.write_text((json.dumps(ROWS[given["dataset_name"]]) + "\n") * 8)
-        changes["dataset_name"] = str(data)
+        rows = Dataset.from_list([ROWS[given["dataset_name"]]] * 8)
+        DatasetDict(train=rows, test=rows).save_to_disk(tmp_path / "data")
+        changes["dataset_name"] = str(tmp_path / "data")
     else:
         assert given["dataset_name"].startswith("trl_drgrpo:")
         changes["eval_strategy"], changes["eval_on_start"] = "no", "false"
@@ -170,6 +172,7 @@ def test_two_steps_on_a_tiny_model(path, tiny, tmp_path, monkeypatch):
         assert main(["train", "--config", str(path), *flags]) == 0
     log = [json.loads(line) for line in (tmp_path / "out" / "_drgrpo" / "metrics.jsonl").read_text().splitlines()]
     assert max(entry["step"] for entry in log) == 2
+    assert ("eval" in {entry["mode"] for entry in log}) == (given["dataset_name"] in ROWS)
     saved = "adapter_config.json" if "preset" in given else "model.safetensors"
     assert (tmp_path / "out" / saved).is_file()
     if "preset" in given:

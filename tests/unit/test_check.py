@@ -112,12 +112,17 @@ def short_matrix(monkeypatch):
 
 
 def test_the_command_prints_a_table_and_exits_0(short_matrix, capsys):
-    assert cli.main(["check"]) == 0
+    assert cli.main(["check", "-v"]) == 0
     out = capsys.readouterr().out
-    assert "4 of 4 cases as they should be: the trainer computes Dr. GRPO here." in out
-    assert "own row counted (must differ)" in out
+    assert "4 of 4 cases passed: the trainer computes Dr. GRPO here." in out
+    assert "own row counted (must differ" in out
     assert "_compute_loss" in out
-    assert "must differ" in out
+    assert cli.main(["check"]) == 0
+    summary = capsys.readouterr().out
+    assert "own row counted" not in summary
+    assert "_compute_loss" not in summary
+    assert summary.count("1 of 1 agree, largest difference") == summary.count("1 of 1 controls differ") == 2
+    assert len(summary.splitlines()) < 15
 
 
 def test_the_command_speaks_json(short_matrix, capsys):
@@ -134,7 +139,9 @@ def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkey
     wrong = {"max_completion_length": 13}
     monkeypatch.setattr(DrGRPOTrainer, "loss_constants", lambda self, inputs: {**right(self, inputs), **wrong})
     assert cli.main(["check"]) == 1
-    assert "1 of 4 cases FAILED: do not trust runs in this environment" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 of 4 cases FAILED: do not trust runs in this environment" in out
+    assert out.count("\n  FAIL ") == 1
 
 
 def test_the_command_exits_1_when_a_seam_moved(monkeypatch, capsys):

@@ -456,9 +456,7 @@ def pushes(
 def push_table(found: dict[str, dict[str, Push]]) -> str:
     """The same as a Markdown table, with its intervals (95%)."""
     groups = max(push.groups for of_objective in found.values() for push in of_objective.values())
-    title = (
-        f"Push to go on instead of stopping, in decisions per unit of weight, {groups} live groups, ± 95%:\n"
-    )
+    title = f"Push to go on instead of stopping, in decisions per unit of weight, {groups} live groups, ± 95%:\n"
     rows = {name: [_interval(of[kind]) for kind in ("correct", "incorrect")] for name, of in found.items()}
     return "\n".join([title, *_table(["correct answers", "incorrect answers"], rows)])
 

@@ -306,6 +306,11 @@ class CaseResult:
     cosine: float = 1.0
     residual: float = 0.0
 
+    @property
+    def control(self) -> bool:
+        """Whether it must differ."""
+        return self.case.control
+
 
 def cases(full: bool = False) -> list[Case]:
     """The matrix. All passed = the trainer computes Dr. GRPO in this environment.

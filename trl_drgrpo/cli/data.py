@@ -84,9 +84,10 @@ def load_data(
 
 
 def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> AnyDataset:
-    """One split of what [`load_data`] returned; `source` is for the message. Refuses a split that is missing or
-    empty."""
-    if split not in splits:
+    """One split of what [`load_data`] returned, or a part of one, such as `test[:128]`; `source` is for the message.
+    Refuses a split that is missing or empty."""
+    name = split.partition("[")[0]
+    if name not in splits:
         found = ", ".join(map(str, splits)) or "none"
         remedy = "Name one of them as dataset_train_split or dataset_test_split"
         if _is_local(source) and os.path.isfile(Path(source).expanduser()):
@@ -94,10 +95,24 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
         elif source.startswith("reasoning_gym:") and split == "test":
             remedy = "A test split needs test_size above 0 and questions that are not among the training questions"
         raise InputError("dataset split", f"{split!r} of {source}", f"one of its splits: {found}", f"{remedy}.")
-    dataset = splits[split]
+    dataset = splits[name] if name == split else _part(splits[name], name, split)
     if first_row(dataset) is None:
         raise _empty(f"{source}, split {split}")
     return dataset
+
+
+def _part(dataset: AnyDataset, name: str, split: str) -> AnyDataset:
+    """Rows of a split that a specification in the style of `datasets` names: `test[:128]`, `train[10%:]`."""
+    import datasets
+
+    remedy = "Write for example test[:128] or train[10%:]; of a stream take whole splits."
+    if not isinstance(dataset, datasets.Dataset):
+        raise InputError("dataset split", f"{split!r} of a stream", "a whole split", remedy)
+    try:
+        (rows,) = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(dataset)})
+    except (ValueError, AssertionError) as error:
+        raise InputError("dataset split", repr(split), "a part that datasets can read", remedy) from error
+    return dataset.select(range(rows.from_, rows.to))
 
 
 def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str]:

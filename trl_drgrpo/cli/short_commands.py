@@ -4,9 +4,10 @@ import argparse
 import dataclasses
 import json
 import logging
+import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def add_arguments_check(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--full", action="store_true", help="all 48 combinations of the matrix, about a minute")
     parts.add_argument("--credit", action="store_true", help="the enumerated expected gradients only, seconds")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print every case, not only those that fail")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead")
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -58,11 +60,21 @@ def run_check(args: argparse.Namespace) -> int:
         if not args.json:
             print(text, flush=True)
 
-    def said(results: Iterable[Any], line: Callable[[Any], str]) -> Iterator[Any]:
-        """Results, each said as soon as it is there."""
+    def row(passed: bool, text: str) -> None:
+        if args.verbose or not passed:
+            say(f"  {'ok  ' if passed else 'FAIL'} {text}")
+
+    def said(results: Iterable[Any], line: Callable[[Any], str], difference: str) -> list[Any]:
+        """Results, each said as soon as it is there, and their summary."""
+        found = []
         for result in results:
-            say(f"  {_mark(result.passed)} {line(result)}")
-            yield result
+            row(result.passed, line(result))
+            found.append(result)
+        exact, controls = ([each for each in found if each.control is kind] for kind in (False, True))
+        largest = max((getattr(each, difference) for each in exact), default=math.nan)
+        say(f"  {_passed(exact)} agree, largest difference {largest:.1e}")
+        say(f"  {_passed(controls)} controls differ (other objectives, published constructions), as they must")
+        return found
 
     flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
     seams = check_upstream()
@@ -72,24 +84,26 @@ def run_check(args: argparse.Namespace) -> int:
         "seams": {name: problem or "ok" for name, problem in seams.items()},
     }
     say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
-    say("\nSeams in trl.GRPOTrainer")
+    say("\nInternals of trl.GRPOTrainer that this package relies on")
     for name, problem in seams.items():
-        say(f"  {_mark(not problem)} {name}{': ' + problem if problem else ''}")
+        row(not problem, f"{name}{': ' + problem if problem else ''}")
+    say(f"  {sum(not problem for problem in seams.values())} of {len(seams)} are as expected")
     with _without_warnings():
         if not (args.credit or moved):
             say("\nLoss and gradient against the specification (|difference|, relative for the gradient)")
-            say(f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}")
-            results += said(map(parity.run_case, parity.cases(args.full)), _case)
+            head = f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}"
+            if args.verbose:
+                say(head)
+            results += said(map(parity.run_case, parity.cases(args.full)), _case, "gradient_difference")
             report["cases"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in results]
         if not moved:
-            say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative;")
-            say("  for constructions that must differ: the residual at the best learning rate)")
-            credited = list(said(map(credit.run_credit_case, credit.credit_cases()), _credit))
+            say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative)")
+            credited = said(map(credit.run_credit_case, credit.credit_cases()), _credit, "difference")
             report["credit"] = [vars(result) for result in credited]
             results += credited
     failed = sum(not result.passed for result in results)
     proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
-    verdict = f"{len(results)} of {len(results)} cases as they should be: {proven} here."
+    verdict = f"{len(results)} of {len(results)} cases passed: {proven} here."
     if failed:
         verdict = f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
     if moved:
@@ -122,12 +136,12 @@ def _case(result: Any) -> str:
 
 
 def _credit(result: Any) -> str:
-    must = " (must differ)" if result.control else ""
+    must = " (must differ: what is left at the best learning rate)" if result.control else ""
     return f"{result.environment:26} {result.difference:9.1e}  {result.credit}{must}"
 
 
-def _mark(passed: bool) -> str:
-    return "ok  " if passed else "FAIL"
+def _passed(results: Sequence[Any]) -> str:
+    return f"{sum(result.passed for result in results)} of {len(results)}"
 
 
 # demo ----------------------------------------------------------------------------------------------------------------

@@ -162,9 +162,7 @@ def _pairs(c: Any) -> Rules:
 _NO_KL = "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out."
 _IN_KL = "Skipped groups would be missing from the KL term: set beta=0, or turn it off."
 _IN_BONUS = "Skipped groups would be missing from the entropy bonus: turn one of them off."
-_STEPS_TRAIN = (
-    "With a baseline per step, groups of equal rewards train, too: use curriculum, or 'reward'."
-)
+_STEPS_TRAIN = "With a baseline per step, groups of equal rewards train, too: use curriculum, or 'reward'."
 _IN_ORDER = "In a fixed order, prompts behind skipped ones would weigh more: remove it."
 _SIBLINGS = "Forks compare the branches of a cut with each other: remove it."
 _CUT_OFF = "A truncated branch stays in its siblings' means without a gradient, which biases it: remove it."

@@ -39,7 +39,7 @@ _OWN = (
 )
 PACE_PROBLEMS, PACE_EVALUATIONS = 128, 10  # on the way, of a run that is compared
 OURS = "DrGRPOTrainer"
-_SAMPLES = 3
+_SAMPLES = 8
 
 
 def evaluate(
@@ -182,7 +182,7 @@ def prepare_output_dir(output_dir: Path) -> None:
 
 
 def print_report(result: DemoResult, console: Console) -> None:
-    """Print the before/after table, three held-out samples and the paths of the files."""
+    """Print the before/after table, eight held-out samples, the paths of the files and what to run next."""
     console.print(before_after_table(result))
     if result.numbers["stock"]:
         console.print(objectives_table(result))
@@ -198,8 +198,16 @@ def print_report(result: DemoResult, console: Console) -> None:
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         f'model = AutoModelForCausalLM.from_pretrained("{paths["model"].as_posix()}")',
         f'tokenizer = AutoTokenizer.from_pretrained("{paths["model"].as_posix()}")',
+        "\nNext:",
+        *(f"{command:54}# {what}" for command, what in _NEXT.items()),
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+_NEXT = {
+    "trl-drgrpo check": "half a minute: is the gradient right on this machine?",
+    "trl-drgrpo train --config recipes/cpu_quickstart.yaml": "from a recipe, in a checkout",
+}
 
 
 def before_after_table(result: DemoResult) -> Table:
@@ -261,14 +269,18 @@ def _shown(value: float | None, is_share: bool) -> str:
 
 
 def samples_table(result: DemoResult) -> Table:
-    """The first three held-out problems with the model's samples before and after training; not picked."""
-    table = Table(title=f"The first {_SAMPLES} held-out problems, sampled", title_justify="left", show_lines=True)
-    for name in ("prompt", "before", "after"):
+    """The first held-out problems with the model's samples before and after training, in one line each; not picked."""
+    problems, stages = result.problems[:_SAMPLES], ("before", "after")
+    sums = [sum(numbers) for numbers in problems]
+    verdicts = {stage: list_sum_reward(result.samples[stage][:_SAMPLES], sums) for stage in stages}
+    correct = ", ".join(f"{sum(verdicts[stage]):.0f} correct {stage}" for stage in stages)
+    table = Table(title=f"The first {len(problems)} held-out problems, sampled: {correct}", title_justify="left")
+    for name in ("prompt", *stages):
         table.add_column(name)
-    for row, numbers in enumerate(result.problems[:_SAMPLES]):
-        cells = [Text("+".join(map(str, numbers)))]
-        for text in (result.samples[stage][row] for stage in ("before", "after")):
-            is_correct = list_sum_reward([text], [sum(numbers)]) == [1.0]
-            cells.append(Text(f"{text}\n({'correct' if is_correct else f'incorrect, {sum(numbers)} is correct'})"))
-        table.add_row(*cells)
+    for row, numbers in enumerate(problems):
+        texts = ["+".join(map(str, numbers)) + f", is {sums[row]}"]
+        for stage in stages:
+            verdict = "correct" if verdicts[stage][row] else "incorrect"
+            texts.append(f"{verdict}: {', '.join(result.samples[stage][row].split())}")
+        table.add_row(*map(Text, texts))
     return table

@@ -13,7 +13,17 @@ from typing import Any
 
 from trl_drgrpo.common import __version__
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, headline, known_points, mean, rounded
+from trl_drgrpo.report.curves import (
+    Curve,
+    axes_of,
+    curves_of,
+    ends_of,
+    headline,
+    known_points,
+    mean,
+    rounded,
+    tenth_of,
+)
 from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.reading import LOG_FOLDER, Run
@@ -105,7 +115,8 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
     Returns:
         `dict`: Plain JSON that names no folder of the machine. `runs`: per run status, headline numbers, facts,
         curves, the axes they can be drawn over, difficulty, evaluations, warnings and sampled groups; `panels`,
-        `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one value per run.
+        `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one value per run,
+        the latter over `window` steps.
     """
     runs = [shareable(run) for run in runs]
     trained = [curves_of(run.logged, "train") for run in runs]
@@ -122,6 +133,7 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         "panels": [asdict(panel) for panel in panels],
         "other_metrics": other_metrics(names, panels),
         "settings_table": settings_table(runs),
+        "window": tenth_of(curves.values() for curves in trained),
         "final_table": final_table(panels, trained),
         "runs": [_run(run, curves, points, budget, max_groups) for run, curves in zip(runs, trained, strict=True)],
     }
@@ -210,13 +222,16 @@ def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) -> list[dict[str, Any]]:
-    """First and last value of every curve of the panels, means over a tenth of the logged values, and its `end`, the
-    last logged value; one per run. `trained`: curves per run, not thinned; `None` where a run did not log it."""
-    rows = []
+    """First and last level of every curve of the panels, means over as many steps in all runs (`tenth_of`); its `end`,
+    the last logged value; and `change`, the last level minus that of the first run. One per run, `None` where a run
+    did not log it. `trained`: curves per run, not thinned."""
+    rows, window = [], tenth_of(curves.values() for curves in trained)
     for panel in panels:
         for line in panel.lines:
             found = [next((curves[name] for name in line.metrics if name in curves), None) for curves in trained]
-            ends = [ends_of(curve) if curve else None for curve in found]
+            ends = [ends_of(curve, window) if curve else None for curve in found]
+            base, *others = [end and number(end[1]) for end in ends]
+            changes = [None if base is None or other is None else other - base for other in others]
             rows.append(
                 {
                     "name": f"{panel.title}, {line.label}" if line.label else panel.title,
@@ -225,6 +240,7 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
                     "share": panel.share,
                     "first": [rounded(number(end[0]), 4) if end else None for end in ends],
                     "last": [rounded(number(end[1]), 4) if end else None for end in ends],
+                    "change": [None, *(rounded(change, 3) for change in changes)],
                     "end": [rounded(known_points(curve)[-1][1], 4) if curve else None for curve in found],
                 }
             )

@@ -8,7 +8,7 @@ first screen are values as logged, with the steps they come from; never smoothed
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -115,22 +115,29 @@ def known_points(curve: Curve) -> list[tuple[int, float]]:
     return [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None]
 
 
-def ends_of(curve: Curve) -> tuple[float, float]:
+def ends_of(curve: Curve, window: int) -> tuple[float, float]:
     """
-    First and last level of a curve that has a value: means over the first and the last tenth of its values (at least
-    one).
+    First and last level of a curve that has a value: means over what was logged in its first and in its last `window`
+    steps (at least one value).
 
     Example:
 
     ```python
-    >>> ends_of(Curve([1, 2, 3], [0.0, None, 1.0]))
-    (0.0, 1.0)
+    >>> ends_of(Curve([1, 2, 3, 4], [0.0, None, 1.0, 2.0]), window=2)
+    (0.0, 1.5)
 
     ```
     """
-    known = [value for _, value in known_points(curve)]
-    tenth = max(1, len(known) // 10)
-    return statistics.fmean(known[:tenth]), statistics.fmean(known[-tenth:])
+    known = known_points(curve)
+    start, end = known[0][0] + window, known[-1][0] - window
+    first, last = [value for step, value in known if step < start], [value for step, value in known if step > end]
+    return statistics.fmean(first), statistics.fmean(last)
+
+
+def tenth_of(runs: Iterable[Iterable[Curve]]) -> int:
+    """A tenth of the steps of the shortest run with a value, at least one step."""
+    lasts = (max((curve.steps[-1] for curve in curves if known_points(curve)), default=None) for curves in runs)
+    return max(1, min((last for last in lasts if last is not None), default=1) // 10)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -179,7 +186,7 @@ def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False)
         return {**number, "last_tenth": None}
     (start, first), (end, last) = known_points(curve)[0], known_points(curve)[-1]
     number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
-    return {**number, "last_tenth": rounded(ends_of(curve)[1])}
+    return {**number, "last_tenth": rounded(ends_of(curve, tenth_of([[curve]]))[1])}
 
 
 def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:

@@ -107,7 +107,14 @@ def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
 
 
 def _template(name: str, **options: Any) -> Any:
-    filters = {"value": shown, "amount": amount, "headline": headline_text, "visible": visible, "cell": cell}
+    filters = {
+        "value": shown,
+        "amount": amount,
+        "change": change,
+        "headline": headline_text,
+        "visible": visible,
+        "cell": cell,
+    }
     filters |= {"beginning": _beginning, "row": lambda cells: markdown.row([shown(each) for each in cells])}
     options |= {"trim_blocks": True, "lstrip_blocks": True}
     return markdown.template("trl_drgrpo.report", f"assets/{name}", filters, **options)
@@ -137,6 +144,13 @@ def shown(value: Any) -> str:
 def amount(value: float | None, share: bool) -> str:
     """A metric as text. `None` is a dash; a share, 0 to 1, is in percent."""
     return f"{value:.1%}" if share and value is not None else shown(value)
+
+
+def change(value: float | None, share: bool) -> str:
+    """A difference of two metrics as text, with its sign; a share's in percentage points. `None` is empty."""
+    if value is None:
+        return ""
+    return f"{100 * value:+.1f} points" if share else f"{value:+.3g}"
 
 
 def headline_text(value: float | None, share: bool) -> str:

@@ -190,16 +190,35 @@ def test_a_7b_plan_imports_no_trainer(seven):
 
 ONE_AND_A_HALF = {**QWEN_7B, "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960}
 ONE_AND_A_HALF |= {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "num_key_value_heads": 8}
+QWEN3 |= {"head_dim": 128, "tie_word_embeddings": True, "max_position_embeddings": 40960}
+QWEN3_2B = {
+    **QWEN3,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+}
+QWEN3_4B = {
+    **QWEN3,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+}
+QWEN3_8B = {**QWEN3_4B, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
+LLAMA_3B = {**QWEN3_2B, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256}
+LLAMA_3B |= {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24}
 # The memory that a recipe's header names, less what a process reward model of 7B in bfloat16 takes; prompts.
 RECIPES = {
-    "gsm8k_lora": (ONE_AND_A_HALF, "16GB", 512),
+    "gsm8k_lora": (QWEN3_2B, "16GB", 512),
     "code": (ONE_AND_A_HALF, "16GB", 512),
     "r1_zero": (ONE_AND_A_HALF, "80GB", 1024),
     "prm_guided": (ONE_AND_A_HALF, "65GB", 512),
-    "qlora_7b": (QWEN_7B, "24GB", 512),
-    "vllm_qlora": (QWEN_7B, "24GB", 512),
-    "vllm_colocate": (QWEN_7B, "80GB", 512),
-    "vllm_server": (QWEN_7B, "80GB", 512),
+    "qlora_8b": (QWEN3_8B, "16GB", 512),
+    "vllm_qlora": (QWEN3_8B, "24GB", 512),
+    "vllm_colocate": (LLAMA_3B, "24GB", 512),
+    "vllm_server": (QWEN3_4B, "24GB", 512),
 }
 
 
@@ -208,7 +227,7 @@ def test_every_recipe_for_a_gpu_is_planned():
     assert recipes - {"cpu_quickstart"} == set(RECIPES)
 
 
-@pytest.mark.parametrize("name", [n if n == "qlora_7b" else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES])
+@pytest.mark.parametrize("name", [n if n == "qlora_8b" else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES])
 def test_a_recipe_fits_the_hardware_that_it_names(name, tmp_path, capsys):
     shape, memory, prompt = RECIPES[name]
     (tmp_path / "config.json").write_text(json.dumps(shape))

@@ -11,7 +11,7 @@ from trl_drgrpo import write_report
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import difficulty, report_contents
-from trl_drgrpo.report.curves import Curve
+from trl_drgrpo.report.curves import Curve, curves_of
 from trl_drgrpo.report.page import markdown_page
 from trl_drgrpo.report.reading import read_runs
 from trl_drgrpo.report.records import JsonLines
@@ -103,8 +103,24 @@ def test_differences_of_settings_and_numbers(runs):
     assert rows["epsilon"]["values"] == [0.2, None]
     assert not rows["epsilon"]["differs"]  # not recorded is not another value
     final = {row["name"]: row for row in contents["final_table"]}
-    first, second = final["Completion length, incorrect"]["last"]
+    row = final["Completion length, incorrect"]
+    first, second = row["last"]
     assert second > first + 100
+    assert row["change"] == [None, pytest.approx(second - first, rel=0.01)]
+
+
+def test_levels_of_runs_of_different_lengths_are_over_as_many_steps(tmp_path):
+    long, short = (write_run_log(tmp_path / str(steps), steps=steps, every=50) for steps in (100, 10))
+    contents = report_contents(read_runs([long, short]))
+    assert contents["window"] == 1
+    (reward,) = [row for row in contents["final_table"] if row["name"] == "Reward"]
+    logged = [curves_of(run.logged, "train")["reward"] for run in read_runs([long, short])]
+    assert reward["first"] == pytest.approx([curve.values[0] for curve in logged], rel=1e-3)
+    page = write_report([long, short], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "the first and in the last 1 step of each run" in page
+    one = write_report(short, tmp_path / "one.html").read_text(encoding="utf-8")
+    assert "mean of the last tenth" not in one  # which is the last value
+    assert '<th scope="col" class="num">end</th>' not in one
 
 
 def test_what_the_curriculum_keeps_is_part_of_the_difficulty():

@@ -154,8 +154,8 @@ def first_loss_remarks(trainer: Any, loss: float) -> list[str]:
     nothing_else = not (args.beta or args.entropy_coef or args.use_adaptive_entropy or trainer.own_losses)
     if whole_groups and sum_to_zero and nothing_else:
         remarks.append(
-            f"The loss is {loss:.2g}, and stays near 0: every importance ratio is 1 and the advantages of a group sum to "
-            "0, so only differences in length remain. Its gradient does train the model. Watch the reward instead."
+            f"The loss is {loss:.2g}, and stays near 0: every importance ratio is 1 and the advantages of a group sum "
+            "to 0, so only differences in length remain. Its gradient does train the model. Watch the reward instead."
         )
     if args.gradient_accumulation_steps % trainer.generate_every == 0:
         defaults = {field.name: field.default for field in dataclasses.fields(args) if field.name in _BOUNDS}

@@ -413,8 +413,8 @@ def rounded_away(window: Window, shares: Series, *, share: float = 0.5) -> Found
 
 @_cause("grad_norm", "drgrpo/dead_groups_frac", "learning_rate", steps=10, fewest=2, from_logs=True)
 def nothing_moves(window: Window, norms: Series, dead: Series, rates: Series) -> Found:
-    """There are live groups, and the gradient, or the learning rate, is 0 all the same. The gradient norm is that of the
-    step that logs."""
+    """Groups are live, and the gradient, or the learning rate, is 0 all the same. The norm is that of the step that
+    logs."""
     has_no_gradient = max(norms) <= 0 and max(dead) < 1
     return {"rate": max(rates)} if max(rates) <= 0 or has_no_gradient else None
 

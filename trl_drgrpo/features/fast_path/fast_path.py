@@ -1,9 +1,9 @@
 """The exact fast path: the same gradient for a fraction of the work (math.md, section 4). Glue only.
 
 After each generation the micro-batches of every optimizer step are planned anew (`micro_batch_planner.py`,
-`window.py`): rows without advantage are skipped, the others regrouped by length, cut to their own extent and, where the
-model allows it, packed so that prompts and other common prefixes run once (`pack_layout.py`, `sharing.py`); tokens
-alone tell who shares what. Old log-probabilities are computed after that, for the rows that will be trained on.
+`window.py`): rows without advantage are skipped, the others regrouped by length, cut to their own extent and, where
+the model allows it, packed so that prompts and other common prefixes run once (`pack_layout.py`, `sharing.py`);
+tokens alone tell who shares what. Old log-probabilities are computed after that, for the rows that will be trained on.
 Generation runs each prompt once (`decoding/`).
 
 All of it is exact for this package's objective and no other, so each step stands aside where it would not be.

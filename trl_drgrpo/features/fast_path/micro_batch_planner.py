@@ -1,8 +1,8 @@
 """Plans which rows run in which micro-batch, without tensors.
 
 With a constant normalizer the gradient of an optimizer step is a plain sum over rows and tokens. So within the rows of
-one optimizer step (its *window*) it does not matter which rows share a forward, and rows without advantage need none. The
-plan uses that freedom to process as few tokens as possible:
+one optimizer step (its *window*) it does not matter which rows share a forward, and rows without advantage need none.
+The plan uses that freedom to process as few tokens as possible:
 
 - rows without advantage are skipped (the caller says which);
 - completions of one prompt may be *packed* behind one copy of it, where that costs less than repeating it; prefixes

@@ -165,11 +165,11 @@ function drawMarks(chart) {
 // The values at the cursor as they were logged, without one the last ones.
 function readout(panel, traces, raw, index) {
   const hovering = index !== null && index !== undefined;
-  const parts = traces.map(({ name, what, color, dash }, i) => {
+  const parts = traces.map(({ name, what, color, dash, points }, i) => {
     const values = raw[i + 1];
     let at = hovering ? index : values.length - 1;
     while (at >= 0 && (values[at] === undefined || (!hovering && values[at] === null))) at -= 1;
-    return el("span", { "--k": css(color) }, el("i", { class: "key" + (dash.length ? " dash" : "") }), name ? el("bdi", { title: name }, name) : null, name ? " " : "", what ? what + " " : "",
+    return el("span", { "--k": css(color) }, el("i", { class: "key" + (points ? " points" : dash.length ? " dash" : "") }), name ? el("bdi", { title: name }, name) : null, name ? " " : "", what ? what + " " : "",
       el("b", {}, number(at < 0 ? null : values[at], panel.share)));
   });
   const ends = new Set(traces.map(({ x }) => x.at(-1)));

@@ -1,14 +1,14 @@
 """The micro-batches that a run may come to: how many packs, how wide, with how many tokens to score.
 
-Where micro-batches are planned (`micro_batching="exact"`), their shape depends on which rows have an advantage and on how
-long they are. So the planner of the fast path itself is asked about windows of several kinds: every row at its limit;
-all shorter; long ones beside short ones; forks; short prompts; groups of which few rows are left; as many rows as just
-fill a micro-batch. Its answers are the shapes a run is planned for, less those that another one exceeds in every way.
-The kinds are samples, not a proof. Masks are bounded: as wide as a pack of so many tokens can get.
+Where micro-batches are planned (`micro_batching="exact"`), their shape depends on which rows have an advantage and on
+how long they are. So the planner of the fast path itself is asked about windows of several kinds: every row at its
+limit; all shorter; long ones beside short ones; forks; short prompts; groups of which few rows are left; as many rows
+as just fill a micro-batch. Its answers are the shapes a run is planned for, less those that another one exceeds in
+every way. The kinds are samples, not a proof. Masks are bounded: as wide as a pack of so many tokens can get.
 
 A micro-batch may hold as many tokens as stock TRL's, padded to the longest prompt and completion of the generation. So
-a prompt and a completion at their limits are always among the rows, though perhaps among those without advantage. A group
-that is live has two rows at least, since deviations from a mean add up to 0; but where a generation serves several
+a prompt and a completion at their limits are always among the rows, though perhaps among those without advantage. A
+live group has two rows at least, since deviations from a mean add up to 0; but where a generation serves several
 optimizer steps its rows are shuffled, and a window may hold one row of each group.
 """
 

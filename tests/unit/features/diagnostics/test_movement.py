@@ -138,7 +138,10 @@ def test_the_first_loss_is_that_of_a_step_with_a_signal_of_the_whole_run():
     assert not is_first_loss(alive, [alive, dead, alive])  # resumed: the history came with the checkpoint
 
 
-EXPLAINED, NO_EFFECT = "The loss is -0.0012, and stays near 0", "{}: no effect with one optimizer step per generation batch"
+EXPLAINED, NO_EFFECT = (
+    "The loss is -0.0012, and stays near 0",
+    "{}: no effect with one optimizer step per generation batch",
+)
 HIGHER, BOTH = {"epsilon_high": 0.28}, {"epsilon": 0.1, "delta": 2.0}
 
 
