@@ -11,6 +11,7 @@ done, 1 a reward failed on some row, 2 bad input.
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +25,10 @@ from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, kept_r
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
+from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, prompt_text
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
+from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import ask, check_columns
 from trl_drgrpo.rewards.contract import reward_name
@@ -49,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--data",
         required=True,
-        help="completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a run",
+        help="completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
+        "run (what it logged, sampled in an evaluation, or recorded)",
     )
     columns = "data with prompt and the columns that --data lacks, joined by the prompt (default: the recipe's)"
     add("--dataset_name", "--dataset", dest="dataset", help=columns)
@@ -169,14 +173,20 @@ def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str
 
 
 def _read(args: argparse.Namespace, recipe: dict[str, Any]) -> Rows:
-    rows = scoring.read_rows(_in_run(args.data))[: args.limit]
+    path = _in_run(args.data)
+    recorded = Path(path, LOG_FOLDER).is_dir()
+    rows = (_recorded(Path(path)) if recorded else scoring.read_rows(path))[: args.limit]
     is_table = all(column in rows[0] for column in scoring.TABLE_COLUMNS)
     if source := args.dataset or (is_table and recipe.get("dataset_name")):
         split = recipe.get("dataset_train_split") or "train"
         dataset = load_data(source, name=recipe.get("dataset_config"), split=split)
         prompting = {key: recipe.get(key) for key in PROMPT_KEYS}
         renamings = recipe.get("rename_columns") or ()
-        rows = scoring.with_columns_of(rows, prompt_rows(dataset, source, [], renamings=renamings, **prompting))
+        given = prompt_rows(dataset, source, [], renamings=renamings, **prompting)
+        if recorded:  # a run log has prompts as texts
+            prompts = {prompt_text(row["prompt"]): row["prompt"] for row in given if "prompt" in row}
+            rows = [{**row, "prompt": prompts.get(row["prompt"], row["prompt"])} for row in rows]
+        rows = scoring.with_columns_of(rows, given)
     for old, new in checked_renamings(args.columns, dict.fromkeys(name for row in rows for name in row)):
         rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
     for number, row in enumerate(rows, start=1):
@@ -200,8 +210,8 @@ def _check_steps(row: Row, field: str) -> None:
 
 
 def _in_run(path: str) -> str:
-    """The completions of a run's folder: those that it logged, else the samples of its evaluations; any other path as
-    it is."""
+    """The completions of a run's folder: those that it logged, else the samples of its evaluations, else the folder
+    itself, whose run log recorded some; any other path as it is."""
     run = Path(path)
     if not (run / LOG_FOLDER).is_dir():
         return path
@@ -210,8 +220,34 @@ def _in_run(path: str) -> str:
         if files := sorted(folder.glob(pattern)):
             console.log(f"Scoring the completions in {folder}: {', '.join(each.name for each in files)}")
             return str(folder)
-    remedy = f"Train with log_completions: true, or sample some: `trl-drgrpo eval --model {path}`."
-    raise InputError("data", f"{path}, a run that kept no whole completions", "completions", remedy)
+    return path
+
+
+def _recorded(run: Path) -> Rows:
+    """The training groups of a run log, a row per completion as in TRL's table: without special tokens, with the
+    columns that are recorded whole."""
+    found = read_run(run)
+    groups = [group for group in found.completions or () if group.mode == "train"]
+    if not groups:
+        remedy = f"Train with record_groups above 0, or sample some: `trl-drgrpo eval --model {run}`."
+        raise InputError("data", f"{run}, a run that recorded no completions", "completions", remedy)
+    console.log(f"Scoring {len(groups)} recorded groups of {run}: a part of what was trained on, see record_groups.")
+    about = json.loads((run / LOG_FOLDER / RUN).read_text(encoding="utf-8"))
+    special = re.compile("|".join(map(re.escape, about.get("special_tokens") or ["\0"])))
+
+    def completion(text: str) -> Any:
+        text = special.sub("", text)
+        return [{"role": "assistant", "content": text}] if about.get("prompts") == "messages" else text
+
+    def columns(group: Any) -> Row:
+        return {name: value for name, value in group.columns.items() if len(value) < COLUMN_CHARACTERS}
+
+    return [
+        {**columns(group), **row.rewards, "prompt": group.prompt, "completion": completion(row.text)}
+        | {"step": group.step, "advantage": row.advantage}
+        for group in groups
+        for row in group.rows
+    ]
 
 
 def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:

@@ -292,6 +292,9 @@ class RecordedCompletions:
         """Groups that are recorded."""
         return len(self._entries) - len(self._damaged)
 
+    def __iter__(self) -> Iterator[Group]:
+        return (group for at in range(len(self._entries)) if (group := self.load(at)) is not None)
+
     @property
     def unreadable(self) -> int:
         """Lines that were no group."""

@@ -71,10 +71,7 @@ def check_completions(rows: Iterable[Row]) -> None:
     """Every row has a prompt and a completion, each a text or messages with text. The first is row 1."""
     for number, row in enumerate(rows, start=1):
         if {"mode", "group", "G", "rows"} <= row.keys():
-            remedy = (
-                "Score the table of a run with log_completions=True (<output_dir>/completions), or the samples of "
-                "`trl-drgrpo eval` (_drgrpo/evaluations/samples)."
-            )
+            remedy = "Name the folder of the run instead: `--data <output_dir>`."
             got = "a run log, whose texts are cut into spans and hold special tokens"
             raise InputError(f"data, row {number}", got, "a prompt and a completion per row", remedy)
         for column in ("prompt", "completion"):

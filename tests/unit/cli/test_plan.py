@@ -232,10 +232,11 @@ def test_a_recipe_fits_the_hardware_that_it_names(name, tmp_path, capsys):
     shape, memory, prompt = RECIPES[name]
     (tmp_path / "config.json").write_text(json.dumps(shape))
     path = str(ROOT / "recipes" / f"{name}.yaml")
-    arguments = ("--model", str(tmp_path), "--memory", memory, "--max_prompt_length", str(prompt), "--json")
-    code, out, _ = plan(capsys, "--config", path, *arguments)
-    found = json.loads(out)
     given = read_recipe(path).values
+    longest = given.get("max_completion_length", DrGRPOConfig.max_completion_length)  # as it runs, not as proposed
+    lengths = ("--max_prompt_length", str(prompt), "--max_completion_length", str(longest))
+    code, out, _ = plan(capsys, "--config", path, "--model", str(tmp_path), "--memory", memory, *lengths, "--json")
+    found = json.loads(out)
     assert code == 0, found["phases"]
     assert found["recipe"].get("load_in_4bit", False) == (given.get("preset") == "qlora")
     assert found["recipe"].get("lora_r") == (16 if "preset" in given else None)

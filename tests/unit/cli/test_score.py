@@ -45,7 +45,9 @@ def report(here, capsys):
     def call(rewards, *argv, data="rows.jsonl"):
         specs = [name if not name.isidentifier() or "_" in name else f"mine.py:{name}" for name in rewards.split("|")]
         code = score("--rewards", *specs, "--data", data, "--json", *argv)
-        return code, json.loads(capsys.readouterr().out)
+        out, err = capsys.readouterr()
+        assert code < 2, err
+        return code, json.loads(out)
 
     return call
 
@@ -269,8 +271,22 @@ def test_what_a_run_has_logged_is_scored_again(here, report, capsys, tokenizer, 
     for folder in (run / "completions", run):  # the run's folder will do
         assert report("other.py:early", data=str(folder))[1]["disagreements"][0]["count"] == 16
     (run / "completions").rename(run / "_drgrpo" / "elsewhere")
+    # The groups that the run log recorded: prompts as texts, special tokens in the completions.
+    (here / "plain.py").write_text(
+        "def early(completions, answer, **kwargs):\n"
+        "    return [float(c[0]['content'][:1] < 'm') for c in completions]\n"
+    )
+    arguments = ("--dataset", "dataset.jsonl", "--output", "scored.jsonl")
+    code, found = report("plain.py:early", *arguments, data=str(run))
+    assert (code, found["rewards"]["early"]["rows"]) == (0, 16)
+    assert found["disagreements"] == [{"first": "early", "second": "logged early", "count": 0, "rows": []}]
+    rows = [json.loads(line) for line in Path("scored.jsonl").read_text().splitlines()]
+    assert all(row["prompt"] in [each["prompt"] for each in prompts] for row in rows)
+    assert not any(mark in row["completion"][0]["content"] for row in rows for mark in tokenizer.all_special_tokens)
+    assert report("other.py:early", data=str(run))[1]["disagreements"][0]["count"] == 16  # without the dataset
+    (run / "_drgrpo" / "completions.jsonl").unlink()
     assert score("--rewards", "other.py:early", "--data", str(run)) == 2
-    assert "a run that kept no whole completions; expected completions. Train with log_com" in capsys.readouterr().err
+    assert "a run that recorded no completions; expected completions. Train with record_" in capsys.readouterr().err
     samples = run / "_drgrpo" / "evaluations" / "samples"
     samples.mkdir(parents=True)
     for name in ("a", "b"):

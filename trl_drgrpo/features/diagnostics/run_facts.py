@@ -65,6 +65,7 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
         "adapter": adapter_facts(trainer.accelerator.unwrap_model(trainer.model)),
         "dataset": trainer.dataset_name or getattr(info, "dataset_name", None) or None,
         "prompts": "messages" if is_conversational(trainer.train_dataset) else "texts",
+        "special_tokens": trainer.text_tokenizer.all_special_tokens,
         "formula": objective_of(trainer)[0],
         "objective": _objective(trainer),
         "settings": fields_of(args, _SETTINGS),
