@@ -15,8 +15,8 @@ Hardware: one GPU. Not measured there yet; the tests run 2 steps of it on a tiny
 
 from datasets import load_dataset
 
-from trl_drgrpo import DrGRPOConfig as GRPOConfig  # instead of: from trl import GRPOConfig
-from trl_drgrpo import DrGRPOTrainer as GRPOTrainer  # instead of: from trl import GRPOTrainer
+from trl_drgrpo import DrGRPOConfig as GRPOConfig
+from trl_drgrpo import DrGRPOTrainer as GRPOTrainer
 from trl_drgrpo import lora_preset, preset_arguments
 from trl_drgrpo.rewards import MathReward
 

@@ -8,11 +8,15 @@ import base64
 import json
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+import reference_page
 
 ROOT = Path(__file__).parents[2]
 GUIDES = "recipes/guides"
@@ -24,14 +28,18 @@ CODE = {".cff": "yaml", ".css": "css", ".py": "python", ".toml": "toml", ".txt":
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
 INLINE_CODE = re.compile(r"<code>([^<\n]*)</code>")
 FORMULAS: list[str] = []  # as MathML; in Markdown a formula is its place here, between two characters for private use
-HOMES = {"CHANGELOG.md": "changelog.md"}  # pages with a place of their own in the navigation
+STUDIES = {f"recipes/studies/{path.name}": f"studies/{path.name}" for path in (ROOT / "recipes/studies").glob("*.md")}
+# Pages with a place of their own in the navigation.
+HOMES = {"CHANGELOG.md": "changelog.md", "tests/benchmarks/README.md": "benchmarks.md", **STUDIES}
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the generated pages and the linked files."""
     linked = {path for file in files.documentation_pages() for path in outside(source_of(file), file.content_string)}
-    linked |= set(HOMES)
-    pages: dict[str, str | bytes] = dict(api_pages((ROOT / GUIDES / "reference.md").read_text(encoding="utf-8")))
+    for path in HOMES:
+        linked |= {path, *outside(path, (ROOT / path).read_text(encoding="utf-8"))}
+    reference = reference_page.page()
+    pages: dict[str, str | bytes] = {"reference.md": reference, **api_pages(reference)}
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
         made = notebook_page(notebook)
         source = notebook.relative_to(ROOT).as_posix()
@@ -135,7 +143,7 @@ def linked_page(path: Path) -> str | bytes:
 
 
 def api_pages(reference: str) -> dict[str, str]:
-    """A page per package with the names that `reference.md` lists, from their docstrings."""
+    """A page per package with the names that the reference lists, from their docstrings."""
     pages = {}
     for section in reference.split("\n## ")[1:]:
         package, names = re.match(r"`([\w.]+)`", section), re.findall(r"^\| `(\w+)`", section, re.MULTILINE)

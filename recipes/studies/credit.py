@@ -378,7 +378,7 @@ def draw(results: Results) -> Any:
     return figure
 
 
-STUDY = Study("credit", "process_rewards", 5, SETTINGS, QUICK, measure, report, draw, conclude)
+STUDY = Study("credit", "credit", 5, SETTINGS, QUICK, measure, report, draw, conclude)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Do dynamic sampling and a curriculum pay, at equal generated tokens?
 
-Question: batches of prompts that carry signal learn more per step. Do they learn more per token? Arms: the demo's
+Question: batches of live prompts learn more per step. Do they learn more per token? Arms: the demo's
 model, trained on batches that are filled in seven ways. Starts: sums of which it solves few, and sums of which it
 solves about half. Model, prompts, seeds and settings are the same in every arm of a start, and each arm ends at the
 same number of generated tokens. Tokens of dropped groups count, so an arm that drops many takes fewer optimizer steps.
@@ -193,7 +193,7 @@ def draw(results: Results) -> Any:
 
 QUICK = {"prompts": 2, "num_generations": 4, "different_prompts": 40, "held_out": 8, "evaluations": 1}
 QUICK |= {"starts": {name: {**start, **_QUICK_START} for name, start in SETTINGS["starts"].items()}}
-STUDY = Study("signal", "signal", 5, SETTINGS, QUICK, measure, report, draw, conclude)
+STUDY = Study("signal", "dynamic_sampling", 5, SETTINGS, QUICK, measure, report, draw, conclude)
 
 
 if __name__ == "__main__":

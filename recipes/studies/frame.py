@@ -37,7 +37,7 @@ class Study:
 
     Args:
         name (`str`): Of its file in `recipes/results`.
-        page (`str`): The guide that shows it.
+        page (`str`): The page beside it that shows it.
         seeds (`int`): How many the committed numbers have, from 0 on.
         settings (`dict`): All that the numbers depend on.
         quick (`dict`): The settings that a run in miniature changes.
@@ -173,7 +173,7 @@ def main(study: Study) -> None:
     print("\n\n".join(filter(None, [*study.report(run.results), study.conclude(run.results)])))
     if args.quick:
         print("in miniature: these numbers show that the study runs, and nothing else", file=sys.stderr)
-    print(f"what they mean: recipes/guides/{study.page}.md; ± is a 95% interval over seeds", file=sys.stderr)
+    print(f"what they mean: recipes/studies/{study.page}.md; ± is a 95% interval over seeds", file=sys.stderr)
     try:
         figure, path = study.draw(run.results), run.output.with_suffix(".png")
         print(f"picture: {save_figure(figure, path)}", file=sys.stderr)

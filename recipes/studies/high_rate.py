@@ -90,7 +90,7 @@ QUICK = {
     "different_prompts": 16,
     "evaluations": 2,
 }
-STUDY = Study("high_rate", "pace", 2, HIGH, QUICK, measure, report, draw, conclude)
+STUDY = Study("high_rate", "pace", 3, HIGH, QUICK, measure, report, draw, conclude)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Task(small_models.Task):
 def study(name: str, task: Task, seeds: int, **settings: Any) -> Study:
     """The study of a task; `settings` differ from [`SETTINGS`]."""
     settings = {**SETTINGS, **settings}
-    return Study(name, "evidence", seeds, settings, QUICK, partial(measure, task), partial(report, task), draw)
+    return Study(name, "length_bias", seeds, settings, QUICK, partial(measure, task), partial(report, task), draw)
 
 
 def measure(task: Task, run: Run) -> None:

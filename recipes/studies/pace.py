@@ -379,7 +379,7 @@ QUICK = {
     "evaluations": 2,
     "warm_up": [2, 2],
 }
-STUDY = Study("pace", "pace", 4, SETTINGS, QUICK, measure, report, draw, conclude, dark=True)
+STUDY = Study("pace", "pace", 5, SETTINGS, QUICK, measure, report, draw, conclude, dark=True)
 
 
 if __name__ == "__main__":

@@ -370,7 +370,7 @@ def draw(results: Results) -> Any:
 
 
 QUICK = {"models": ("sums_3", "sums_demo"), "prompts": 8, "num_generations": 2, "batches": 3}
-STUDY = Study("probe", "evidence", 3, SETTINGS, QUICK, partial(measure_all, measure_one), report, draw)
+STUDY = Study("probe", "probe", 3, SETTINGS, QUICK, partial(measure_all, measure_one), report, draw)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def _pulls(group: int) -> dict[bool, list[float]]:
     return {std: [value / values[group // 2] for value in values] for std, values in weights.items()}
 
 
-STUDY = Study("length_bias_tabular", "evidence", 5, SETTINGS, {"steps": 40}, measure, report, draw)
+STUDY = Study("length_bias_tabular", "length_bias", 5, SETTINGS, {"steps": 40}, measure, report, draw)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def draw(results: Results) -> Any:
 
 QUICK = {"models": ("even_4", "sums_3"), "prompts": 2, "num_generations": 4, "batches": 4, "single_batches": 1}
 QUICK |= {"warm_start": 40}
-STUDY = Study("variance", "evidence", 3, SETTINGS, QUICK, partial(measure_all, measure_one), report, draw)
+STUDY = Study("variance", "variance", 3, SETTINGS, QUICK, partial(measure_all, measure_one), report, draw)
 
 
 if __name__ == "__main__":

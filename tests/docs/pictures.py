@@ -6,6 +6,7 @@ from pathlib import Path
 from trl_drgrpo.common.drawing import COLORS, new_figure, save_figure
 
 GUIDES = Path(__file__).parents[2] / "recipes" / "guides"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "README.md"
 FAST_PATH = GUIDES / "images" / "fast_path.png"
 # Case in a table of the guide -> label of its bar, by group.
 BARS = {
@@ -33,7 +34,7 @@ def ratios(page: str) -> dict[str, tuple[float, float, float]]:
 
 def draw_fast_path(path: Path = FAST_PATH) -> Path:
     """Bars of stock TRL's CPU time over ours, with the least and most of the pairs."""
-    found = ratios((GUIDES / "benchmarks.md").read_text(encoding="utf-8"))
+    found = ratios(BENCHMARKS.read_text(encoding="utf-8"))
     figure, panels = new_figure(
         2, 1, 7.2, 3.4, sharex=True, gridspec_kw={"height_ratios": [len(bars) for bars in BARS.values()]}
     )

@@ -29,6 +29,7 @@ from trl_drgrpo.check.bias import OBJECTIVES
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 GUIDES = RECIPES / "guides"
+BENCHMARKS = ROOT / "tests" / "benchmarks" / "README.md"
 BIASES = (tabular, guessing, arithmetic, verify)
 STUDIES = {
     module.__name__: module.STUDY
@@ -42,7 +43,7 @@ def read(name):
 
 
 def page(name):
-    return (GUIDES / f"{STUDIES[name].page}.md").read_text()
+    return (RECIPES / "studies" / f"{STUDIES[name].page}.md").read_text()
 
 
 def tables(name):
@@ -125,36 +126,37 @@ def test_the_page_says_what_came_of_the_runs_that_did_not_count(file, unit):
 
 
 def evidence():
-    """The rows of the table that begins the page, by their file."""
-    rows = [line for line in page("tabular").split("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    """The rows of the tables of the page, by the file that they lead to."""
+    lines = (GUIDES / "evidence.md").read_text().splitlines()
     found = {}
-    for row in rows:
+    for row in [line for line in lines if re.match(r"\| (?!claim|question)", line)]:
         (path,) = re.findall(r"\]\(([^)]+)\)", row)
         found.setdefault(path, []).append(row)
     return found
 
 
 def test_every_row_of_the_evidence_has_its_file():
-    assert len(evidence()) >= 8
+    assert len(evidence()) >= 12
     for path in evidence():
         assert (GUIDES / path).is_file(), path
 
 
-@pytest.mark.parametrize("name", [*NAMES, "probe", "variance", "dynamic_sampling", "forks", "search"])
+@pytest.mark.parametrize("name", STUDIES)
 def test_the_evidence_quotes_the_studies(name):
-    known = tables(name)
+    beside = [other for other in STUDIES if STUDIES[other].page == STUDIES[name].page]
+    known = [text for other in beside for text in [*tables(other), STUDIES[other].conclude(read(STUDIES[other].name))]]
     if name == "forks":
         again = read("forks_repeated")
         known += [forks.over_flat(again, "high", "2", rewards).text(2) for rewards in forks.REWARDS]
-    begin = {"dynamic_sampling": "## Findings", "forks": "## Findings", "search": "## Measured: search"}.get(name)
-    rows = evidence().get(f"../results/{STUDIES[name].name}.json") or evidence().get(f"{STUDIES[name].page}.md", [])
-    texts = [*rows, *([page(name).split(begin)[1]] if begin else [])]
-    assert texts
-    assert [each for text in texts for each in unknown(text, known)] == []
+    begin = {"dynamic_sampling": "## Findings", "forks": "## Findings"}.get(name)
+    rows = evidence()[f"../studies/{STUDIES[name].page}.md"]
+    assert [each for text in rows for each in unknown(text, known)] == []
+    if begin or name == "search":
+        assert unknown(page(name).split(begin)[1] if begin else page(name), known) == []
 
 
 def test_the_evidence_quotes_the_check():
-    (row,) = evidence()["../results/check_full.json"]
+    row = evidence()["../studies/check.md"][0]
     found = json.loads((ROOT / "recipes/results/check_full.json").read_text())
     assert found["passed"] is True
     float64 = [case["gradient_difference"] for case in found["cases"] if case["plain_head"] and not case["control"]]
@@ -163,16 +165,17 @@ def test_the_evidence_quotes_the_check():
     left = [f"{case['residual']:.0%}" for case in controls]
     assert f"{', '.join(left[:-1])} and {left[-1]}" in row
     for case, share in zip(controls, left, strict=True):
-        assert f"{case['cosine']:.2f} and {share}" in " ".join(page("tabular").split())
+        assert f"{case['cosine']:.2f} and {share}" in " ".join((RECIPES / "studies/check.md").read_text().split())
 
 
 def test_the_evidence_quotes_the_check_of_the_credit():
-    (row,) = evidence()["../results/check_credit.json"]
+    row = evidence()["../studies/check.md"][1]
     found = json.loads((ROOT / "recipes/results/check_credit.json").read_text())
     assert found["passed"] is True
     exact = [case["difference"] for case in found["credit"] if not case["control"]]
     controls = [case["difference"] for case in found["credit"] if case["control"]]
-    assert f"at most {max(exact):.1e}; published constructions by {min(controls):.0%} to {max(controls):.0%}" in row
+    assert f"at most {max(exact):.1e}. Credit as published elsewhere is off by" in row
+    assert f"off by {min(controls):.0%} to {max(controls):.0%}" in row
 
 
 def test_the_evidence_quotes_the_demo():
@@ -187,21 +190,21 @@ def test_the_evidence_shows_what_a_gpu_has_said():
     results = RECIPES / "results" / "gpu.json"
     if not results.exists():
         pytest.skip("make gpu was never run: there is nothing to show")
-    assert gpu.table(json.loads(results.read_text())) in page("tabular")
+    assert gpu.table(json.loads(results.read_text())) in (RECIPES / "studies/check.md").read_text()
 
 
 def test_the_picture_of_the_fast_path_is_drawn_from_the_guide(tmp_path):
-    found = pictures.ratios((GUIDES / "benchmarks.md").read_text())
+    found = pictures.ratios(BENCHMARKS.read_text())
     assert {case for bars in pictures.BARS.values() for case in bars} <= set(found)
     assert pictures.FAST_PATH.exists()
     assert pictures.draw_fast_path(tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_speed_that_is_summed_up_is_that_of_the_benchmarks():
-    benchmarks = (GUIDES / "benchmarks.md").read_text()
+    benchmarks = BENCHMARKS.read_text()
     summary = re.findall(r"\d+\.\d+x", (GUIDES / "fast_path.md").read_text())
     assert len(summary) >= 12
     assert [each for each in summary if f"| {each} (" not in benchmarks] == []
-    (row,) = evidence()["benchmarks.md"]
+    (row,) = evidence()["../../tests/benchmarks/README.md"]
     ends = [float(each.rstrip("x")) for each in re.findall(r"\d+\.\d+x", row)]
     assert ends == [min(float(each[:-1]) for each in summary), max(float(each[:-1]) for each in summary)]

@@ -87,7 +87,7 @@ def test_the_quickstart_gives_the_number_it_promises(tmp_path):
 def test_the_guide_shows_what_the_pipeline_printed():
     numbers = json.loads((ROOT / "recipes/results/prm_pipeline.json").read_text())
     text, _, seconds = prm_pipeline.table(numbers).rpartition("\n\n")
-    guide = (ROOT / "recipes/guides/process_reward_models.md").read_text()
+    guide = (ROOT / "recipes/studies/prm_pipeline.md").read_text()
     assert text in guide
     assert float(re.search(r"in all (\d+)", seconds)[1]) < 300
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
+from reference_page import page as reference
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
@@ -34,10 +35,10 @@ def navigation(entry=None):
 
 def generated():
     """The pages that the hooks make of other files."""
-    reference = (RECIPES / "guides" / "reference.md").read_text(encoding="utf-8")
-    yield from (f"api/{package}.md" for package in re.findall(r"^## `([\w.]+)`", reference, re.MULTILINE))
+    yield from (f"api/{package}.md" for package in re.findall(r"^## `([\w.]+)`", reference(), re.MULTILINE))
+    yield from (f"studies/{path.name}" for path in (RECIPES / "studies").glob("*.md"))
     yield from (f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb"))
-    yield "changelog.md"
+    yield from ("reference.md", "benchmarks.md", "changelog.md")
 
 
 def test_every_page_is_in_the_navigation_once():

@@ -3,7 +3,10 @@
 import json
 import re
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from types import SimpleNamespace
+from urllib.request import urlopen
 
 import pytest
 import runs
@@ -11,6 +14,7 @@ from datasets import Dataset
 from runs import assert_same_weights, short_run, weights
 from walk import SAYS, Scripted, Walk, with_tools
 
+from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError, RewardError
 
 # What the rows of `SAYS` earn, turn by turn.
@@ -389,3 +393,119 @@ def test_results_that_do_not_fit_are_not_taken_for_no_calls(tmp_path, caplog):
     assert {len(row) for row in trainer.credited.step_rewards} == {1}
     assert "Tools were called, but no result fit: raise max_completion_length" in caplog.text
     assert "No tool was called" not in caplog.text
+
+
+# Recipes, and an environment behind a server
+
+
+GAME = '''
+class Game:
+    def reset(self, **columns): self.earned = []
+    def on_turn_begin(self): self.earned.append(0.0)
+    def get_turn_rewards(self): return self.earned
+    def go(self, to: int) -> str:
+        """Go.
+
+        Args:
+            to: The place.
+        """
+        return str(to)
+class NoReset:
+    pass
+class Mute(Game):
+    def say(self, word): return word
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+def bare(a): return a
+five = 5
+'''
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch, capsys):
+    """Exit code, and standard output and error, of a dry run with such keys."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "game.py").write_text(GAME)
+    rows = [json.dumps({"prompt": [{"role": "user", "content": f"Walk {i}."}]}) + "\n" for i in range(16)]
+    (tmp_path / "data.jsonl").write_text("".join(rows))
+
+    def run(**keys):
+        given = {"model_name_or_path": "trl_drgrpo:demo", "dataset_name": "data.jsonl", "output_dir": "out", **keys}
+        given["max_completion_length"] = 32
+        (tmp_path / "recipe.yaml").write_text(json.dumps(given))
+        return main(["train", "--config", "recipe.yaml", "--dry_run"]), *capsys.readouterr()
+
+    return run
+
+
+def test_a_recipe_names_environments_and_tools(planned):
+    code, out, err = planned(environment_factory="game.py:Game")
+    assert code == 0, err
+    assert "environment_factory: game.py:Game" in out
+    code, out, err = planned(tools=["game.py:add"], reward_funcs=["accuracy_reward"])
+    assert "accuracy_reward" in err  # its column is missing; the tool is fine
+    code, out, err = planned(rollout_func="game.py:add", reward_funcs=["format_reward"])
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"environment_factory": "game.py:Gane"}, "Did you mean Game"),
+        (
+            {"environment_factory": "nowhere.py:Game"},
+            "got 'nowhere.py:Game', a file that does not",
+        ),
+        ({"environment_factory": "Game"}, "environment_factory: got 'Game'; expected a path."),
+        ({"environment_factory": "game.py:five"}, "environment_factory: got int; expected a class or a function."),
+        ({"environment_factory": "game.py:NoReset"}, "environment_factory: got NoReset without `reset`"),
+        ({"environment_factory": "game.py:Mute"}, "environment_factory: got Mute.say: "),
+        ({"tools": ["game.py:bare"], "reward_funcs": ["format_reward"]}, "tools: got bare: "),
+        ({"tools": ["game.py:five"], "reward_funcs": ["format_reward"]}, "tools: got int; expected functions."),
+    ],
+)
+def test_a_name_that_is_no_tool_or_environment_is_one_error(planned, keys, message):
+    code, out, err = planned(**keys)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+class Remote(Walk):
+    """The walk, played on a server; the third call of a game is one that the server refuses."""
+
+    def go(self, row: int, to: int) -> str:
+        with urlopen(f"{self.address}/{to}", timeout=5) as answer:
+            said = answer.read().decode()
+        self.paid[-1] += to
+        return said
+
+    go.__doc__ = Walk.go.__doc__
+
+
+def test_an_environment_may_live_on_a_server(tmp_path):
+    class Game(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(500 if self.path == "/4" else 200)
+            self.end_headers()
+            self.wfile.write(f"at {self.path[1:]}".encode())
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Game) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        Remote.address = f"http://127.0.0.1:{server.server_port}"
+        trainer = build(tmp_path, environment_factory=Remote)
+        trainer.train()
+        server.shutdown()
+    assert trainer.credited.step_rewards[:3] == EARNED[:3]
+    assert trainer.credited.step_rewards[3][0] == 0.0  # the server refused: the model was told
+    answers = [m["content"] for m in trainer.credited.scored.completions[3] if m["role"] == "tool"]
+    assert "HTTP Error 500" in answers[0]

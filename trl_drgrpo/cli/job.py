@@ -26,7 +26,7 @@ from trl_drgrpo.config.field_kinds import refused
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start, newest_complete_checkpoint
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.contract import reward_name
-from trl_drgrpo.rewards.recipe_rewards import origin, resolve_reward
+from trl_drgrpo.rewards.recipe_rewards import origin, resolve_object, resolve_reward
 from trl_drgrpo.single_gpu.lora_presets import check_preset, preset_values
 
 
@@ -41,7 +41,8 @@ class Job:
         script, training, model: The dataclasses, built.
         inputs (`dict[str, Any]`): Further arguments of the trainer: `reward_funcs` (the id of a reward model first, as
             TRL does), `step_reward_funcs`, `train_dataset`, `eval_dataset` (`None` without evaluation),
-            `quantization_config` and `peft_config` (`None` for none).
+            `quantization_config` and `peft_config` (`None` for none); and those named of `tools`,
+            `environment_factory` and `rollout_func`.
     """
 
     given: dict[str, Any]
@@ -66,7 +67,8 @@ def check_given(given: dict[str, Any]) -> None:
             raise InputError("dataset_name", "none", "a dataset, or a mixture under `datasets`", remedy)
         data.check_source(given["dataset_name"])
     data.check_prompting(given.get("prompt_template"), given.get("system_prompt"))
-    if not any(given.get(key) for key in ("reward_funcs", "step_reward_funcs", "reward_model_name_or_path")):
+    sources = ("reward_funcs", "step_reward_funcs", "reward_model_name_or_path", "environment_factory")
+    if not any(given.get(key) for key in sources):
         remedy = (
             "No reward source provided. Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train "
             "--help_all` lists them."
@@ -117,6 +119,11 @@ def prepare(given: dict[str, Any]) -> Job:
     if script.reward_model_name_or_path:
         inputs["reward_funcs"].insert(0, script.reward_model_name_or_path)
     inputs["step_reward_funcs"] = [step_reward(spec) for spec in script.step_reward_funcs or []]
+    if script.tools:
+        inputs["tools"] = [resolve_object(path, "tools") for path in script.tools]
+    for field in ("environment_factory", "rollout_func"):
+        if path := getattr(script, field):
+            inputs[field] = resolve_object(path, field)
     inputs |= _datasets(script, mixture, evaluate=training.eval_strategy != "no")
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 

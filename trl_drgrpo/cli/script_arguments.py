@@ -19,7 +19,8 @@ from trl.scripts.grpo import GRPOScriptArguments  # noqa: E402  # the version is
 class DrGRPOScriptArguments(GRPOScriptArguments):
     """
     Script arguments: TRL's [`GRPOScriptArguments`] with wider `dataset_name` and `reward_funcs`, and with
-    `step_reward_funcs`, `rename_columns`, `prompt_template`, `system_prompt`, `preset` and `early_stopping_patience`.
+    `step_reward_funcs`, `tools`, `environment_factory`, `rollout_func`, `rename_columns`, `prompt_template`,
+    `system_prompt`, `preset` and `early_stopping_patience`.
 
     Args:
         dataset_name (`str`, *optional*):
@@ -43,6 +44,15 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             `list_sum_line_reward` of the demo. Process reward models as mappings: `{qwen_math_prm: {model: <path or
             Hub id>}}`, `math_shepherd_prm`, `skywork_prm` and others, or `prm`, where the model says which; its
             folder or Hub id alone is short for that. With step_separator, step_credit and step_baseline.
+        tools (`list[str]`, *optional*):
+            Functions that the model may call, each `package.module.function` or `path/to/file.py:function`, with type
+            hints and a docstring that describes the arguments.
+        environment_factory (`str`, *optional*):
+            Class of environments with `reset` and tools as methods, one object per completion: a path as in tools,
+            to a class, a function that makes one, or a mapping of names to them (rows choose by a column
+            `environment`).
+        rollout_func (`str`, *optional*):
+            Function of prompts and trainer that generates the completions, a path as in tools.
         rename_columns (`list[str]`, *optional*):
             Columns to rename before training, in every split, each `old=new`, for example `question=prompt`.
         prompt_template (`str`, *optional*):
@@ -62,6 +72,9 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
     dataset_name: str | None = None
     reward_funcs: list[RewardSpec] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     step_reward_funcs: list[RewardSpec] | None = None
+    tools: list[str] | None = None
+    environment_factory: str | None = None
+    rollout_func: str | None = None
     rename_columns: list[str] | None = None
     prompt_template: str | None = None
     system_prompt: str | None = None

@@ -34,6 +34,7 @@ _USUAL = {
         *("max_steps", "learning_rate", "beta", "per_device_train_batch_size", "gradient_accumulation_steps"),
         *("eval_strategy", "eval_steps", "seed"),
     ),
+    "tools": ("tools", "environment_factory"),
     "generation": ("num_generations", "max_completion_length", "temperature", "use_vllm", "vllm_mode"),
     "credit": ("advantage_baseline", "loss_normalizer", "dynamic_sampling", "forks", "process_role"),
     "memory": ("gradient_checkpointing", "bf16"),

@@ -29,7 +29,7 @@ from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
 from trl_drgrpo.rewards.signatures import parameters
 from trl_drgrpo.single_gpu.model_checks import check_model
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
-from trl_drgrpo.upstream.environments import EnvironmentTurns
+from trl_drgrpo.upstream.environments import EnvironmentTurns, check_tools
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ def prepare(
     """
     outcome_funcs, given_steps = _as_list(reward_funcs), [step_reward(each) for each in _as_list(step_reward_funcs)]
     turns = EnvironmentTurns(environment_factory, args.on_reward_error)
+    check_tools("tools", tools or ())
     steps = [*given_steps, *turns.step_reward_funcs]
     writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
     _check_inputs(args, outcome_funcs, steps, train_dataset, eval_dataset, writers)

@@ -6,15 +6,25 @@ may define on top is in `process_rewards/turns.py`.
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
+
+from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.scoring import StepScores
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.separators import Turns
-from trl_drgrpo.process_rewards.turns import Failures, TurnRecord, TurnRewards, check_turn_methods, matched_frac
+from trl_drgrpo.process_rewards.turns import (
+    TURN_METHODS,
+    Failures,
+    TurnRecord,
+    TurnRewards,
+    check_turn_methods,
+    matched_frac,
+)
 from trl_drgrpo.rewards.contract import OnError, reward_number
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.private_state import swapped
@@ -47,7 +57,13 @@ class EnvironmentTurns(Feature):
         self.factory, probes = _probed(environment_factory)
         self.classes = list(dict.fromkeys(type(probe) for probe in probes))
         for each in self.classes:
+            if not callable(getattr(each, "reset", None)):
+                remedy = "TRL calls it with the columns of a row before each rollout: def reset(self, **kwargs)."
+                raise InputError("environment_factory", f"{each.__name__} without `reset`", "an environment", remedy)
             check_turn_methods(each)
+            methods = inspect.getmembers(each, inspect.isfunction)
+            own = [method for name, method in methods if name[0] != "_" and name not in _NO_TOOLS]
+            check_tools("environment_factory", own)
         self.step_reward_funcs = [
             TurnRewards(each, self._begun, lambda coroutine: self.trainer.run_async(coroutine), self.failures)
             for each in self._that_define("get_turn_rewards")
@@ -171,6 +187,24 @@ class ToolLoop:
             for row, (before, messages) in enumerate(zip(lengths, self._conversations, strict=True))
             if len(messages) > before and messages[-1]["role"] == "tool"
         ]
+
+
+_NO_TOOLS = ("reset", "get_reward", *TURN_METHODS)
+
+
+def check_tools(field: str, tools: Iterable[Any]) -> None:
+    """Refuses a tool that no chat template can describe: one that is no function, or lacks type hints or a docstring
+    of its arguments. TRL would find out when it renders the first prompt."""
+    for tool in tools:
+        if not callable(tool):
+            remedy = "Pass the functions themselves."
+            raise InputError(field, type(tool).__name__, "functions", remedy)
+        try:
+            get_json_schema(tool)
+        except (TypeHintParsingException, DocstringParsingException, ValueError) as error:
+            name, expected = getattr(tool, "__qualname__", repr(tool)), "tools with type hints and a docstring"
+            remedy = "Describe each argument under `Args:`; start the name of a method that is no tool with `_`."
+            raise InputError(field, f"{name}: {error}", expected, remedy) from error
 
 
 def _probed(environment_factory: Any) -> tuple[Any, list[Any]]:

@@ -11,11 +11,17 @@ TRAINER = SimpleNamespace(run_async=None)
 
 
 class Game:
+    def reset(self, **columns):
+        pass
+
     def get_reward(self):
         return 0.0
 
 
 class Rewarding:
+    def reset(self, **columns):
+        pass
+
     def get_turn_rewards(self):
         return []
 

@@ -56,7 +56,7 @@ def _cost(branch: range, stem: range) -> int:
     return (len(branch) + KEY_COST) * (len(branch) + len(stem)) + BLOCK_COST
 
 
-# Types of devices where blocks were measured to be faster than the plain mask (guides/benchmarks.md, 2026-11-22).
+# Types of devices where blocks were measured to be faster than the plain mask (tests/benchmarks/README.md).
 # Elsewhere each block is a few kernel launches more in every layer, and the mask stays plain.
 MEASURED = frozenset({"cpu"})
 

@@ -1,7 +1,6 @@
-"""The page of public names, made from the packages and their docstrings: `python tests/docs/reference_page.py`.
+"""The site's page of public names, made from the packages and their docstrings.
 
-Prints `recipes/guides/reference.md`; `test_documentation.py` compares the two. A name is public if a package lists it
-in `__all__`; what it does is the first sentence of its docstring.
+A name is public if a package lists it in `__all__`; what it does is the first sentence of its docstring.
 """
 
 import argparse
@@ -22,8 +21,6 @@ HEAD = """\
 What a package lists in `__all__`; everything else may change without notice. Arguments, shapes, units and errors are
 in the docstrings: `python -m pydoc trl_drgrpo.group_advantages`. Every flag of a command is in its `--help`, those of
 `train` and `bias` in `--help_all`. The fields of `DrGRPOConfig`: [configuration.md](configuration.md).
-
-This page is made from the docstrings: `python tests/docs/reference_page.py > recipes/guides/reference.md`.
 """
 
 
@@ -95,7 +92,3 @@ def page() -> str:
     parts.append("\n## Commands\n\n| `trl-drgrpo ...` | |\n|---|---|\n")
     parts += [f"| `{name}` | {text} |\n" for name, text in SUBCOMMANDS.items()]
     return "".join(parts)
-
-
-if __name__ == "__main__":
-    print(page(), end="")  # noqa: T201
