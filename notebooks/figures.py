@@ -1,4 +1,7 @@
-"""What the notebooks draw: token weights of one group, of a recorded run and of tokens, and the drift of lengths."""
+"""What the notebooks draw: token weights of one group, of a recorded run and of tokens, and the drift of lengths.
+
+Names that are not public come to the notebooks through here.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,16 +11,31 @@ from typing import Any
 
 import numpy as np
 
-from trl_drgrpo.check.bias import OBJECTIVES
-from trl_drgrpo.common.drawing import COLORS, ROLES, new_figure
+from trl_drgrpo.cli.short_commands import stay_offline_and_quiet
+
+stay_offline_and_quiet()  # before the libraries below read their environment
+from trl_drgrpo.check.bias import OBJECTIVES, gradient_weight
+from trl_drgrpo.common.drawing import COLORS, ROLES, draw_histories, new_figure, save_figure
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.reading import Run
+from trl_drgrpo.demo.run import training_arguments
+from trl_drgrpo.report.groups import group_widget_html
+from trl_drgrpo.report.reading import Run, read_run
 from trl_drgrpo.report.records import Group
 
 sys.path.append(str(Path(__file__).parents[1] / "recipes/studies"))
 from frame import table
 from tabular import SETTINGS, length_scores
 
+__all__ = [
+    "OBJECTIVES",
+    "draw_histories",
+    "gradient_weight",
+    "group_widget_html",
+    "read_run",
+    "save_figure",
+    "stay_offline_and_quiet",
+    "training_arguments",
+]
 _TOKENS = 100  # length of all answers but the first
 
 

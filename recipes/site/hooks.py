@@ -9,6 +9,7 @@ import json
 import posixpath
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ FORMULAS: list[str] = []  # as MathML; in Markdown a formula is its place here, 
 STUDIES = {f"recipes/studies/{path.name}": f"studies/{path.name}" for path in (ROOT / "recipes/studies").glob("*.md")}
 # Pages with a place of their own in the navigation.
 HOMES = {"CHANGELOG.md": "changelog.md", "tests/benchmarks/README.md": "benchmarks.md", **STUDIES}
+
+
+def on_config(config: Any) -> Any:
+    """A link to the repository, whose address is in `pyproject.toml` alone."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    config["extra"]["social"] = [{"icon": "material/source-repository", "link": address, "name": "Repository"}]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

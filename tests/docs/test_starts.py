@@ -19,6 +19,12 @@ def extras_of(requirement: str) -> set[str]:
     return set(re.search(r"\[(.*)\]", requirement)[1].split(","))
 
 
+def test_the_address_of_the_repository_is_one():
+    address = PROJECT["urls"]["Repository"]
+    for name in ("README.md", "CITATION.cff"):
+        assert set(re.findall(r"https://github\.com/[\w.-]+/trl-drgrpo", (ROOT / name).read_text())) == {address}
+
+
 def test_the_script_names_what_it_needs():
     (block,) = re.finditer(BLOCK, SCRIPT.read_text())
     assert block["type"] == "script"

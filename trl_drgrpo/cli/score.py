@@ -146,7 +146,13 @@ def _check(args: argparse.Namespace) -> None:
     for field in FIELDS:
         if len(set(named := getattr(args, field))) < len(named):
             raise InputError(field, " ".join(named), "different rewards", "Name each once.")
+    for named in args.reward_funcs:
+        if Path(named).is_dir():
+            remedy = f"A process reward model scores steps: --step_reward_funcs {named}."
+            raise InputError("reward_funcs", f"{named}, a folder", "a reward of whole completions", remedy)
     if args.plot is not None:
+        if Path(args.plot).suffix != ".png":
+            raise InputError("plot", args.plot, "a file that ends in .png", "Rename it.")
         require_package("matplotlib", "plot", args.plot, "report")
     outputs = [args.data, *map(str, Path(args.data).glob("*.jsonl")), *filter(None, [args.dataset])]
     for field in ("output", "plot", "pass_rates"):

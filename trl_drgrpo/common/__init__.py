@@ -4,4 +4,4 @@
 (`rows`); the `disk` and its folders; refusals of the Hub (`hub_errors`).
 """
 
-__version__ = "0.2.0.dev0"  # every other place reads it from here
+__version__ = "0.2.0"  # every other place reads it from here
