@@ -4,6 +4,7 @@ Names that are not public come to the notebooks through here.
 """
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from trl_drgrpo.cli.short_commands import stay_offline_and_quiet
 
 stay_offline_and_quiet()  # before the libraries below read their environment
+warnings.filterwarnings("ignore", "IProgress not found")  # bars need no widgets
 from trl_drgrpo.check.bias import OBJECTIVES, gradient_weight
 from trl_drgrpo.common.drawing import COLORS, ROLES, draw_histories, new_figure, save_figure
 from trl_drgrpo.common.errors import InputError

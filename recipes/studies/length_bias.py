@@ -115,7 +115,7 @@ def train(task: Task, settings: dict[str, Any], folder: Path, seed: int, arm: st
     Returns:
         `list[dict]`: One row. Curves per optimizer step: `length_right` and `length_wrong`, mean tokens of correct and
         of incorrect answers (`None` where there is none); `pass_rate`; `entropy` as the trainer logs it, in nats per
-        token, that of `DrGRPOTrainer` over rows with a signal; `tokens_by_step` that the model wrote; `verdicts`,
+        token, that of `DrGRPOTrainer` over rows with an advantage; `tokens_by_step` that the model wrote; `verdicts`,
         share of answers with a true one. `tokens` and `seconds` (wall clock) are those of the run.
     """
     names = ("length_right", "length_wrong", "pass_rate", "entropy", "tokens_by_step", "verdicts")

@@ -171,7 +171,7 @@ def run_demo(args: argparse.Namespace) -> int:
     """`trl-drgrpo demo`: train a real, tiny model with Dr. GRPO on this machine, offline, and see whether it learns.
 
     Train the model that this package ships (about 145 thousand parameters) with DrGRPOTrainer on adding lists of
-    digits. Runs offline on the CPU in about two minutes.
+    digits. Runs offline on the CPU in a minute or two.
 
     Results go to standard output, progress to standard error. Exit codes: 0 sampled accuracy on held-out problems rose
     by at least 40 percentage points, 1 by less, 130 interrupted.

@@ -1,4 +1,4 @@
-"""Train the shipped model on the list-sum task with `DrGRPOTrainer`: a whole run in about two minutes of CPU time.
+"""Train the shipped model on the list-sum task with `DrGRPOTrainer`: a whole run in a minute or two of CPU time.
 
 `run_demo` measures the model on held-out problems, trains it, measures it again and saves the model, a report and
 every number. The claim that it checks: sampled accuracy rises by at least 40 percentage points. With process rewards
