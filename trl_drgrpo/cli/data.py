@@ -101,7 +101,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
     return dataset
 
 
-def _part(dataset: AnyDataset, name: str, split: str) -> AnyDataset:
+def _part(dataset: Any, name: str, split: str) -> Any:
     """Rows of a split that a specification in the style of `datasets` names: `test[:128]`, `train[10%:]`."""
     import datasets
 

@@ -29,6 +29,7 @@ from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, prom
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.records import RecordedCompletions
 from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import ask, check_columns
 from trl_drgrpo.rewards.contract import reward_name
@@ -232,8 +233,10 @@ def _in_run(path: str) -> str:
 def _recorded(run: Path) -> Rows:
     """The training groups of a run log, a row per completion as in TRL's table: without special tokens, with the
     columns that are recorded whole."""
-    found = read_run(run)
-    groups = [group for group in found.completions or () if group.mode == "train"]
+    recorded = read_run(run).completions
+    groups = (
+        [group for group in recorded if group.mode == "train"] if isinstance(recorded, RecordedCompletions) else []
+    )
     if not groups:
         remedy = f"Train with record_groups above 0, or sample some: `trl-drgrpo eval --model {run}`."
         raise InputError("data", f"{run}, a run that recorded no completions", "completions", remedy)
