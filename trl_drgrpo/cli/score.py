@@ -234,9 +234,8 @@ def _recorded(run: Path) -> Rows:
     """The training groups of a run log, a row per completion as in TRL's table: without special tokens, with the
     columns that are recorded whole."""
     recorded = read_run(run).completions
-    groups = (
-        [group for group in recorded if group.mode == "train"] if isinstance(recorded, RecordedCompletions) else []
-    )
+    everyone = recorded if isinstance(recorded, RecordedCompletions) else ()
+    groups = [group for group in everyone if group.mode == "train"]
     if not groups:
         remedy = f"Train with record_groups above 0, or sample some: `trl-drgrpo eval --model {run}`."
         raise InputError("data", f"{run}, a run that recorded no completions", "completions", remedy)
