@@ -123,7 +123,7 @@ def test_the_command_prints_tables_and_writes_numbers_and_a_picture(monkeypatch,
         frame.main(tabular.STUDY)
     said = capsys.readouterr().err
     assert "these numbers show that the study runs, and nothing else" in said
-    assert "what they mean: recipes/guides/evidence.md" in said
+    assert "what they mean: recipes/studies/length_bias.md" in said
     assert "--seeds: got 1; expected at least 2." in said
 
 

@@ -72,7 +72,9 @@ def test_a_batch_is_filled_in_several_rounds_after_one_update_of_the_weights(run
         calls.append(len(completion_ids))
         return [float(len(calls) > 1 and sum(ids) % 2) for ids in completion_ids]
 
-    trainer, server = run(dynamic_sampling=True, max_sampling_rounds=2, max_steps=2, reward_func=first_round_is_dead)
+    trainer, server = run(
+        dynamic_sampling=True, max_sampling_rounds=2, max_steps=2, reward_func=first_round_is_dead, run_log=False
+    )
     assert max(logged(trainer, GAP)) < 1e-4
     assert logged(trainer, "sampling/rounds")[0] == 2
     assert server.routes.count("/v1/completions") == len(calls) > 2

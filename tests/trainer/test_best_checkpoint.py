@@ -50,7 +50,7 @@ def test_the_best_is_kept_loaded_and_known_to_a_resumed_run(build, caplog):
     assert checkpoints(trainer) == ["checkpoint-2", "checkpoint-4"]
     assert is_loaded(trainer, "checkpoint-2")
     assert not is_loaded(trainer, "checkpoint-4")
-    said = [message for message in caplog.messages if message.startswith("loss ")]
+    said = [message for message in caplog.messages if message.startswith("The loss is ")]
     assert len(said) == 1
 
     resumed = build()
@@ -58,7 +58,7 @@ def test_the_best_is_kept_loaded_and_known_to_a_resumed_run(build, caplog):
     assert (resumed.state.global_step, resumed.state.best_metric) == (4, 3.5)  # a new count of two
     assert resumed.state.best_model_checkpoint.endswith("checkpoint-2")
     assert is_loaded(resumed, "checkpoint-2")
-    assert [message for message in caplog.messages if message.startswith("loss ")] == said
+    assert [message for message in caplog.messages if message.startswith("The loss is ")] == said
 
 
 def test_an_evaluation_without_any_reward_is_never_the_best(build):

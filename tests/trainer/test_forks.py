@@ -13,6 +13,7 @@ from gradient_runs import GEOMETRY, difference
 from peft import LoraConfig
 from runs import assert_same_weights, short_run, step_reward, train, weights
 from tiny import tiny_model
+from walk import Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import build_policy, record
@@ -36,7 +37,7 @@ class Spy(DrGRPOTrainer):
 
 @pytest.fixture
 def settings(tmp_path):
-    return {**short_run(tmp_path / "run"), **FORKED}
+    return {**short_run(tmp_path / "run"), **FORKED, "run_log": False}  # all metrics are logged then
 
 
 run = partial(train, Spy)
@@ -250,9 +251,9 @@ DOUBT = {"fork_at": "doubt", "fork_threshold": 0.5}
 @pytest.mark.parametrize(
     ("fields", "arguments", "message"),
     [
-        ({}, {"tools": [len]}, "forks: got 2 with tools; expected 1"),
+        ({}, {"tools": [Walk().go]}, "forks: got 2 with tools; expected 1"),
         ({}, {"rollout_func": print}, "forks: got 2 with rollout_func; expected 1"),
-        ({}, {"environment_factory": dict}, "forks: got 2 with environment_factory; expected 1"),
+        ({}, {"environment_factory": Walk}, "forks: got 2 with environment_factory; expected 1"),
         (DOUBT, {}, "fork_at: got 'doubt' without step_reward_funcs; expected scores of steps"),
     ],
 )

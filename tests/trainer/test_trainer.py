@@ -172,7 +172,7 @@ def of_prompts(*values):
         ({"args": {"reward_weights": [1.0, 2.0]}}, "reward_weights: got 2 weights; expected 1"),
         ({"args": {"correct_reward": "acuracy"}}, "correct_reward: got 'acuracy'; expected one of length_reward"),
         (
-            {"args": {"max_completion_length": None, "loss_normalizer": 64}, "tools": [len]},
+            {"args": {"max_completion_length": None, "loss_normalizer": 64}, "tools": [Walk().go]},
             "max_completion_length: got None together with tools",
         ),
     ],

@@ -123,9 +123,9 @@ def test_the_environment_says_whether_a_turns_reward_knows_later_ones():
 
 
 def test_the_example_of_the_recipe_plays():
-    page = (Path(__file__).parents[3] / "recipes" / "guides" / "process_rewards.md").read_text()
-    (block,) = re.findall(r"^## Turns\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    exec(compile(block, "process_rewards.md", "exec"), names := {})
+    page = (Path(__file__).parents[3] / "recipes" / "guides" / "environments.md").read_text()
+    (block,) = re.findall(r"^## An environment\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(compile(block, "environments.md", "exec"), names := {})
     game = names["GuessNumber"]()
     check_turn_methods(type(game))
     game.reset(number=76, prompt="unused")
