@@ -120,7 +120,7 @@ function seriesOf(traces, stacked) {
       stroke: () => css(color),
       width: points ? 0 : 2,
       dash,
-      points: points ? { show: true, size: 8, width: 2, fill: () => css("--card"), stroke: () => css(color) } : {},
+      points: points ? { show: true, size: 8, width: 2, fill: () => css("--card"), stroke: () => css(color) } : { fill: () => css(color) },
     });
   }
   if (stacked && traces.length) series[1].fill = () => alpha(traces[0].color, 0.75); // the lowest reaches down to zero
