@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 
 import datasets
+import environment
+import pytest
 from transformers.utils import logging as transformers_logging
 
 ROOT = Path(__file__).parents[2]
@@ -85,3 +87,12 @@ def test_the_dockerfile_parses_and_names_what_exists():
     assert entry == list(PROJECT["scripts"])
     (python,) = re.findall(r"^FROM python:(\d+\.\d+)", text, re.MULTILINE)
     assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]
+
+
+@pytest.mark.slow
+def test_the_script_of_an_environment_in_miniature(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "IMITATION", 20)
+    (won,) = environment.main(str(tmp_path), steps=1)
+    assert 0 <= won <= 1
+    group = json.loads((tmp_path / "_drgrpo" / "completions.jsonl").read_text().splitlines()[0])
+    assert any(span["step"] is not None for row in group["rows"] for span in row["spans"])

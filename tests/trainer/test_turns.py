@@ -444,7 +444,7 @@ def planned(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_a_recipe_names_environments_and_tools(planned):
+def test_a_recipe_names_environments_and_tools(planned, capsys):
     code, out, err = planned(environment_factory="game.py:Game")
     assert code == 0, err
     assert "environment_factory: game.py:Game" in out
@@ -452,6 +452,9 @@ def test_a_recipe_names_environments_and_tools(planned):
     assert "accuracy_reward" in err  # its column is missing; the tool is fine
     code, out, err = planned(rollout_func="game.py:add", reward_funcs=["format_reward"])
     assert code == 0, err
+    fields = ["--reward_funcs", "nonsense"]  # is found out behind it
+    assert main(["eval", "--config", "recipe.yaml", *fields]) == 2
+    assert "rollout_func: not used here. Answers are sampled in one turn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

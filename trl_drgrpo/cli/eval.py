@@ -105,6 +105,8 @@ def _checked(args: argparse.Namespace) -> Given:
         remedy = "pass@k needs at least k completions of each prompt: raise num_samples."
         refuse_outside("k", k, whole(1, args.num_samples, remedy=remedy))
     given = read_given(args)
+    if rolled := [key for key in ("environment_factory", "tools", "rollout_func") if given.values.get(key)]:
+        console.log(f"{', '.join(rolled)}: not used here. Answers are sampled in one turn, without tools.")
     if not given.values.get("dataset_name"):
         if args.model_name_or_path and not Path(given.model).is_dir():
             got = f"{given.model}, which is no folder here"
