@@ -12,6 +12,7 @@ import argparse
 import gc
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -79,7 +80,7 @@ def parity(device, line):
 
 def training(device, line):
     """Seconds of a step by phase, tokens per second, planned and measured memory: ours and stock TRL's."""
-    runs = [("1.5B", "lora"), ("1.5B", "full"), ("7B", "qlora"), ("1.5B", "qlora"), ("7B", "lora")]
+    runs = [("1.5B", "lora"), ("7B", "qlora"), ("1.5B", "full"), ("1.5B", "qlora"), ("7B", "lora")]
     size = Size()
     if device == "cpu":
         runs, size = [("tiny", method) for method in ("lora", "full", "qlora")], Size(24, 8, 8, 16)
@@ -144,7 +145,12 @@ def run_part(name, seconds, small):
         start = time.monotonic()
         try:
             done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=None if small else seconds
+                command,
+                cwd=ROOT,
+                env={**os.environ, "TMPDIR": folder},  # gigabytes of weights go with it
+                capture_output=True,
+                text=True,
+                timeout=None if small else seconds,
             )
             error = None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
         except subprocess.TimeoutExpired:

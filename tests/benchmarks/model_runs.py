@@ -7,6 +7,7 @@ limit, and in three of ten groups all rewards are equal.
 import gc
 import tempfile
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from bench import StepClock, now, trainer_of
@@ -77,12 +78,17 @@ def keys_of(method, size, device):
     return keys
 
 
+@lru_cache(maxsize=1)  # the arms of one shape share it: gigabytes
+def weights_in_folder(shape, dtype, device):
+    """The path of a new temporary folder with random weights. Whoever started the process removes it."""
+    folder = tempfile.mkdtemp()
+    model_of(shape, dtype=dtype, device=device).save_pretrained(folder)
+    gc.collect()
+    return folder
+
+
 def model_of(shape, method="full", dtype=torch.float32, device="cuda"):
     """Random weights; in 4 bits by way of a folder, as users load them."""
-    config = config_of(shape)
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if method == "qlora":
         quantized = BitsAndBytesConfig(
             load_in_4bit=True,
@@ -90,13 +96,14 @@ def model_of(shape, method="full", dtype=torch.float32, device="cuda"):
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
-        with tempfile.TemporaryDirectory() as folder:
-            model.save_pretrained(folder)
-            del model
-            gc.collect()
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, device_map={"": device}, quantization_config=quantized
-            )
+        folder = weights_in_folder(shape, dtype, device)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, device_map={"": device}, quantization_config=quantized
+        )
+    else:
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config_of(shape), dtype=dtype)
     model.generation_config.eos_token_id = None
     return model
 
