@@ -17,7 +17,7 @@ from transformers import DynamicCache, Gemma2PreTrainedModel, GenerationConfig
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.features.fast_path.decoding import decoder, forwards
+from trl_drgrpo.features.fast_path.decoding import decoder, forwards, replay
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
 from trl_drgrpo.upstream.private_state import swapped
@@ -268,6 +268,50 @@ def test_the_same_tokens_over_families_and_a_refusal_is_said_once(tokenizer, fam
     refusal = f"Completions of this model do not share the KV cache of their prompt: {REFUSED.get(family)}."
     assert said == ([refusal] if family in REFUSED else [])
     assert why_not(model) == REFUSED.get(family)
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """Steps of fixed shapes, without a GPU: a recording that runs the step once more. Gives the shapes recorded."""
+    recorded = []
+
+    def record(step):
+        recorded.append(step.__self__._recorded_for[0].shape)
+        return step(), step
+
+    monkeypatch.setattr(forwards, "can_record", lambda device: True)
+    monkeypatch.setattr(replay, "record", record)
+    return recorded
+
+
+@pytest.mark.parametrize("family", SHARING.split())
+def test_steps_of_fixed_shapes_give_the_same_tokens(tokenizer, family, replaying, caplog):
+    model = tiny(family, tokenizer)
+    for _ in range(2):
+        assert_same_tokens(model, max_new_tokens=140)  # buffers grow
+    assert "CUDA graph" not in caplog.text
+    windowed = family in ("Mistral", "Gemma2", "Gemma3Text", "GptOss", "Cohere2")
+    assert (replaying == []) if windowed else len(replaying) >= 4, replaying
+
+
+def test_a_model_that_cannot_be_replayed_says_so_once(model, replaying, monkeypatch, caplog):
+    def waiting(step):
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    monkeypatch.setattr(replay, "record", waiting)
+    for _ in range(2):
+        assert_same_tokens(model, max_new_tokens=20)
+    assert caplog.text.count("RuntimeError: called a synchronizing CUDA operation") == 1
+
+
+def test_a_replay_that_computes_something_else_is_not_used(model, replaying, monkeypatch, caplog):
+    def stale(step):  # as where a step holds on to what was a number of Python
+        logits = step()
+        return logits, lambda: logits.clone()
+
+    monkeypatch.setattr(replay, "record", stale)
+    assert_same_tokens(model, max_new_tokens=20)
+    assert "its logits differ" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Gemma2"])

@@ -112,8 +112,9 @@ def _has_plain_cache(model: Any) -> bool:
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
-# A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values.
-DROP_WHEN_ENDED = 1 / 8
+# A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values. Where
+# steps are replayed a row less saves next to nothing, and leaving costs two steps that are not.
+DROP_WHEN_ENDED, DROP_WHEN_ENDED_REPLAYED = 1 / 8, 1 / 2
 # Each looks at a row and its scores alone. Others (a repetition penalty) hold something per row of the first batch.
 _ROW_BY_ROW = (
     processors.EpsilonLogitsWarper,
@@ -178,7 +179,8 @@ def decode(
             going_on = (~ended).nonzero().squeeze(1)
             if not len(going_on):
                 break
-            if drops and len(going_on) <= (1 - DROP_WHEN_ENDED) * len(live):
+            dropped = DROP_WHEN_ENDED_REPLAYED if forwards.replays else DROP_WHEN_ENDED
+            if drops and len(going_on) <= (1 - dropped) * len(live):
                 forwards.keep(going_on)
                 ids, live, ended = ids[going_on], live[going_on], ended[going_on]
             logits = forwards.step(ids)

@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
+from trl_drgrpo.features.fast_path.decoding.replay import Replay, can_record
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,9 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
 # How far logits of the first step may be apart, as a share of the largest (from their mean).
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
 AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
-# Of models that were tested: why they have no group cache.
+# Of models that were tested: why they have no group cache, and why their steps are not replayed.
 _why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
+_why_not_replayed: MutableMapping[Any, str | None] = WeakKeyDictionary()
 
 
 class Forwards:
@@ -84,7 +86,8 @@ class Forwards:
     def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int):
         self._model, self._kwargs, self._most = model, model_kwargs, most
         self._group_attention = ExitStack()
-        self._groups: GroupCache | None = None
+        self._groups: Any = None  # a `GroupCache`, from the first step on
+        self._replay: Replay | None = None
         self._prefilled: Any = None  # of each prompt once, until the first step has passed
         self.can_drop = type(model_kwargs.get("past_key_values")) is DynamicCache  # rows of others cannot be selected
         first = copies = None
@@ -104,6 +107,11 @@ class Forwards:
 
     def __exit__(self, *exc: Any) -> None:
         self._group_attention.close()
+
+    @property
+    def replays(self) -> bool:
+        """Whether steps are recorded and replayed: a row less saves nothing then, and costs a new recording."""
+        return self._replay is not None
 
     def keep(self, rows: torch.Tensor) -> None:
         """Only these rows of the batch go on."""
@@ -127,9 +135,21 @@ class Forwards:
         return self._model(**inputs, return_dict=True).logits[:, -1]
 
     def _group_step(self, ids: torch.Tensor) -> torch.Tensor:
+        inputs = ids[:, -1:], self._kwargs["position_ids"][:, -1:]
+        if self._replay is not None:
+            try:
+                return self._replay(*inputs)
+            except Refused as refusal:
+                _why_not_replayed[self._model] = str(refusal)
+                logger.warning("Decoding steps of this model are not recorded as a CUDA graph: %s.", refusal)
+                self._replay = None
+                self._groups.free_steps()
+        return self._over_groups(*inputs)
+
+    def _over_groups(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self._model(
-            input_ids=ids[:, -1:],
-            position_ids=self._kwargs["position_ids"][:, -1:],
+            input_ids=tokens,
+            position_ids=positions,
             past_key_values=self._groups,
             use_cache=True,
             return_dict=True,
@@ -159,7 +179,7 @@ class Forwards:
         rows, expected = (None, None) if tested else self._tested_rows(ids, prefilled)
         self._group_attention.enter_context(group_attention_in(self._model))
         try:
-            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
+            self._groups = groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
             logits = self._group_step(ids)
         except torch.OutOfMemoryError:
             raise
@@ -168,13 +188,24 @@ class Forwards:
                 raise
             raise Refused(f"{type(error).__name__}: {error}") from error
         if expected is not None:
-            apart = (logits[rows].float() - expected).abs().max().item()
-            scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
-            if not apart <= self._agreement() * scale:  # also when one of them is NaN
-                raise Refused(f"its logits differ by {apart:.1e} (scale {scale:.1e})")
+            if wrong := self._differs(logits[rows], expected):
+                raise Refused(wrong)
             _why_not[self._model] = None
         prefilled.layers = []  # `generate` holds on to the cache itself
+        if can_record(ids.device) and groups.can_be_fixed and _why_not_replayed.get(self._model) is None:
+            self._replay = Replay(self._over_groups, groups, None if self._model in _why_not_replayed else self._compared)
         return logits
+
+    def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
+        wrong = self._differs(logits, expected.float())
+        if wrong is None:
+            _why_not_replayed[self._model] = None
+        return wrong
+
+    def _differs(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
+        apart = (logits.float() - expected).abs().max().item()
+        scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
+        return None if apart <= self._agreement() * scale else f"its logits differ by {apart:.1e} (scale {scale:.1e})"
 
     def _tested_rows(self, ids: torch.Tensor, prefilled: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """A row of each prompt, and its logits over transformers' cache."""
@@ -188,8 +219,7 @@ class Forwards:
     def _agreement(self) -> float:
         if getattr(self._model, "is_quantized", False):
             return AGREEMENT_BELOW
-        layers: Any = self._groups.layers if self._groups else []
-        return max(AGREEMENT.get(layer.computes_in, AGREEMENT_BELOW) for layer in layers)
+        return max(AGREEMENT.get(layer.computes_in, AGREEMENT_BELOW) for layer in self._groups.layers)
 
 
 def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -77,6 +77,7 @@ class Visible:
         prompt_keys (`(P * H, D, l)`), prompt_values (`(P * H, l, D)`): Of the prompts, `l <= L` columns.
         own_keys, own_values (`(P * H * W, t, D)`): Of the completions, `t <= T`.
         bias (`(P, 1, l)`, *optional*): What is added to scores: minus infinity at padding.
+        own_bias (`(t,)`, *optional*): The same, in columns that are not written yet.
     """
 
     prompt_keys: torch.Tensor
@@ -84,6 +85,20 @@ class Visible:
     own_keys: torch.Tensor
     own_values: torch.Tensor
     bias: torch.Tensor | None
+    own_bias: torch.Tensor | None
+
+
+@dataclass
+class FixedStep:
+    """A step whose shapes do not change: it writes one column of buffers and attends to the whole of them.
+
+    Args:
+        column (`torch.Tensor` of shape `(1,)`, int64): The one to write.
+        bias (`torch.Tensor` of shape `(capacity,)`, float32): Minus infinity behind that column.
+    """
+
+    column: torch.Tensor
+    bias: torch.Tensor
 
 
 class GroupLayer(CacheLayerMixin):
@@ -109,6 +124,7 @@ class GroupLayer(CacheLayerMixin):
         self.prompt_keys = prefilled.keys.flatten(0, 1).transpose(1, 2).contiguous()
         self.prompt_values = prefilled.values.flatten(0, 1)
         self.computes_in: torch.dtype | None = None  # of products with the keys: under autocast not their type
+        self.fixed: FixedStep | None = None
         self.tokens = 0  # T
         self.dropped = 0  # columns of the buffers that no window reaches back to
         self.is_initialized = True
@@ -120,16 +136,23 @@ class GroupLayer(CacheLayerMixin):
         """Writes a token of each row; gives the token's own keys and values back, marked with this layer."""
         if key_states.size(2) != 1:
             raise ValueError("one token of each row at a time")
-        self._make_room(key_states, value_states)
+        if self.fixed is None:
+            self.make_room(key_states, value_states)
         column = self.tokens - self.dropped
         buffers: Any = ((self.keys, key_states), (self.values, value_states))
         for buffer, states in buffers:
-            buffer[:, :, :, column] = self.grid.spread(states[:, :, 0]).transpose(1, 2)
+            written = self.grid.spread(states[:, :, 0]).transpose(1, 2)  # (P, H, W, D)
+            if self.fixed is None:
+                buffer[:, :, :, column] = written
+            else:
+                buffer.index_copy_(3, self.fixed.column, written.unsqueeze(3).to(buffer.dtype))
             setattr(states, LAYER, self)
-        self.tokens += 1
+        if self.fixed is None:
+            self.tokens += 1
         return key_states, value_states
 
-    def _make_room(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def make_room(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Room for one more token of each row, of the type and width of these `(..., D)`."""
         held = self.tokens - self.dropped
         if self.keys is not None and held < self.keys.size(3):
             return
@@ -138,7 +161,7 @@ class GroupLayer(CacheLayerMixin):
         capacity = min(kept + max(BLOCK, kept // 2), max(self.most, kept + 1))
         prompts, width = self.grid.shape
         for name, states in (("keys", key_states), ("values", value_states)):
-            larger = states.new_empty(prompts, self.heads, width, capacity, states.size(3))
+            larger = states.new_zeros(prompts, self.heads, width, capacity, states.size(-1))
             if kept:
                 larger[:, :, :, :kept] = getattr(self, name)[:, :, :, first - self.dropped : held]
             setattr(self, name, larger)
@@ -150,12 +173,15 @@ class GroupLayer(CacheLayerMixin):
         missing = self.length - self.prompt_values.size(1)
         shared = max(0, first - missing)
         own = slice(max(0, first - self.length - self.dropped), self.tokens - self.dropped)
+        if self.fixed is not None:
+            own = slice(None)
         return Visible(
             self.prompt_keys[:, :, shared:],
             self.prompt_values[:, shared:],
             self.keys.flatten(0, 2)[:, own],
             self.values.flatten(0, 2)[:, own],
             None if self.bias is None else self.bias[:, :, missing + shared :],
+            None if self.fixed is None else self.fixed.bias,
         )
 
     def move(self, grid: Grid, prompts: torch.Tensor, places: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -219,6 +245,26 @@ class GroupCache(Cache):
         for layer in self.layers:
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
+
+
+    @property
+    def can_be_fixed(self) -> bool:
+        """Whether steps can keep their shapes: no window leaves a column behind."""
+        return not any(layer.window and layer.window <= layer.length + layer.most for layer in self.layers)
+
+    def fix_step(self) -> FixedStep:
+        """Makes the next step one of fixed shapes, and those after it, until [`GroupCache.free_steps`]."""
+        first = self.layers[0]
+        bias = torch.full((first.keys.size(3),), -torch.inf, device=first.keys.device)
+        fixed = FixedStep(torch.zeros(1, dtype=torch.long, device=bias.device), bias)
+        for layer in self.layers:
+            layer.fixed = fixed
+        return fixed
+
+    def free_steps(self) -> None:
+        """Steps look at the columns that are written, and at no others."""
+        for layer in self.layers:
+            layer.fixed = None
 
 
 NAME = "trl_drgrpo_groups"
@@ -314,6 +360,8 @@ def _attended(layer: GroupLayer, query: torch.Tensor, softcap: float | None, sin
         scores = (scores / softcap).tanh_().mul_(softcap)
     if seen.bias is not None:
         scores.view(prompts, -1, scores.size(2))[..., :columns] += seen.bias
+    if seen.own_bias is not None:
+        scores[..., columns:] += seen.own_bias
     if sinks is not None:
         sinks = sinks.float().view(1, layer.heads, 1, repeated, 1).expand(prompts, -1, width, -1, -1)
         scores = torch.cat([scores, sinks.reshape(len(own), repeated, 1)], dim=2)

@@ -1,0 +1,137 @@
+"""Decoding steps that are recorded once and replayed: on a GPU, as a CUDA graph.
+
+A step of a small batch is thousands of kernels, each done before Python has launched the next one. Over a
+[`GroupCache`] of fixed shapes a step is the same kernels over the same memory every time, so they are recorded and
+launched at once. A new recording is made when buffers grow or rows leave. A model that waits for its GPU within a
+step (to count the tokens of an expert), or whose second step depends on more than tokens and positions, is not
+recorded: its steps run as before.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.fast_path.decoding.group_cache import GroupCache, Refused
+
+Step = Callable[[], torch.Tensor]
+
+
+class Replay:
+    """Steps of one generation.
+
+    Args:
+        run (`Callable`): From `(n, 1)` tokens and positions to `(n, V)` logits, over the cache.
+        groups ([`GroupCache`]): The cache, after its first step. Its steps have fixed shapes from here on.
+        differs (`Callable`, *optional*): What is wrong with logits, given the expected ones; `None`: nothing. Asked
+            about the first step that is replayed.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        groups: GroupCache,
+        differs: Callable[[torch.Tensor, torch.Tensor], str | None] | None,
+    ):
+        self._run, self._groups, self._differs = run, groups, differs
+        self._recorded_for: tuple[Any, int] | None = None  # grid and capacity
+        self._again: Step | None = None
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Runs one more step.
+
+        Raises:
+            [`Refused`]: The model cannot be recorded. Nothing of the step has been counted: it can be run otherwise.
+        """
+        layers = self._groups.layers
+        for layer in layers:
+            layer.make_room(layer.keys, layer.values)
+        shapes = self._groups.grid, layers[0].keys.size(3)
+        is_new = shapes != self._recorded_for
+        if is_new:
+            self._again = None  # frees its memory
+            self._recorded_for, self._fixed = shapes, self._groups.fix_step()
+            self._tokens, self._positions = tokens.clone(), positions.clone()
+        self._tokens.copy_(tokens)
+        self._positions.copy_(positions)
+        self._fixed.column.fill_(layers[0].tokens)
+        self._fixed.bias[: layers[0].tokens + 1] = 0
+        logits = self._recorded() if is_new else self._replayed()
+        for layer in layers:
+            layer.tokens += 1
+        return logits
+
+    def _step(self) -> torch.Tensor:
+        return self._run(self._tokens, self._positions)
+
+    def _recorded(self) -> torch.Tensor:
+        try:
+            logits, self._again = record(self._step)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        return logits
+
+    def _replayed(self) -> torch.Tensor:
+        assert self._again is not None
+        logits = self._again()
+        if self._differs is not None and (wrong := self._differs(logits, self._step())):
+            raise Refused(wrong)
+        self._differs = None
+        return logits
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether steps on this device are worth recording: there, launches take longer than kernels."""
+    return device.type == "cuda"
+
+
+def record(step: Step) -> tuple[torch.Tensor, Step]:
+    """
+    Runs a step, and records it.
+
+    Returns:
+        What it gave, and a function that runs it again and gives the same tensor with new values.
+
+    Raises:
+        `RuntimeError`: It waits for the GPU, or does something else that cannot be recorded.
+    """
+    current, stream = torch.cuda.current_stream(), _stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")  # a recording that fails leaves more behind than a step that does
+        try:
+            first = step()  # loads kernels, and the work space of matrix products on this stream
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                recorded = step()
+            finally:
+                graph.capture_end()
+        except RuntimeError:
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())  # it still takes itself for recorded
+            raise
+    current.wait_stream(stream)
+    first.record_stream(current)
+
+    def again() -> torch.Tensor:
+        graph.replay()
+        return recorded
+
+    return first, again
+
+
+_streams: dict[int, Any] = {}  # by device: a work space is kept for each
+
+
+def _stream() -> Any:
+    device = torch.cuda.current_device()
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream()
+    return _streams[device]
