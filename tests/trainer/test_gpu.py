@@ -4,13 +4,15 @@ from functools import partial
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from runs import logged, train, weights
 from tiny import tiny_model
 from transformers import BitsAndBytesConfig, GenerationConfig
 
 from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo.features.fast_path.decoding import replay
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+from trl_drgrpo.features.fast_path.decoding.replay import record
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -28,8 +30,8 @@ def last_loss(trainer):
 
 
 @pytest.mark.parametrize("extra", [{}, {"beta": 0.1}, {"forks": 2, "step_separator": ["tokens:3"]}])
-def test_trains_in_bfloat16(extra, on_gpu, prompts, tokenizer, reward):
-    trainer = ours({**on_gpu, **extra}, prompts, tokenizer, reward)
+def test_trains_in_bfloat16(extra, on_gpu, prompts, tokenizer, reward, saved_model):
+    trainer = ours({**on_gpu, **extra}, prompts, tokenizer, reward, model=saved_model)  # a reference is loaded anew
     assert next(trainer.model.parameters()).device.type == "cuda"
     assert all(p.isfinite().all() for p in weights(trainer).values())
 
@@ -42,17 +44,69 @@ def test_the_fast_path_computes_the_same_in_float32(on_gpu, prompts, tokenizer, 
         assert torch.allclose(value, weights(stock)[name], atol=1e-3), name
 
 
-def test_generation_samples_the_same_tokens(tokenizer):
+def greedy(model, new_tokens=150, **settings):
+    """Tokens of eight completions of two prompts, which end at different lengths."""
+    ids = (
+        torch.randint(40, 200, (2, 30), generator=torch.Generator().manual_seed(0)).cuda().repeat_interleave(4, dim=0)
+    )
+    config = GenerationConfig(max_new_tokens=new_tokens, pad_token_id=0, **{"do_sample": False, **settings})
+    return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """How many steps were recorded as CUDA graphs."""
+    made = []
+    monkeypatch.setattr(replay, "record", lambda step: made.append(step) or record(step))
+    return made
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_recorded_steps_write_the_same_tokens(lora, tokenizer, recordings):
     model = tiny_model(tokenizer).to("cuda").eval()
-    ids = torch.randint(40, 200, (2, 30), device="cuda").repeat_interleave(4, dim=0)
-    arguments = {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "generation_config": GenerationConfig(max_new_tokens=16, do_sample=False, pad_token_id=0),
-    }
-    theirs = model.generate(**arguments)
+    if lora:
+        adapter = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        model = get_peft_model(model, adapter)
+    theirs = greedy(model)
     with shared_prefill(model):
-        assert torch.equal(model.generate(**arguments), theirs)
+        assert torch.equal(greedy(model), theirs)
+    assert len(recordings) >= 2  # buffers grew
+
+
+def test_rows_leave_recorded_steps(tokenizer, recordings):
+    model = tiny_model(tokenizer).to("cuda").eval()
+    with shared_prefill(model):
+        torch.manual_seed(0)
+        tokens = greedy(model, do_sample=True, eos_token_id=list(range(100, 108)))
+    assert len(recordings) >= 3
+    torch.manual_seed(0)
+    assert torch.equal(greedy(model, do_sample=True, eos_token_id=list(range(100, 108))), tokens)
+
+
+def test_a_step_that_waits_for_the_gpu_is_not_recorded(tokenizer, caplog):
+    def waiting(module, args, output):
+        output[0].sum().item()
+
+    model = tiny_model(tokenizer).to("cuda").eval()
+    model.get_decoder().layers[0].register_forward_hook(waiting)
+    theirs = greedy(model, 30)
+    with shared_prefill(model):
+        assert torch.equal(greedy(model, 30), theirs)
+    assert "not recorded as a CUDA graph: RuntimeError: called a synchronizing CUDA operation" in caplog.text
+
+
+def test_a_recording_that_fails_leaves_random_numbers_as_they_were(tokenizer, caplog):
+    def reading(module, args, output):  # nothing that a step which is not recorded would refuse
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().synchronize()
+
+    model = tiny_model(tokenizer).to("cuda").eval()
+    model.get_decoder().layers[0].register_forward_hook(reading)
+    theirs = greedy(model, 30)
+    with shared_prefill(model):
+        assert torch.equal(greedy(model, 30), theirs)
+    assert "not recorded as a CUDA graph" in caplog.text
+    assert torch.rand(8, device="cuda").isfinite().all()
 
 
 def test_lora_on_four_bits(on_gpu, prompts, tokenizer, reward, saved_model):

@@ -246,7 +246,6 @@ class GroupCache(Cache):
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
 
-
     @property
     def can_be_fixed(self) -> bool:
         """Whether steps can keep their shapes: no window leaves a column behind."""
