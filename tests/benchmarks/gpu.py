@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import torch
-from bench import command_line, print_head, print_row, quietly
+from bench import command_line, quietly
 from fast_path import Case, build_model, build_trainer
 from generation import seconds as generate
 from model_runs import GROUP, Size, model_of, run, vllm_trainer
@@ -80,15 +80,19 @@ def parity(device, line):
 
 def training(device, line):
     """Seconds of a step by phase, tokens per second, planned and measured memory: ours and stock TRL's."""
-    runs = [("1.5B", "lora"), ("7B", "qlora"), ("1.5B", "full"), ("1.5B", "qlora"), ("7B", "lora")]
+    arms = ("ours", "TRL, dr_grpo, no std")
+    runs = [(shape, method, arm) for shape, method in (("1.5B", "lora"), ("7B", "qlora")) for arm in arms]
+    runs += [("1.5B", "full", arm) for arm in arms] + [("1.5B", "lora", "TRL, default")]
     size = Size()
     if device == "cpu":
-        runs, size = [("tiny", method) for method in ("lora", "full", "qlora")], Size(24, 8, 8, 16)
-    for shape, method in runs:
+        runs, size = (
+            [("tiny", method, arm) for method in ("lora", "full", "qlora") for arm in arms],
+            Size(24, 8, 8, 16),
+        )
+    for shape, method, arm in runs:
         if method == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
-            line({"shape": shape, "method": method, "arm": "all", "stopped_by": "bitsandbytes is not installed"})
-            continue
-        for arm in ("ours", "TRL, dr_grpo, no std", "TRL, default"):
+            line({"shape": shape, "method": method, "arm": arm, "stopped_by": "bitsandbytes is not installed"})
+        else:
             line(run(shape, method, arm, size, device))
 
 
@@ -134,7 +138,7 @@ def vllm(device, line):
 
 
 # In the order of their weight, with seconds that each may take on a GPU.
-PARTS = {hardware: 30, parity: 60, training: 270, generation: 120, vllm: 110}
+PARTS = {hardware: 30, parity: 60, training: 250, generation: 90, vllm: 110}
 
 
 def run_part(name, seconds, small):
@@ -160,22 +164,22 @@ def run_part(name, seconds, small):
         return result if error is None else {**result, "error": error}
 
 
-def print_table(results):
-    """What matters to a reader: speed by method and arm, memory, generation."""
-    gib = 2**30
-    print(f"Measured on {results['hardware']['device']} on {results['date']}, `{results['command']}`:\n")
-    print_head("model", "method", "trainer", "step, s", "generation, s", "tokens/s", "peak GiB", "planned")
+def table(results):
+    """Markdown of what matters to a reader: seconds and memory by arm, then generation by itself."""
+    head = ("model", "method", "trainer", "step, s", "generation, s", "rest, s", "tokens/s", "peak, GB", "planned, GB")
+    rows = [head, ("---",) * len(head)]
     for line in results["parts"]["training"]["lines"]:
         cells = [line["shape"], line["method"], line["arm"]]
         if "stopped_by" in line:
-            cells += [line["stopped_by"], "", "", "", ""]
-        else:
-            cells += [f"{line['step_s']:.2f}", f"{line['generation_s']:.2f}", f"{line['tokens_per_s']:.0f}"]
-            cells.append(f"{line['measured_bytes'] / gib:.1f}" if "measured_bytes" in line else "")
-            cells.append(f"{line['planned_bytes'] / gib:.1f}")
-        print_row(*cells)
+            rows.append((*cells, line["stopped_by"], *[""] * 5))
+            continue
+        seconds = [f"{line[name]:.2f}" for name in ("step_s", "generation_s", "rest_s")]
+        memory = [f"{line[name] / 1e9:.2f}" if name in line else "" for name in ("measured_bytes", "planned_bytes")]
+        rows.append((*cells, *seconds, f"{line['tokens_per_s']:.0f}", *memory))
     for line in results["parts"]["generation"]["lines"]:
-        print_row(line["shape"], "generation", line["backend"], "", "", f"{line['tokens_per_s']:.0f}", "", "")
+        name = f"generation alone, {line['backend']}"
+        rows.append((line["shape"], "none", name, "", "", "", f"{line['tokens_per_s']:.0f}", "", ""))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main():
@@ -207,7 +211,7 @@ def main():
     about = {"hardware": facts, **provenance("make gpu"), "versions": installed_versions(PACKAGES)}
     output = arguments.output or ROOT / "recipes" / "results" / "gpu.json"
     output.write_text(json.dumps({**about, "parts": parts}, indent=1) + "\n", encoding="utf-8")
-    print_table({**about, "parts": parts})
+    print(table({**about, "parts": parts}))
     return any("error" in found for found in parts.values())
 
 

@@ -5,6 +5,8 @@ limit, and in three of ten groups all rewards are equal.
 """
 
 import gc
+import itertools
+import statistics
 import tempfile
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -149,48 +151,65 @@ def vllm_trainer(folder, method, sent, size, device, **engine):
 
 
 class Phases(StepClock):
-    """Seconds of generation and of whole steps; the first step warms up and is left out."""
+    """Seconds of generation and of whole steps, the first of which warms up and is left out; on a GPU also the peak of
+    memory, in bytes, of generation and of the rest."""
 
     def __init__(self, trainer, device):
         super().__init__(device)
-        self.generation, generate = [], trainer._generate
+        self.generation, self.peaks, generate = [], {"generate": 0, "train": 0}, trainer._generate
+        self._peak()
 
         def timed(*args, **kwargs):
+            self._peak("train")
             start = now(device)
             result = generate(*args, **kwargs)
             self.generation.append(now(device) - start)
+            self._peak("generate")
             return result
 
         trainer._generate = timed
         trainer.add_callback(self)
 
+    def _peak(self, phase=None):
+        """Adds what was the peak up to here, and begins a new one."""
+        if self.device == "cpu":
+            return
+        if phase is not None:
+            self.peaks[phase] = max(self.peaks[phase], torch.cuda.max_memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        super().on_step_end(args, state, control, **kwargs)
+        self._peak("train")
+
     def seconds(self):
-        """Mean seconds of a step: whole, generation, the rest."""
-        count = max(1, len(self.ends) - 1)
-        step, generation = (self.ends[-1] - self.ends[0]) / count, sum(self.generation[1:]) / count
-        return {"step_s": step, "generation_s": generation, "rest_s": step - generation}
+        """Median seconds of a step: whole, generation, the rest."""
+        steps = [end - begin for begin, end in itertools.pairwise(self.ends)]
+        generations = self.generation[1:]
+        rests = [step - generation for step, generation in zip(steps, generations, strict=True)]
+        names = {"step_s": steps, "generation_s": generations, "rest_s": rests}
+        return {name: statistics.median(each) for name, each in names.items()}
 
 
-def run(shape, method, arm, size, device, steps=3):
-    """One run: seconds by phase, tokens per second, planned and measured peak in bytes; or what stopped it."""
+def run(shape, method, arm, size, device, steps=4):
+    """One run: seconds by phase, tokens per second, planned and measured peaks in bytes; or what stopped it."""
     keys = keys_of(method, size, device)
     setup = from_keys(keys, size.prompt, device)
     if ARMS[arm] is not None:
         setup = replace(setup, exact=False)
     planned = Planner(config_of(shape), setup).estimate(setup)
     result = {"shape": shape, "method": method, "arm": arm, "planned_bytes": planned.tensors}
+    result["planned"] = {name: planned.tensors_of(name) for name in ("generate", "train")}
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = model_of(shape, method, getattr(torch, keys["dtype"]), device)
             trainer = arm_trainer(arm, model, method, size, folder, steps, device)
             phases = Phases(trainer, device)
-            if device != "cpu":
-                torch.cuda.reset_peak_memory_stats()
             trainer.train()
             result |= phases.seconds()
             result["tokens_per_s"] = size.rows * size.completion / result["step_s"]
             if device != "cpu":
-                result["measured_bytes"] = torch.cuda.max_memory_allocated()
+                result |= {"measured_bytes": max(phases.peaks.values()), "measured": phases.peaks}
     except torch.OutOfMemoryError as error:
         result["stopped_by"] = f"out of memory: {str(error).splitlines()[0]}"
     gc.collect()

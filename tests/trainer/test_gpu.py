@@ -45,11 +45,12 @@ def test_the_fast_path_computes_the_same_in_float32(on_gpu, prompts, tokenizer, 
 
 
 def greedy(model, new_tokens=150, **settings):
-    """Tokens of eight completions of two prompts, which end at different lengths."""
+    """Tokens of eight completions of two prompts."""
     ids = (
         torch.randint(40, 200, (2, 30), generator=torch.Generator().manual_seed(0)).cuda().repeat_interleave(4, dim=0)
     )
-    config = GenerationConfig(max_new_tokens=new_tokens, pad_token_id=0, **{"do_sample": False, **settings})
+    wanted = {"max_new_tokens": new_tokens, "do_sample": False, "eos_token_id": 1, "suppress_tokens": [1], **settings}
+    config = GenerationConfig(pad_token_id=0, **wanted)
     return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
 
 

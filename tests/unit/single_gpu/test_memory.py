@@ -12,6 +12,7 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwe
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Row, plan_window
+from trl_drgrpo.features.fast_path.sharing import costs_of
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
 from trl_drgrpo.single_gpu.memory.memory_settings import CARDS, find_card, from_keys, parse_margin
 from trl_drgrpo.single_gpu.memory.meta_layers import HEAD_TOKENS, HEAD_VOCABULARY, Ledger, QuantizedLinear, fused_head
@@ -19,7 +20,6 @@ from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import (
     Shape,
     _shape,
-    costs_of,
     scored_shapes,
     shares_prompts,
     trained_shapes,
@@ -354,7 +354,7 @@ def test_no_window_holds_more_than_planned(data):
             tokens = (-(i // 2) - 1,) * min(shared, length) + (i,) * (length - min(shared, length))
             rows.append(Row(number, own, length, completion=tokens))
     budget = Budget(batch, max(r.prompt_length for r in rows) + max(r.completion_length for r in rows))
-    costs = costs_of(config, setup)
+    costs = costs_of(config, setup.device, shares_prompts(config, setup))
     planned = trained_shapes(config, setup)
     most, largest, scored = (max(each) for each in zip(*(sizes(shape) for shape in planned), strict=True))
     for micro_batch in plan_window(rows, slots, budget, costs):

@@ -19,13 +19,7 @@ import torch
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows, rows_of, scored_only
-from trl_drgrpo.features.fast_path.sharing import (
-    attention_pair_cost,
-    forward_cost,
-    rope_depends_on_width,
-    why_not_shared,
-)
-from trl_drgrpo.features.fast_path.tree_mask import attends_apart
+from trl_drgrpo.features.fast_path.sharing import costs_of, rope_depends_on_width, why_not_shared
 from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, windows
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature
@@ -147,14 +141,9 @@ class FastPath(Feature):
         """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
         model = self.trainer.model if model is None else model
         if id(model) not in self._costs:
+            shares = self.trainer.args.share_prompts and self._can_share_prompts(model)
             device = self.trainer.accelerator.device.type
-            self._costs[id(model)] = Costs(
-                pair=attention_pair_cost(model.config, device),
-                forward=forward_cost(device),
-                share_prompts=self.trainer.args.share_prompts and self._can_share_prompts(model),
-                multiple=self._multiple,
-                apart=attends_apart(device),
-            )
+            self._costs[id(model)] = costs_of(model.config, device, shares, self._multiple)
         return self._costs[id(model)]
 
     @property

@@ -9,7 +9,8 @@ The plan uses that freedom to process as few tokens as possible:
   that completions of a pack have in common, by design (forks) or by accident, run once too;
 - packs are sorted by length and cut into at most as many micro-batches as the window has slots, by dynamic
   programming over all contiguous cuts (greedy filling leaves two to three times the padding);
-- no micro-batch holds more padded tokens, or more attention pairs, than the largest one of stock TRL would.
+- no micro-batch holds more padded tokens than the largest one of stock TRL would, nor, where packs are wide, more
+  attention pairs.
 
 Costs are in *tokens*: what one token costs in everything but attention is 1.
 """
@@ -78,11 +79,6 @@ class Budget:
         """Padded tokens."""
         return self.rows * self.width
 
-    @property
-    def pairs(self) -> int:
-        """Query-key pairs of one attention head."""
-        return self.rows * self.width**2
-
 
 @dataclass(frozen=True)
 class Costs:
@@ -96,6 +92,8 @@ class Costs:
         multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
         apart (`bool`, *optional*, defaults to `False`): Whether branches attend apart (`tree_mask.py`), so that a pack
             costs fewer pairs than its width squared.
+        free_width (`int`, *optional*, defaults to `0`): Packs up to this width may hold more query-key pairs than
+            stock TRL's micro-batches: where attention keeps nothing of a pair but its place in the mask.
     """
 
     pair: float = 0.0
@@ -103,6 +101,11 @@ class Costs:
     share_prompts: bool = False
     multiple: int = 1
     apart: bool = False
+    free_width: int = 0
+
+    def most_pairs(self, budget: Budget) -> int:
+        """Query-key pairs of one attention head that a micro-batch may hold."""
+        return budget.tokens * max(budget.width, self.free_width)
 
     def width(self, tokens: int) -> int:
         """Padded width of a pack with so many tokens."""
@@ -178,7 +181,8 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
         groups[rows[i].prompt].append(i)
     # Packs are coarser than rows: where they do not fit, smaller ones may, and rows alone fit where TRL's do.
     sides = [2**k for k in range(budget.rows.bit_length())] if costs.share_prompts else []  # packs side by side
-    widths = [min(budget.tokens // side, math.isqrt(budget.pairs // side)) for side in sides]
+    pairs = costs.most_pairs(budget)
+    widths = [min(budget.tokens // side, math.isqrt(pairs // side)) for side in sides]
     packed = ([pack for group in groups.values() for pack in _cheapest_packs(rows, group, w, costs)] for w in widths)
     for packs in itertools.chain(packed, [[(i,) for i in live]]):
         cut = _cut(rows, packs, slots, budget, costs)
@@ -260,7 +264,7 @@ def _cut(
     lengths = [costs.width(pack_length(rows, pack)) for pack in packs]
     order = sorted(range(len(packs)), key=lambda i: (-lengths[i], *packs[i]))
     widths = np.array([max(lengths[i], 1) for i in order], dtype=np.float64)
-    fits = np.minimum(budget.tokens // widths, max(budget.pairs, 1) // widths**2)
+    fits = np.minimum(budget.tokens // widths, max(costs.most_pairs(budget), 1) // widths**2)
     fits = np.clip(fits, 1, len(order)).astype(np.int64)  # packs beside each other, the first as wide as this one
     # Branches that attend apart cost the same in whatever micro-batch.
     prices = widths if costs.apart else widths + costs.pair * widths**2

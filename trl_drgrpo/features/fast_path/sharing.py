@@ -9,23 +9,38 @@ after a numerical self-test on the model itself: rows alone against rows packed,
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
+from trl_drgrpo.features.fast_path.micro_batch_planner import Costs, MicroBatch
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
+from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
 
-# Attention does a query-key pair slower than a matrix product does its multiplications. On a CPU 1.3 was measured (8
-# heads of 64 in float32, one thread, 2026-11-22). Elsewhere a kernel reads a mask: an estimate, not measured.
-ATTENTION_SLOWDOWN = {"cpu": 1.3}
-ATTENTION_SLOWDOWN_ELSEWHERE = 3.0
-# What one more forward and backward costs, in tokens; it decides between nearly equal plans. On a CPU 27 were measured
-# (33 million weights, one thread). On an accelerator every layer's kernels are launched: an estimate, not measured.
-FORWARD_COST = {"cpu": 32.0}
-FORWARD_COST_ELSEWHERE = 256.0
+
+@dataclass(frozen=True)
+class Device:
+    """What planning knows of a type of device.
+
+    Args:
+        attention (`float`): How much slower attention does a query-key pair than a matrix product its multiplications.
+        forward (`float`): Cost of one more forward and backward, in tokens. It decides between nearly equal plans.
+        free_width (`int`): As in [`Costs`].
+    """
+
+    attention: float
+    forward: float
+    free_width: int = 0
+
+
+# On a CPU: 8 heads of 64 in float32; 33 million weights; one thread (2026-11-22). Elsewhere: an H100 at the shape of
+# Qwen2.5-1.5B with LoRA (2026-11-27). There a pair takes 5.7 ns and a token 49 us, checkpointing included: a factor of
+# 1.75. To launch the kernels of a forward and backward takes 0.3 s, as much as 6,000 tokens there, fewer on a larger
+# model or a slower GPU. A mask of 2,048 columns takes 6 kB of a token; the layer that is run anew keeps far more.
+DEVICES = {"cpu": Device(attention=1.3, forward=32.0)}
+ELSEWHERE = Device(attention=1.75, forward=2048.0, free_width=2048)
 # How far packed rows may be from rows alone, as a share of what the control differs by.
 AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 # The rows of the self-test: row 3 branches off row 0, and row 4 off row 3, behind so many tokens of the completion.
@@ -33,15 +48,20 @@ AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch
 PROMPT_TOKENS, COMPLETION_TOKENS, FORKS = 12, (36, 48, 40, 50, 44), {3: (0, 20), 4: (3, 30)}
 
 
-def attention_pair_cost(config: Any, device: str) -> float:
+def costs_of(config: Any, device: str, share_prompts: bool, multiple: int = 1) -> Costs:
+    """Cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
+    known = DEVICES.get(device, ELSEWHERE)
+    pair = known.attention * relative_pair_cost(config)
+    return Costs(pair, known.forward, share_prompts, multiple, attends_apart(device), known.free_width)
+
+
+def relative_pair_cost(config: Any) -> float:
     """
-    Cost of one query-key pair in attention, in units of what a token costs in everything else.
+    Operations of one query-key pair in attention, in units of those of a token in everything else.
 
     Per layer a pair takes `4 * heads * head_dim` operations forward, a token 2 for each weight of the layer. At width
-    512 that is 1/4100 times the device's slowdown. Where the configuration says nothing about widths, a layer counts
-    as 1,024 wide.
+    512 that is 1/4100. Where the configuration says nothing about widths, a layer counts as 1,024 wide.
     """
-    slowdown = ATTENTION_SLOWDOWN.get(device, ATTENTION_SLOWDOWN_ELSEWHERE)
     try:
         text = config.get_text_config()
         width = text.hidden_size
@@ -50,14 +70,9 @@ def attention_pair_cost(config: Any, device: str) -> float:
         attention = heads * head_width
         key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
         inner = getattr(text, "intermediate_size", None) or 4 * width
-        return slowdown * 2 * attention / (2 * width * (attention + key_value) + 3 * width * inner)
+        return 2 * attention / (2 * width * (attention + key_value) + 3 * width * inner)
     except Exception:  # configurations refuse in many ways, some per layer; an estimate is not worth a run
-        return slowdown / (8 * 1024)
-
-
-def forward_cost(device: str) -> float:
-    """Cost of one more forward and backward pass on a type of device (`"cpu"`, `"cuda"`), in tokens."""
-    return FORWARD_COST.get(device, FORWARD_COST_ELSEWHERE)
+        return 1 / (8 * 1024)
 
 
 def why_not_shared(

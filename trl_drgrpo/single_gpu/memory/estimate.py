@@ -80,8 +80,12 @@ class Estimate:
     @property
     def tensors(self) -> int:
         """Bytes in tensors: without context, slack and vLLM."""
+        return max(map(self.tensors_of, self.phases))
+
+    def tensors_of(self, phase: str) -> int:
+        """Bytes in tensors at the peak of a phase."""
         beside = (CONTEXT_PART, SLACK_PART, *ENGINE_PARTS)
-        return max(sum(size for part, size in parts.items() if part not in beside) for parts in self.phases.values())
+        return sum(size for part, size in self.phases[phase].items() if part not in beside)
 
 
 class Planner:

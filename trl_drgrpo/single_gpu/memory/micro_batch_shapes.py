@@ -27,8 +27,8 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import (
     plan_window,
 )
 from trl_drgrpo.features.fast_path.pack_layout import Line
-from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, forward_cost
-from trl_drgrpo.features.fast_path.tree_mask import attends_apart, cut_into_blocks
+from trl_drgrpo.features.fast_path.sharing import costs_of
+from trl_drgrpo.features.fast_path.tree_mask import cut_into_blocks
 from trl_drgrpo.features.fast_path.window import windows
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 
@@ -99,13 +99,8 @@ def _shapes(config: Any, setup: Setup, rows: int, slots: int | None, fewest: int
     if not setup.exact:
         return (_stock(setup, masked=True, later=setup.accumulation > 1),)
     lengths = Setup(batch=setup.batch, prompt=setup.prompt, completion=setup.completion, group=setup.group)
-    return _planned(costs_of(config, setup), lengths, rows, slots, fewest)
-
-
-def costs_of(config: Any, setup: Setup) -> Costs:
-    """What the fast path's planner counts with."""
-    pair, forward = attention_pair_cost(config, setup.device), forward_cost(setup.device)
-    return Costs(pair, forward, shares_prompts(config, setup), apart=attends_apart(setup.device))
+    costs = costs_of(config, setup.device, shares_prompts(config, setup))
+    return _planned(costs, lengths, rows, slots, fewest)
 
 
 def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
@@ -129,15 +124,16 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
             found |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
     if costs.share_prompts:
         most = max(shape.tokens for shape in found)
-        found = {_widest_mask(each, setup) if each.tokens == most else each for each in found}
+        found = {_widest_mask(each, setup, costs) if each.tokens == most else each for each in found}
     return tuple(sorted(one for one in found if not any(other.exceeds(one) for other in found)))
 
 
-def _widest_mask(shape: Shape, setup: Setup) -> Shape:
+def _widest_mask(shape: Shape, setup: Setup, costs: Costs) -> Shape:
     """The same tokens with the largest mask that any packs of them need: forks, or other lengths, may make it so."""
     tokens, budget = shape.tokens, Budget(setup.batch, setup.width)
-    widest = max(shape.width, min(setup.prompt + setup.group * max(setup.completion - 1, 0), math.isqrt(budget.pairs)))
-    pairs = max(min(tokens * widest, budget.pairs), tokens * shape.width)
+    most = costs.most_pairs(budget)
+    widest = max(shape.width, min(setup.prompt + setup.group * max(setup.completion - 1, 0), math.isqrt(most)))
+    pairs = max(min(tokens * widest, most), tokens * shape.width)
     packs = max(1, tokens**2 // pairs)
     return replace(shape, packs=packs, width=min(-(-tokens // packs), budget.tokens // packs), masked=True)
 

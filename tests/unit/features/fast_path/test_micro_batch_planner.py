@@ -70,7 +70,7 @@ def test_no_contiguous_cut_is_cheaper(batch, costs, apart):
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(lengths)]
         parts = [lengths[a:b] for a, b in itertools.pairwise(edges) if b]
         if len(parts) <= slots and all(
-            len(p) * p[0] <= budget.tokens and len(p) * p[0] ** 2 <= budget.pairs for p in parts
+            len(p) * p[0] <= budget.tokens and len(p) * p[0] ** 2 <= costs.most_pairs(budget) for p in parts
         ):
             best = min(best, sum(map(cost, parts)))
     try:
@@ -104,6 +104,16 @@ def test_completions_are_packed_only_where_that_is_cheaper():
     # short prompts, long completions: a packed row sees a block mask of (499 + 8 * 401)^2 pairs
     rows = [Row("a", 5, 400) for _ in range(8)]
     assert plan_window(rows, 1, Budget(8, 405), Costs(pair=1e-3, share_prompts=True)) == [[(i,) for i in range(8)]]
+
+
+def test_packs_may_hold_more_pairs_than_stock_where_pairs_take_no_memory():
+    rows = [Row(prompt, 256, 128) for prompt in "abcd" for _ in range(8)]  # packs of 1,272 tokens
+    costs, budget = Costs(pair=1e-4, forward=2048.0, share_prompts=True), Budget(8, 384)
+    assert [len(batch) for batch in plan_window(rows, 4, budget, costs)] == [2, 2, 2, 2]  # halves of the groups
+    free = replace(costs, free_width=2048)
+    assert [[len(pack) for pack in batch] for batch in plan_window(rows, 4, budget, free)] == [[8, 8], [8, 8]]
+    wider = plan_window(rows, 4, budget, replace(costs, free_width=500))
+    assert max(len(batch) * pack_length(rows, batch[0]) ** 2 for batch in wider) <= 8 * 384 * 500
 
 
 completions = st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple)

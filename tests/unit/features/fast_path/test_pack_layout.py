@@ -10,7 +10,7 @@ from tiny import in_double_precision, tiny_model
 from tiny_families import tiny
 
 from trl_drgrpo.features.fast_path.pack_layout import pack_rows, scored_only
-from trl_drgrpo.features.fast_path.sharing import attention_pair_cost, rope_depends_on_width, why_not_shared
+from trl_drgrpo.features.fast_path.sharing import costs_of, rope_depends_on_width, why_not_shared
 from trl_drgrpo.upstream.batches import TokenBatch
 
 PROMPT, SHORT = [40, 41, 42, 43], [50]
@@ -206,10 +206,10 @@ class Refusing:
 
 def test_what_is_read_off_the_configuration(tokenizer):
     config = tiny_model(tokenizer).config
-    # hidden 32, 4 heads of 8, 2 key-value heads, inner 64: 2*32*(32+16) + 3*32*64 = 9216 weights; 3 * 2 * 32 / 9216
-    assert attention_pair_cost(config, "cuda") == pytest.approx(3 * 64 / 9216)
-    assert attention_pair_cost(config, "cpu") == pytest.approx(1.3 * 64 / 9216)
-    assert 0 < attention_pair_cost(Refusing(), "cpu") < 1e-2  # an estimate, and no end of a run
+    # hidden 32, 4 heads of 8, 2 key-value heads, inner 64: 2*32*(32+16) + 3*32*64 = 9216 weights; 2 * 32 / 9216
+    assert costs_of(config, "cuda", True).pair == pytest.approx(1.75 * 64 / 9216)
+    assert costs_of(config, "cpu", True).pair == pytest.approx(1.3 * 64 / 9216)
+    assert 0 < costs_of(Refusing(), "cpu", True).pair < 1e-2  # an estimate, and no end of a run
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert not rope_depends_on_width(config)
     assert rope_depends_on_width(transformers.Qwen2Config(rope_parameters=dynamic))
