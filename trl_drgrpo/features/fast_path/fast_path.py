@@ -77,7 +77,13 @@ class FastPath(Feature):
         if self.trainer.args.micro_batching == "exact" and (reason := self._why_not_planned()):
             logger.warning("micro_batching='exact' is off, micro-batches stay as TRL makes them: %s.", reason)
         self._window_metrics = WindowMetrics(self.trainer.importance_sampling_level == "sequence")
-        yield
+        # cuDNN plans its attention anew for every width, in 0.1 to 0.2 s (H100, 2026-11-27), and packs have many.
+        allowed = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(allowed and not self.plans)
+        try:
+            yield
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(allowed)
 
     # Planning
 
