@@ -192,7 +192,7 @@ class Forwards:
                 raise Refused(wrong)
             _why_not[self._model] = None
         prefilled.layers = []  # `generate` holds on to the cache itself
-        if can_record(ids.device) and groups.can_be_fixed and _why_not_replayed.get(self._model) is None:
+        if can_record(self._model, ids.device) and _why_not_replayed.get(self._model) is None:
             self._replay = Replay(
                 self._over_groups, groups, None if self._model in _why_not_replayed else self._compared
             )

@@ -77,7 +77,7 @@ class Visible:
         prompt_keys (`(P * H, D, l)`), prompt_values (`(P * H, l, D)`): Of the prompts, `l <= L` columns.
         own_keys, own_values (`(P * H * W, t, D)`): Of the completions, `t <= T`.
         bias (`(P, 1, l)`, *optional*): What is added to scores: minus infinity at padding.
-        own_bias (`(t,)`, *optional*): The same, in columns that are not written yet.
+        hidden (`(l + t,)`, *optional*): The same for columns that no row sees, where a step has fixed shapes.
     """
 
     prompt_keys: torch.Tensor
@@ -85,20 +85,7 @@ class Visible:
     own_keys: torch.Tensor
     own_values: torch.Tensor
     bias: torch.Tensor | None
-    own_bias: torch.Tensor | None
-
-
-@dataclass
-class FixedStep:
-    """A step whose shapes do not change: it writes one column of buffers and attends to the whole of them.
-
-    Args:
-        column (`torch.Tensor` of shape `(1,)`, int64): The one to write.
-        bias (`torch.Tensor` of shape `(capacity,)`, float32): Minus infinity behind that column.
-    """
-
-    column: torch.Tensor
-    bias: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 class GroupLayer(CacheLayerMixin):
@@ -124,7 +111,7 @@ class GroupLayer(CacheLayerMixin):
         self.prompt_keys = prefilled.keys.flatten(0, 1).transpose(1, 2).contiguous()
         self.prompt_values = prefilled.values.flatten(0, 1)
         self.computes_in: torch.dtype | None = None  # of products with the keys: under autocast not their type
-        self.fixed: FixedStep | None = None
+        self.fixed: FixedStep | None = None  # while the step at hand has fixed shapes
         self.tokens = 0  # T
         self.dropped = 0  # columns of the buffers that no window reaches back to
         self.is_initialized = True
@@ -167,21 +154,26 @@ class GroupLayer(CacheLayerMixin):
             setattr(self, name, larger)
         self.dropped = first
 
-    def visible(self) -> Visible:
-        """Keys and values that the newest token sees."""
-        first = max(0, self.length + self.tokens - self.window) if self.window else 0  # column a window begins with
+    def seen(self, tokens: int) -> tuple[slice, slice]:
+        """Columns of the prompts, and of the buffers, that a row's last token sees when it has written so many."""
+        first = max(0, self.length + tokens - self.window) if self.window else 0  # column a window begins with
         missing = self.length - self.prompt_values.size(1)
-        shared = max(0, first - missing)
-        own = slice(max(0, first - self.length - self.dropped), self.tokens - self.dropped)
-        if self.fixed is not None:
-            own = slice(None)
+        own = slice(max(0, first - self.length - self.dropped), tokens - self.dropped)
+        return slice(max(0, first - missing), None), own
+
+    def visible(self) -> Visible:
+        """Keys and values that the newest token sees; all that there are, some of them hidden, in a fixed step."""
+        prompt, own = self.seen(self.tokens) if self.fixed is None else (slice(None), slice(None))
+        bias = self.bias
+        if bias is not None:
+            bias = bias[:, :, self.length - self.prompt_values.size(1) :][:, :, prompt]
         return Visible(
-            self.prompt_keys[:, :, shared:],
-            self.prompt_values[:, shared:],
+            self.prompt_keys[:, :, prompt],
+            self.prompt_values[:, prompt],
             self.keys.flatten(0, 2)[:, own],
             self.values.flatten(0, 2)[:, own],
-            None if self.bias is None else self.bias[:, :, missing + shared :],
-            None if self.fixed is None else self.fixed.bias,
+            bias,
+            None if self.fixed is None else self.fixed.hidden,
         )
 
     def move(self, grid: Grid, prompts: torch.Tensor, places: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -204,6 +196,33 @@ class GroupLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+class FixedStep:
+    """A step whose shapes do not change: it writes one column of the buffers and attends to the whole of them.
+
+    Args:
+        layer ([`GroupLayer`]): One of the layers of a window; they have like buffers.
+
+    Attributes:
+        column (`torch.Tensor` of shape `(1,)`, int64): The one to write.
+        hidden (`torch.Tensor` of shape `(l + capacity,)`, float32): Minus infinity in columns that are not seen.
+    """
+
+    def __init__(self, layer: GroupLayer):
+        self._layer = layer
+        columns = layer.prompt_values.size(1) + layer.keys.size(3)
+        self.column = torch.zeros(1, dtype=torch.long, device=layer.keys.device)
+        self.hidden = torch.empty(columns, dtype=torch.float32, device=layer.keys.device)
+
+    def point(self) -> None:
+        """The next token is written, and seen."""
+        layer, prompts = self._layer, self._layer.prompt_values.size(1)
+        prompt, own = layer.seen(layer.tokens + 1)
+        self.column.fill_(layer.tokens - layer.dropped)
+        self.hidden.fill_(-torch.inf)
+        self.hidden[:prompts][prompt] = 0
+        self.hidden[prompts:][own] = 0
 
 
 class GroupCache(Cache):
@@ -246,19 +265,13 @@ class GroupCache(Cache):
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
 
-    @property
-    def can_be_fixed(self) -> bool:
-        """Whether steps can keep their shapes: no window leaves a column behind."""
-        return not any(layer.window and layer.window <= layer.length + layer.most for layer in self.layers)
-
-    def fix_step(self) -> FixedStep:
-        """Makes the next step one of fixed shapes, and those after it, until [`GroupCache.free_steps`]."""
-        first = self.layers[0]
-        bias = torch.full((first.keys.size(3),), -torch.inf, device=first.keys.device)
-        fixed = FixedStep(torch.zeros(1, dtype=torch.long, device=bias.device), bias)
+    def fix_steps(self) -> list[FixedStep]:
+        """Gives steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves;
+        one for the layers of each window."""
+        of_window = {layer.window: FixedStep(layer) for layer in self.layers}
         for layer in self.layers:
-            layer.fixed = fixed
-        return fixed
+            layer.fixed = of_window[layer.window]
+        return list(of_window.values())
 
     def free_steps(self) -> None:
         """Steps look at the columns that are written, and at no others."""
@@ -359,8 +372,8 @@ def _attended(layer: GroupLayer, query: torch.Tensor, softcap: float | None, sin
         scores = (scores / softcap).tanh_().mul_(softcap)
     if seen.bias is not None:
         scores.view(prompts, -1, scores.size(2))[..., :columns] += seen.bias
-    if seen.own_bias is not None:
-        scores[..., columns:] += seen.own_bias
+    if seen.hidden is not None:
+        scores += seen.hidden
     if sinks is not None:
         sinks = sinks.float().view(1, layer.heads, 1, repeated, 1).expand(prompts, -1, width, -1, -1)
         scores = torch.cat([scores, sinks.reshape(len(own), repeated, 1)], dim=2)

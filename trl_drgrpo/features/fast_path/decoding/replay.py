@@ -34,7 +34,7 @@ class Replay:
         differs: Callable[[torch.Tensor, torch.Tensor], str | None] | None,
     ):
         self._run, self._groups, self._differs = run, groups, differs
-        self._recorded_for: tuple[Any, int] | None = None  # grid and capacity
+        self._recorded_over: tuple[Any, list[int]] | None = None  # grid, and addresses of buffers
         self._again: Step | None = None
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -46,16 +46,16 @@ class Replay:
         layers = self._groups.layers
         for layer in layers:
             layer.make_room(layer.keys, layer.values)
-        shapes = self._groups.grid, layers[0].keys.size(3)
-        is_new = shapes != self._recorded_for
+        memory = self._groups.grid, [layer.keys.data_ptr() for layer in layers]
+        is_new = memory != self._recorded_over
         if is_new:
             self._again = None  # frees its memory
-            self._recorded_for, self._fixed = shapes, self._groups.fix_step()
+            self._recorded_over, self._fixed = memory, self._groups.fix_steps()
             self._tokens, self._positions = tokens.clone(), positions.clone()
         self._tokens.copy_(tokens)
         self._positions.copy_(positions)
-        self._fixed.column.fill_(layers[0].tokens)
-        self._fixed.bias[: layers[0].tokens + 1] = 0
+        for fixed in self._fixed:
+            fixed.point()
         logits = self._recorded() if is_new else self._replayed()
         for layer in layers:
             layer.tokens += 1
@@ -82,9 +82,10 @@ class Replay:
         return logits
 
 
-def can_record(device: torch.device) -> bool:
-    """Whether steps on this device are worth recording: there, launches take longer than kernels."""
-    return device.type == "cuda"
+def can_record(model: Any, device: torch.device) -> bool:
+    """Whether steps are worth recording, where launches take longer than kernels, and the model is on one device."""
+    places = getattr(model, "hf_device_map", None) or {}
+    return device.type == "cuda" and len(set(places.values())) <= 1
 
 
 def record(step: Step) -> tuple[torch.Tensor, Step]:
