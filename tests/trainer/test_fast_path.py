@@ -287,6 +287,22 @@ def test_what_was_planned_is_logged(settings, prompts, tokenizer):
     assert logged(trainer, "drgrpo/micro_batches")[-1] in (1, 2)
 
 
+@pytest.mark.parametrize(("micro_batching", "allowed"), [("exact", False), ("upstream", True)])
+def test_attention_that_plans_every_width_anew_is_off_while_packs_run(
+    micro_batching, allowed, settings, prompts, tokenizer
+):
+    seen = set()
+
+    def reward(completion_ids, **kwargs):
+        seen.add(torch.backends.cuda.cudnn_sdp_enabled())
+        return [float(sum(ids) % 2) for ids in completion_ids]
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    train(DrGRPOTrainer, {**settings, "micro_batching": micro_batching, "max_steps": 1}, prompts, tokenizer, reward)
+    assert seen == {allowed and before}
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
 def test_inputs_that_cannot_be_regrouped_stay_with_trl(settings, prompts, tokenizer, reward, caplog):
     class Images(Watching):
         def on_rollouts(self, rollouts):
