@@ -52,7 +52,7 @@ def test_results_in_the_readme_are_those_of_the_evidence():
 
 
 def test_the_table_of_what_a_resumed_run_keeps_is_the_one_that_it_goes_by():
-    from trl_drgrpo.features.resume.resume_state import ON_RESUME
+    from trl_drgrpo.features.resume.resume import ON_RESUME
 
     rows = re.findall(r"^\| (kept|refused|anew)[^|]* \| (.*) \|$", PAGES["resume.md"], re.MULTILINE)
     told = {

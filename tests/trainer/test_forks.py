@@ -18,7 +18,7 @@ from walk import Walk
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import build_policy, record
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
+from trl_drgrpo.features.resume.resume import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.private_state import PrivateState
 

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
-from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
+from trl_drgrpo.features.resume.resume import FEATURES_FILE
 from trl_drgrpo.upstream.hooks import Feature, Hooks
 
 EVENTS = [
