@@ -309,14 +309,15 @@ def test_a_step_is_recorded_anew_when_buffers_move(tokenizer, family, replaying)
     assert len(replaying) >= 3
 
 
-def test_a_model_that_cannot_be_replayed_says_so_once(model, replaying, monkeypatch, caplog):
-    def waiting(step):
-        raise RuntimeError("called a synchronizing CUDA operation")
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
+def test_a_model_that_cannot_be_recorded_says_so_once(model, replaying, monkeypatch, caplog, error):
+    def failing(step):
+        raise error("called a synchronizing CUDA operation")
 
-    monkeypatch.setattr(replay, "record", waiting)
+    monkeypatch.setattr(replay, "record", failing)
     for _ in range(2):
         assert_same_tokens(model, max_new_tokens=20)
-    assert caplog.text.count("RuntimeError: called a synchronizing CUDA operation") == 1
+    assert caplog.text.count(f"{error.__name__}: called a synchronizing CUDA operation") == 1
 
 
 def test_a_replay_that_computes_something_else_is_not_used(model, replaying, monkeypatch, caplog):

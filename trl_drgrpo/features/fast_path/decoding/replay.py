@@ -67,9 +67,7 @@ class Replay:
     def _recorded(self) -> torch.Tensor:
         try:
             logits, self._again = record(self._step)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+        except RuntimeError as error:  # also where a recording does not fit into memory: the step itself may
             raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         return logits
 
@@ -96,7 +94,7 @@ def record(step: Step) -> tuple[torch.Tensor, Step]:
         What it gave, and a function that runs it again and gives the same tensor with new values.
 
     Raises:
-        `RuntimeError`: It waits for the GPU, or does something else that cannot be recorded.
+        `RuntimeError`: It waits for the GPU, does something else that cannot be recorded, or does not fit.
     """
     current, stream = torch.cuda.current_stream(), _stream()
     stream.wait_stream(current)
