@@ -61,12 +61,12 @@ class Replay:
             layer.tokens += 1
         return logits
 
-    def _step(self) -> torch.Tensor:
+    def _run_again(self) -> torch.Tensor:
         return self._run(self._tokens, self._positions)
 
     def _recorded(self) -> torch.Tensor:
         try:
-            logits, self._again = record(self._step)
+            logits, self._again = record(self._run_again)
         except RuntimeError as error:  # also where a recording does not fit into memory: the step itself may
             raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         return logits
@@ -74,7 +74,7 @@ class Replay:
     def _replayed(self) -> torch.Tensor:
         assert self._again is not None
         logits = self._again()
-        if self._differs is not None and (wrong := self._differs(logits, self._step())):
+        if self._differs is not None and (wrong := self._differs(logits, self._run_again())):
             raise Refused(wrong)
         self._differs = None
         return logits
