@@ -195,32 +195,30 @@ def _words(text: str) -> str | None:
 
 def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
     one, other = relations.interval(gold), relations.interval(answer)
-    if one and other and one[0] == other[0]:
-        return _same(one[1], other[1], deep)
-    if one is None and (r"\infty" in gold or relations.bracketed(gold)):
-        one = "", gold
-    elif other is None and (r"\infty" in answer or relations.bracketed(answer)):
-        other = "", answer
-    else:
-        return _UNDECIDED
-    return (
-        _same_collections(one[1], other[1], deep)
-        if one and other and (one[1], other[1]) != (gold, answer)
-        else _UNDECIDED
-    )
+    if one and other:
+        return _same(one[1], other[1], deep) if one[0] == other[0] else _UNDECIDED
+    if one and _is_interval(answer):
+        return _same_collections(one[1], answer, deep)
+    if other and _is_interval(gold):
+        return _same_collections(gold, other[1], deep)
+    return _UNDECIDED
+
+
+def _is_interval(text: str) -> bool:
+    return r"\infty" in text or relations.bracketed(text) is not None
 
 
 def _same_collections(gold: str, answer: str, deep: bool) -> Any:
     a, b = relations.matrix(gold), relations.matrix(answer)
     if a or b:
-        same_shape = a and b and [len(row) for row in a] == [len(row) for row in b]
         if a and b:
-            return _all_same(list(chain(*a)), list(chain(*b)), deep) if same_shape else False
+            same_shape = [len(row) for row in a] == [len(row) for row in b]
+            return same_shape and _all_same(list(chain(*a)), list(chain(*b)), deep)
         rows, other = a or b, relations.bracketed(answer if a else gold)
         if not rows or not other or other.brackets != "()" or {1} != {len(row) for row in rows}:
             return False
         column = [row[0] for row in rows]  # a column is a vector, as a tuple is
-        return _all_same(column, other.items, deep) if len(column) == len(other.items) else False
+        return len(column) == len(other.items) and _all_same(column, other.items, deep)
     # 100,200 is a number; 100, 200 is a list.
     one, other = (None if exact_number(text) else relations.collection(text) for text in (gold, answer))
     if one is None or other is None:

@@ -8,6 +8,7 @@ spelling. One that is missing on either side is forgiven, two different ones are
 import re
 from collections import Counter
 
+from trl_drgrpo.rewards.functions.mathematics.latex import respelled, rules
 from trl_drgrpo.rewards.functions.mathematics.quantities import DECIMAL, IN_WORDS, exact_number
 
 PERCENT = "%"
@@ -72,11 +73,11 @@ _CLOCK = re.compile(r"\d:\d\d")
 ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _SIGNS = {"$": "dollar", "€": "euro", "£": "£", "%": PERCENT}
 _QUOTIENT = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
-_SPELLINGS = (
-    (re.compile(r"\\mu\s*"), "µ"),
-    (re.compile(r"\\Omega"), "Ω"),
-    (re.compile(r"(?<![A-Za-z])([kM]) (?=Ω)"), r"\1"),
-    (re.compile(r"(?i)(?<![a-z])(light|electron)[ -](?=year|volt)"), r"\1"),
+_SPELLINGS = rules(
+    (r"\\mu\s*", "µ"),
+    (r"\\Omega", "Ω"),
+    (r"(?<![A-Za-z])([kM]) (?=Ω)", r"\1"),
+    (r"(?i)(?<![a-z])(light|electron)[ -](?=year|volt)", r"\1"),
 )
 _MARKS = {"/": "per", "(": "open", ")": "close"}
 _IN_TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -200,8 +201,7 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
 def _tokens(text: str) -> list[tuple[str, str]] | None:
     """The words, powers and marks of a unit; `None` where there is anything else, or a word that is no unit."""
     text = _IN_TEXT.sub(r" \1 ", _QUOTIENT.sub(r"(\1)/(\2)", text)).strip().rstrip(".")
-    for pattern, replacement in _SPELLINGS:
-        text = pattern.sub(replacement, text)
+    text = respelled(text, _SPELLINGS)
     tokens, position = [], 0
     while position < len(text):
         if not (token := _TOKEN.match(text, position)):
