@@ -28,17 +28,19 @@ that fails, though an `except` of the test swallows it; an object where plain da
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import Range, finite_number, refuse_outside, whole
-from trl_drgrpo.rewards.contract import OnError, available_workers, check_column, check_flag
+from trl_drgrpo.common.ranges import Range, finite_number, whole
+from trl_drgrpo.rewards.contract import OnError, available_workers, check_column
 from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
 from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
 from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs
 from trl_drgrpo.rewards.sample import SampleReward, prompt_text
 
 
+@dataclass(eq=False, repr=False)
 class CodeReward(SampleReward):
     """Unit tests for Python: 1.0 if the code passes, else 0.0.
 
@@ -84,48 +86,44 @@ class CodeReward(SampleReward):
     ```
     """
 
-    truths = ("text", "list", "mapping")
+    tests: str = "tests"
+    setup: str | None = None
+    entry_point: str | None = None
+    partial: bool = False
+    require_fence: bool = True
+    tolerance: float | None = None
+    timeout: float = 5.0
+    total_timeout: float = 30.0
+    workers: int | None = None
+    sandbox: Any = "bwrap"  # or a Sandbox
+    on_error: OnError = "unscorable"
+    name: str = "code_reward"
 
-    def __init__(
-        self,
-        tests: str = "tests",
-        setup: str | None = None,
-        entry_point: str | None = None,
-        partial: bool = False,
-        require_fence: bool = True,
-        tolerance: float | None = None,
-        timeout: float = 5.0,
-        total_timeout: float = 30.0,
-        workers: int | None = None,
-        sandbox: str | Sandbox = "bwrap",
-        on_error: OnError = "unscorable",
-        name: str = "code_reward",
-    ):
-        if not isinstance(sandbox, (str, Sandbox)):
-            raise InputError("sandbox", repr(sandbox), '"bwrap", "none" or a Sandbox', 'Leave it out for "bwrap".')
-        refuse_outside("tolerance", tolerance, Range(0, 1, below=True, optional=True, remedy="1e-6 is usual."))
-        for field, seconds in (("timeout", timeout), ("total_timeout", total_timeout)):
+    truths = ("text", "list", "mapping")
+    allowed: ClassVar = {
+        "tolerance": Range(0, 1, below=True, optional=True, remedy="1e-6 is usual."),
+        "workers": whole(1, optional=True, remedy="Leave it out for all cores."),
+        **dict.fromkeys(("partial", "require_fence"), bool),
+    }
+
+    def __post_init__(self):
+        if not isinstance(self.sandbox, (str, Sandbox)):
+            got, expected = repr(self.sandbox), '"bwrap", "none" or a Sandbox'
+            raise InputError("sandbox", got, expected, 'Leave it out for "bwrap".')
+        self.sandbox = Sandbox(self.sandbox) if isinstance(self.sandbox, str) else self.sandbox
+        for field, seconds in (("timeout", self.timeout), ("total_timeout", self.total_timeout)):
             finite_number(field, seconds, "a finite number of seconds", "Set both, timeout at most total_timeout.")
-        if not 0 < timeout <= total_timeout:
-            got = f"timeout={timeout} and total_timeout={total_timeout}"
+        if not 0 < self.timeout <= self.total_timeout:
+            got = f"timeout={self.timeout} and total_timeout={self.total_timeout}"
             raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
-        refuse_outside("workers", workers, whole(1, optional=True, remedy="Leave it out for all cores."))
-        setup = "prompts" if setup == "prompt" else setup
-        check_column(tests, "tests")
-        for field, column in (("setup", setup), ("entry_point", entry_point)):
-            if column is not None:
-                check_column(column, field)
-        check_flag("partial", partial)
-        check_flag("require_fence", require_fence)
-        columns = [column for column in (tests, setup, entry_point) if column is not None]
-        super().__init__(name, list(dict.fromkeys(columns)), limits=None, on_error=on_error)
-        self.tests, self.setup, self.entry_point = tests, setup, entry_point
-        self.partial = partial
-        self.require_fence = require_fence
-        self.tolerance = tolerance
-        self.clock = Clock(timeout, total_timeout)
-        self.threads = workers or available_workers()  # the work is in other processes
-        self.sandbox = Sandbox(sandbox) if isinstance(sandbox, str) else sandbox
+        self.setup = "prompts" if self.setup == "prompt" else self.setup
+        columns = {"tests": self.tests, "setup": self.setup, "entry_point": self.entry_point}
+        named = {field: column for field, column in columns.items() if field == "tests" or column is not None}
+        for field, column in named.items():
+            check_column(column, field)
+        super().__post_init__(*dict.fromkeys(named.values()))
+        self.clock = Clock(self.timeout, self.total_timeout)
+        self.threads = self.workers or available_workers()  # the work is in other processes
 
     def check(self) -> None:
         """Try the sandbox, before training starts or with the first call. Says what to install where it does not
