@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, MAX_DEPTH, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import tidy, unwrapped
-from trl_drgrpo.rewards.functions.mathematics.quantities import Number, exact_number
+from trl_drgrpo.rewards.functions.mathematics.quantities import Number, exact_number, split_scale, split_unit
 from trl_drgrpo.rewards.functions.mathematics.relations import CALL, DERIVATIVE, NAME, bracketed, chain, condition
-from trl_drgrpo.rewards.functions.mathematics.units import split_scale, split_unit
 from trl_drgrpo.rewards.sample import after_thinking, last_boxed, last_tagged
 
 _CACHE = 4096

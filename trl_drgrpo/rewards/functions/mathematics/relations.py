@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from trl_drgrpo.rewards.functions.mathematics.guards import is_cheap
 from trl_drgrpo.rewards.functions.mathematics.latex import ACCENTS, GREEK_NAMES, letters, respelled, rules, tidy
-from trl_drgrpo.rewards.functions.mathematics.units import ANGLE_FUNCTION
+from trl_drgrpo.rewards.functions.mathematics.quantities import ANGLE_FUNCTION
 
 _RELATION = re.compile(r"\\(?:le|ge|ne|in|equiv)(?![a-zA-Z])|[=<>]")
 _AFTER_A_NAME = re.compile(r"_\{[^{}]*\}")  # of a sum
