@@ -31,11 +31,10 @@ from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.report.records import RecordedCompletions
 from trl_drgrpo.rewards import scoring
-from trl_drgrpo.rewards.columns import ask, check_columns
+from trl_drgrpo.rewards.columns import ask, check_columns, required
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_key
-from trl_drgrpo.rewards.signatures import required
 
 LOGGED = "logged "  # in front of the name of a reward whose value is in the file
 FIELDS = ("reward_funcs", "step_reward_funcs")

@@ -24,9 +24,8 @@ from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.scoring import StepScorer, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
-from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns
+from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns, parameters
 from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
-from trl_drgrpo.rewards.signatures import parameters
 from trl_drgrpo.single_gpu.model_checks import check_model
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
 from trl_drgrpo.upstream.environments import EnvironmentTurns, check_tools

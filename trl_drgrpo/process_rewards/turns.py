@@ -23,8 +23,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
 from trl_drgrpo.process_rewards.scoring import gathered
+from trl_drgrpo.rewards.columns import parameters
 from trl_drgrpo.rewards.contract import reward_number, to_fix
-from trl_drgrpo.rewards.signatures import parameters
 
 logger = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from typing import Any, Literal
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns
 from trl_drgrpo.process_rewards.texts import Cleaner, prompt_text, texts_of, unread
+from trl_drgrpo.rewards.columns import is_required, parameters, select
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
-from trl_drgrpo.rewards.signatures import is_required, parameters, select
 
 
 def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable:

@@ -4,8 +4,8 @@ A reward is what TRL calls: `f(prompts=, completions=, completion_ids=, ..., <co
 `None` for a completion that cannot be scored. By room: `functions` scores (mathematics, code, strings, judge, tasks of
 reasoning-gym); `combine` and `isolation` are put around other rewards; `adapters` translate those of other stacks;
 `scoring` runs rewards over saved completions. Below them: `contract` (what a reward owes the trainer, and limits),
-`columns` (does it fit the dataset), `recipe_rewards` (from a name to a reward), `sample` (the base of rewards that
-score one text at a time) and `signatures`.
+`columns` (what it takes, and whether the dataset has that), `recipe_rewards` (from a name to a reward) and `sample`
+(the base of rewards that score one text at a time).
 
 Names resolve on first use: importing this package loads neither torch nor trl nor sympy.
 """

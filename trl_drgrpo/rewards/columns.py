@@ -1,8 +1,11 @@
-"""Whether a reward fits the dataset and the machine, found out before a model loads.
+"""What a reward function takes, and whether the dataset has it, found out before a model loads.
 
 Why: a reward whose column is missing fails after the model has loaded and the first batch has been generated.
 `check_columns` compares its signature with the columns beforehand. A reward that knows more than its signature says
 has methods that do, see [`ask`].
+
+TRL calls `f(prompts=, completions=, <columns>)`. A function of another stack fails there with a message about a
+parameter; [`adapter_hint`] recognizes it by its parameters or its class and names the adapter that takes it.
 """
 
 import functools
@@ -14,12 +17,125 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.rows import ColumnValues
-from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, is_required, parameters, required
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def parameters(function: Callable) -> tuple[inspect.Parameter, ...] | None:
+    """The parameters of a function; `None` where Python cannot read them (built-ins)."""
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def behind_partials(function: Any) -> Any:
+    """The function that partials were made of, or the function itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def is_async(function: Any) -> bool:
+    """Whether a call gives a coroutine: that of the function behind partials, or of the `__call__` of an instance."""
+    function = behind_partials(function)
+    return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Whether a call by name must give the parameter."""
+    return parameter.kind in _BY_NAME and parameter.default is parameter.empty
+
+
+def required(function: Callable) -> list[str]:
+    """Names of the parameters that a call by name must give."""
+    return [parameter.name for parameter in parameters(function) or () if is_required(parameter)]
+
+
+def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[str, Any] | None = None) -> dict:
+    """The keyword arguments for a function: all that is offered if it has `**kwargs`, else those that it names. It
+    gets those `by_request` only where it names them."""
+    known = parameters(function)
+    takes_all = known is None or any(p.kind is p.VAR_KEYWORD for p in known)
+    names = {p.name for p in known or ()}
+    chosen = {name: value for name, value in (by_request or {}).items() if name in names}
+    return chosen | {name: value for name, value in offered.items() if takes_all or name in names}
+
+
+def only_rows(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """The keywords of a call for some of its rows: columns cut down to these, anything else as it is."""
+    count = len(kwargs["completions"])
+    return {
+        key: [value[row] for row in rows] if isinstance(value, list | tuple) and len(value) == count else value
+        for key, value in kwargs.items()
+    }
+
+
+def signature_of(columns: Sequence[str]) -> inspect.Signature:
+    """The signature that [`check_columns`] reads required columns from."""
+    names = ("completions", *(name for name in dict.fromkeys(columns) if name != "completions"))
+    keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    return inspect.Signature([*keywords, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
+
+
+# Stack, adapter, and sets of parameters, any of which tells that it is the stack's form.
+_BY_PARAMETERS: tuple[tuple[str, str, tuple[set[str], ...]], ...] = (
+    ("verl", "from_verl", ({"solution_str"}, {"solution_strs"}, {"data_source", "ground_truth"})),
+    ("OpenRLHF", "from_openrlhf", ({"queries", "labels"}, {"queries", "prompts"}, {"query", "label"})),
+    ("understand-r1-zero", "from_r1_zero", ({"model_response"}, {"gt_answer"})),
+    ("verifiers", "from_verifiers", tuple({"completion", name} for name in ("answer", "state", "info", "parser"))),
+)
+_BY_CLASS = {
+    "ORM": ("ms-swift", "from_swift"),
+    "AsyncORM": ("ms-swift", "from_swift"),
+    "Rubric": ("verifiers", "from_verifiers"),
+}
+
+
+def adapter_hint(reward_func: Any) -> str:
+    """
+    A sentence that names the adapter for a reward of another stack; empty for a reward of no stack known here.
+
+    Example:
+
+    ```python
+    >>> def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    ...     return float(solution_str == ground_truth)
+    >>> adapter_hint(compute_score)
+    'It has the form of verl: pass trl_drgrpo.rewards.from_verl(compute_score), in a recipe `verl: <path of it>`.'
+
+    ```
+    """
+    found = _stack(reward_func)
+    if found is None:
+        return ""
+    stack, adapter = found
+    reward_func = behind_partials(reward_func)
+    name = getattr(reward_func, "__name__", type(reward_func).__name__)
+    key = adapter.removeprefix("from_")
+    return f"It has the form of {stack}: pass trl_drgrpo.rewards.{adapter}({name}), in a recipe `{key}: <path of it>`."
+
+
+def _stack(reward_func: Any) -> tuple[str, str] | None:
+    kind = reward_func if inspect.isclass(reward_func) else type(reward_func)
+    for base in inspect.getmro(kind):
+        if base.__name__ in _BY_CLASS:
+            return _BY_CLASS[base.__name__]
+    if inspect.isclass(reward_func) or not callable(reward_func):
+        return None
+    names = {parameter.name for parameter in parameters(reward_func) or ()}
+    if "completions" in names:  # TRL's own
+        return None
+    return next((entry[:2] for entry in _BY_PARAMETERS if any(known <= names for known in entry[2])), None)
+
 
 # What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
 # three once per call, the others as one value per completion.
 PER_CALL = ("trainer_state", "log_extra", "log_metric")
 ALWAYS_PASSED = ("prompts", "completions", "completion_ids", *PER_CALL)
+# Two of them, as reward functions declare them.
+LogMetric = Callable[[str, float], None] | None
+LogExtra = Callable[[str, list[Any]], None] | None
 # Dataset columns that TRL leaves out of the keywords: their batched form is passed instead.
 NEVER_PASSED = {"prompt": "prompts", "completion": "completions", "completion_ids": "completion_ids"}
 

@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import Choice, finite_number, refuse_outside
+from trl_drgrpo.rewards.columns import is_async, only_rows, required, select, signature_of
 from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.signatures import is_async, required, select, signature_of
 
 
 class Composed:
@@ -96,10 +96,7 @@ class Composed:
                 for column in sorted(self.logged):
                     log_extra(column, [None] * total)
             return []
-        chosen = {
-            key: [value[row] for row in rows] if isinstance(value, list | tuple) and len(value) == total else value
-            for key, value in kwargs.items()
-        }
+        chosen = only_rows(kwargs, rows)
         if log_extra is not None:
 
             def log_all(column: str, values: Sequence[Any]) -> None:

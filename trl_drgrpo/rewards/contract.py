@@ -19,8 +19,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.rewards.columns import PER_CALL
-from trl_drgrpo.rewards.signatures import adapter_hint, behind_partials, is_async, parameters
+from trl_drgrpo.rewards.columns import PER_CALL, adapter_hint, behind_partials, is_async, parameters
 
 logger = logging.getLogger(__name__)
 

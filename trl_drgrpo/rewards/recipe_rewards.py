@@ -26,8 +26,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.rewards.columns import adapter_hint
 from trl_drgrpo.rewards.contract import Limits, RewardFunction
-from trl_drgrpo.rewards.signatures import adapter_hint
 
 FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
 

@@ -11,16 +11,15 @@ All of it takes time linear in the length of the text, whatever a policy writes.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.ranges import refuse_outside
 from trl_drgrpo.common.rows import ColumnValues
-from trl_drgrpo.rewards.columns import require_kind
+from trl_drgrpo.rewards.columns import LogMetric, require_kind, signature_of
 from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
-from trl_drgrpo.rewards.signatures import signature_of
 
 _BLANKS = re.compile(r"\s*")
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
@@ -215,9 +214,7 @@ class SampleReward:
         """Whether a reward is plain without `score`, in this process and at once, and the reward."""
         return False, None
 
-    def __call__(
-        self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
-    ) -> list[float | None]:
+    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
         texts = [completion_text(completion) for completion in completions]
         values = {column: column_values(kwargs, column, len(texts), self.__name__) for column in self.columns}
         rows = [{column: values[column][row] for column in values} for row in range(len(texts))]

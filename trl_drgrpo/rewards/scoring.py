@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
-from trl_drgrpo.rewards.columns import NEVER_PASSED, ask
+from trl_drgrpo.rewards.columns import NEVER_PASSED, ask, parameters
 from trl_drgrpo.rewards.contract import validate_rewards
 from trl_drgrpo.rewards.sample import prompt_key
-from trl_drgrpo.rewards.signatures import parameters
 
 Row = dict[str, Any]
 # What TRL's table has beside prompt, completion and the rewards; no dataset column.

@@ -281,8 +281,8 @@ def test_trackers_and_folders_that_are_not_there(settings, monkeypatch, reward, 
 
 def test_the_adapters_that_are_named_are_there():
     from trl_drgrpo import rewards
+    from trl_drgrpo.rewards.columns import _BY_CLASS, _BY_PARAMETERS
     from trl_drgrpo.rewards.recipe_rewards import REWARDS
-    from trl_drgrpo.rewards.signatures import _BY_CLASS, _BY_PARAMETERS
 
     for _, adapter, *_ in (*_BY_PARAMETERS, *_BY_CLASS.values()):
         assert callable(getattr(rewards, adapter))

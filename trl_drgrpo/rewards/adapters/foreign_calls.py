@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.columns import PER_CALL
+from trl_drgrpo.rewards.columns import PER_CALL, parameters
 from trl_drgrpo.rewards.combine import AsyncComposed, Composed, composed
 from trl_drgrpo.rewards.contract import Limits, OnError, check_on_error, declared, reward_name, reward_number
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers, settled
@@ -25,7 +25,6 @@ from trl_drgrpo.rewards.isolation.pool import Call
 from trl_drgrpo.rewards.isolation.worker import Failure, failure_of
 from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values, completion_text
-from trl_drgrpo.rewards.signatures import parameters
 
 # What TRL passes to a reward function that is not a column of the dataset.
 NOT_COLUMNS = (*PER_CALL, "environments", "prompts", "completions")
@@ -49,19 +48,6 @@ class Sample:
     def text(self) -> str:
         """The completion as one string."""
         return completion_text(self.completion)
-
-
-def read_samples(keywords: Mapping[str, Any], reward: str) -> list[Sample]:
-    """The rows of one call, from the lists that TRL passes; `InputError` where one of them is none."""
-    completions, prompts = keywords["completions"], keywords.get("prompts")
-    count = len(completions)
-    given = [""] * count if prompts is None else prompts
-    names = [name for name in keywords if name not in NOT_COLUMNS]
-    columns = {name: column_values(keywords, name, count, reward) for name in names}
-    return [
-        Sample(prompt, completion, {name: values[row] for name, values in columns.items()})
-        for row, (prompt, completion) in enumerate(zip(given, completions, strict=True))
-    ]
 
 
 @dataclass(frozen=True)
@@ -154,13 +140,17 @@ class Convention:
 
     def rows(self, keywords: Mapping[str, Any], reward: str) -> list[dict[str, Any]]:
         """The rows of one call of TRL's, so that missing columns are the user's error and no sample's."""
-        samples = read_samples(keywords, reward)
-        for sample in samples[:1]:
-            self.check_columns(sample.columns, reward)
-        return [
-            {**self.row(each), **{name: place.value(each.columns, reward) for name, place in self.places.items()}}
-            for each in samples
-        ]
+        completions, prompts = keywords["completions"], keywords.get("prompts")
+        names = [name for name in keywords if name not in NOT_COLUMNS]
+        columns = {name: column_values(keywords, name, len(completions), reward) for name in names}
+        if len(completions):
+            self.check_columns(columns, reward)
+        rows, given = [], [""] * len(completions) if prompts is None else prompts
+        for index, (prompt, completion) in enumerate(zip(given, completions, strict=True)):
+            own = {name: values[index] for name, values in columns.items()}
+            places = {name: place.value(own, reward) for name, place in self.places.items()}
+            rows.append({**self.row(Sample(prompt, completion, own)), **places})
+        return rows
 
 
 def adapted(

@@ -52,11 +52,11 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     loaded,
     taking,
 )
+from trl_drgrpo.rewards.columns import is_async, parameters, required, select
 from trl_drgrpo.rewards.combine import Composed, composed
 from trl_drgrpo.rewards.contract import OnError, check_flag, reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
 from trl_drgrpo.rewards.sample import completion_text, prompt_text
-from trl_drgrpo.rewards.signatures import is_async, parameters, required, select
 
 
 def from_trl(

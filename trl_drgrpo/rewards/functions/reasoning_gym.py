@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
+from trl_drgrpo.rewards.columns import LogMetric
 from trl_drgrpo.rewards.sample import after_thinking, completion_text, marked_answer
 
 if TYPE_CHECKING:
@@ -194,10 +195,7 @@ def _mark_tuples(value: Any) -> Any:
 
 
 def reasoning_gym_reward(
-    completions: Sequence[Any],
-    entry: Sequence[str],
-    log_metric: Callable[[str, float], None] | None = None,
-    **kwargs: Any,
+    completions: Sequence[Any], entry: Sequence[str], log_metric: LogMetric = None, **kwargs: Any
 ) -> list[float]:
     r"""
     Scores completions with the `score_answer` of the task that each row comes from.

@@ -21,11 +21,11 @@ import cloudpickle
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
+from trl_drgrpo.rewards.columns import LogExtra, LogMetric, behind_partials, only_rows, parameters, signature_of
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, Limits, OnError, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.pool import Call, pool_for
 from trl_drgrpo.rewards.isolation.worker import Failure, RewardCaller, SampleScorer, Scored, failure_of, unpickled
 from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_reward
-from trl_drgrpo.rewards.signatures import behind_partials, parameters, signature_of
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +119,8 @@ class IsolatedReward:
         kwargs |= {"completions": list(completions)}
         if "trainer_state" in kwargs:
             kwargs["trainer_state"] = _snapshot(kwargs["trainer_state"])
-        rows = [_row(kwargs, index, count) for index in range(count)]
-        outcomes = pool_for(self.limits).run(self._pickled(tuple(loggers)), [((row,), {}) for row in rows])
+        calls = [((only_rows(kwargs, [row]),), {}) for row in range(count)]
+        outcomes = pool_for(self.limits).run(self._pickled(tuple(loggers)), calls)
         log_metric = loggers.get("log_metric")
         failed = None if self.lowest_reward is None else Scored(self.lowest_reward, [], [])
         scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed)
@@ -188,7 +188,7 @@ def scored_in_workers(
     name: str,
     limits: Limits | None,
     on_error: OnError,
-    log_metric: Callable[[str, float], None] | None,
+    log_metric: LogMetric,
     failed: float | None = None,
     threads: int = 1,
 ) -> list[float | None]:
@@ -218,10 +218,8 @@ def scored_in_workers(
     check_on_error(on_error)
     if limits is None:
         outcomes = _run_here(SampleScorer(score, name), calls, threads)
-    elif calls:
-        outcomes = pool_for(limits).run(pickled(SampleScorer(score, name)), calls)
     else:
-        outcomes = []
+        outcomes = pool_for(limits).run(pickled(SampleScorer(score, name)), calls) if calls else []
     return settled(outcomes, name, on_error, log_metric, failed)
 
 
@@ -238,13 +236,7 @@ def _run_here(score: Callable[..., Any], calls: Sequence[Call], threads: int) ->
         return list(pool.map(outcome, calls))
 
 
-def settled(
-    outcomes: list[Any],
-    name: str,
-    on_error: OnError,
-    log_metric: Callable[[str, float], None] | None,
-    failed: Any,
-) -> list[Any]:
+def settled(outcomes: list[Any], name: str, on_error: OnError, log_metric: LogMetric, failed: Any) -> list[Any]:
     """The outcomes, with `failed` for failures, or `None` for those of the row; they are counted and the first is
     logged, or raised where `on_error` says so."""
     failures = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
@@ -271,11 +263,7 @@ def settled(
     return [(None if outcome.of_row else failed) if isinstance(outcome, Failure) else outcome for outcome in outcomes]
 
 
-def _repeat_logs(
-    scored: list[Scored | None],
-    log_metric: Callable[[str, float], None] | None,
-    log_extra: Callable[[str, list[Any]], None] | None,
-) -> None:
+def _repeat_logs(scored: list[Scored | None], log_metric: LogMetric, log_extra: LogExtra) -> None:
     """Logs here what was logged in the workers: extra columns in one piece, one value per completion."""
     columns: dict[str, list[Any]] = {}
     for index, one in enumerate(scored):
@@ -288,14 +276,6 @@ def _repeat_logs(
     if log_extra is not None:
         for column, values in columns.items():
             log_extra(column, values)
-
-
-def _row(kwargs: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """The keywords of a call for one of its rows: columns cut to one element, anything else as it is."""
-    return {
-        key: [value[index]] if isinstance(value, (list, tuple)) and len(value) == count else value
-        for key, value in kwargs.items()
-    }
 
 
 def _snapshot(trainer_state: Any) -> Any:

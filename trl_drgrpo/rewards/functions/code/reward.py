@@ -25,20 +25,143 @@ or add objects of the completion's own class (its `__eq__` could say yes to ever
 counted in `rewards/<name>/failed_frac`; a test that used the completion and came to none of its asserts; an assert
 that fails, though an `except` of the test swallows it; an object where plain data is due; processes (`subprocess`,
 `multiprocessing`) and sockets in the code; packages that `python` does not have.
+
+How it runs: function tests take two sandboxes that share a pair of pipes and nothing else: the examiner's, with the
+tests, and the completion's, with its code (see `examiner.py`). Programs take one sandbox per test, and their output is
+compared here. A test that hangs or ends the completion's process fails; the tests after it get fresh processes.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import Range, finite_number, refuse_outside, whole
-from trl_drgrpo.rewards.contract import OnError, available_workers, check_column, check_flag
-from trl_drgrpo.rewards.functions.code.problems import ProgramTests, fenced_code, parse_tests
-from trl_drgrpo.rewards.functions.code.sandbox import Sandbox
-from trl_drgrpo.rewards.functions.code.session import BrokenTests, Clock, run_function_tests, run_programs
+from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError
+from trl_drgrpo.common.ranges import Range, finite_number, whole
+from trl_drgrpo.rewards.columns import LogMetric
+from trl_drgrpo.rewards.contract import OnError, available_workers, check_column
+from trl_drgrpo.rewards.functions.code.problems import (
+    FunctionTests,
+    ProgramTests,
+    fenced_code,
+    parse_tests,
+    same_output,
+)
+from trl_drgrpo.rewards.functions.code.sandbox import Running, Sandbox, sources_of
 from trl_drgrpo.rewards.sample import SampleReward, prompt_text
 
+_MAX_VERDICT = 1 << 16
+_SETUP_SECONDS = 60.0  # of the tests' own setup: importing a large library on a busy machine
 
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds of wall-clock: `per_test`, and `in_all` for one completion. Setting up a sandbox does not count."""
+
+    per_test: float
+    in_all: float
+
+
+class BrokenTests(UnscorableError):
+    """The tests cannot be run, whatever the completion."""
+
+
+def run_function_tests(
+    sandbox: Sandbox, code: str, tests: FunctionTests, clock: Clock, stop_at_first: bool
+) -> list[bool]:
+    """Run the tests of a function; returns which passed: with `stop_at_first` none behind the first failure.
+    [`BrokenTests`]: the tests do not compile, or pass on what cannot cross between two processes."""
+    job = {"code": code, "tests": tests.tests, "setup": tests.setup, "entry_point": tests.entry_point}
+    spent, passed, due = 0.0, [], 1
+    while len(passed) < due and spent < clock.in_all and not (stop_at_first and False in passed):
+        start = {"first": len(passed), "stop_at_first": stop_at_first}
+        with _examiner(sandbox, job | start, clock.in_all) as examiner:
+            message = _message(examiner, time.monotonic() + _SETUP_SECONDS)
+            if message is None:
+                raise BrokenTests("their setup does not end, or ends the process")
+            due = message["tests"]
+            started = time.monotonic()
+            left = Clock(clock.per_test, clock.in_all - spent)
+            more = list(_verdicts(examiner, left, due - len(passed), stop_at_first))
+            spent += time.monotonic() - started
+        if not more:
+            break  # the code does not load
+        passed += more
+    return passed + [False] * (due - len(passed))
+
+
+def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock, stop_at_first: bool) -> list[bool]:
+    """Run a program on each input; arguments, result and errors as in [`run_function_tests`]. One that raises, or
+    writes much more than is expected, has not passed."""
+    source = code.encode("utf-8", "replace")
+    passed, spent = [], 0.0
+    for stdin, expected in tests.cases:
+        if spent >= clock.in_all or (stop_at_first and False in passed):
+            break
+        started = time.monotonic()
+        seconds = min(clock.per_test, clock.in_all - spent)
+        given = b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace")
+        with sandbox.start(sources_of("candidate"), "run_script", seconds=seconds, stdin=given) as running:
+            running.wait_ready()
+            deadline = time.monotonic() + seconds
+            ended = running.read(deadline, cap=2 * len(expected) + 100_000) == "end"
+            ended = ended and running.exit_code(deadline) == 0
+        output = running.output.decode("utf-8", "replace")
+        passed.append(ended and same_output(output, expected, tests.tolerance))
+        spent += time.monotonic() - started
+    return passed + [False] * (len(tests.cases) - len(passed))
+
+
+@contextlib.contextmanager
+def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator[Running]:
+    """An examiner at work, with the completion's process at its other end."""
+    requests_out, requests_in = os.pipe()
+    replies_out, replies_in = os.pipe()
+    given = json.dumps(job | {"read_fd": replies_out, "write_fd": requests_in}).encode() + b"\n"
+    with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as ours:  # both ends are the children's alone, once started
+            for fd in (requests_out, requests_in, replies_out, replies_in):
+                ours.callback(os.close, fd)
+            side = sources_of("candidate")
+            started = sandbox.start(side, "serve", seconds=seconds, stdin=requests_out, stdout=replies_in)
+            candidate = stack.enter_context(started)
+            side, own = sources_of("test_forms", "examiner"), (replies_out, requests_in)
+            started = sandbox.start(side, "examine", seconds=seconds, stdin=given, pass_fds=own)
+            examiner = stack.enter_context(started)
+        candidate.wait_ready()
+        examiner.wait_ready()
+        yield examiner
+
+
+def _verdicts(examiner: Running, clock: Clock, due: int, stop_at_first: bool) -> Iterator[bool]:
+    """Verdicts in order, up to and including one for the test at which examiner or completion stopped, if so; none if
+    the code does not load, of which the first message tells."""
+    end = time.monotonic() + clock.in_all
+    for number in range(due + 1):
+        message = _message(examiner, min(end, time.monotonic() + clock.per_test)) or {}
+        if number:
+            yield message.get("passed", False)
+        if "passed" not in message or not (message["passed"] or (number and not stop_at_first)):
+            return
+
+
+def _message(examiner: Running, deadline: float) -> dict[str, Any] | None:
+    line = examiner.read_line(deadline, _MAX_VERDICT)
+    if line is None:
+        return None
+    message = json.loads(line)
+    if "broken" in message:
+        raise BrokenTests(message["broken"])
+    if "undecided" in message:
+        remedy = "Compare attributes, or define the class in setup."
+        raise RewardError("code_reward", message["undecided"], "results that can be compared", remedy)
+    return message
+
+
+@dataclass(eq=False, repr=False)
 class CodeReward(SampleReward):
     """Unit tests for Python: 1.0 if the code passes, else 0.0.
 
@@ -84,48 +207,44 @@ class CodeReward(SampleReward):
     ```
     """
 
-    truths = ("text", "list", "mapping")
+    tests: str = "tests"
+    setup: str | None = None
+    entry_point: str | None = None
+    partial: bool = False
+    require_fence: bool = True
+    tolerance: float | None = None
+    timeout: float = 5.0
+    total_timeout: float = 30.0
+    workers: int | None = None
+    sandbox: Any = "bwrap"  # or a Sandbox
+    on_error: OnError = "unscorable"
+    name: str = "code_reward"
 
-    def __init__(
-        self,
-        tests: str = "tests",
-        setup: str | None = None,
-        entry_point: str | None = None,
-        partial: bool = False,
-        require_fence: bool = True,
-        tolerance: float | None = None,
-        timeout: float = 5.0,
-        total_timeout: float = 30.0,
-        workers: int | None = None,
-        sandbox: str | Sandbox = "bwrap",
-        on_error: OnError = "unscorable",
-        name: str = "code_reward",
-    ):
-        if not isinstance(sandbox, (str, Sandbox)):
-            raise InputError("sandbox", repr(sandbox), '"bwrap", "none" or a Sandbox', 'Leave it out for "bwrap".')
-        refuse_outside("tolerance", tolerance, Range(0, 1, below=True, optional=True, remedy="1e-6 is usual."))
-        for field, seconds in (("timeout", timeout), ("total_timeout", total_timeout)):
+    truths = ("text", "list", "mapping")
+    allowed: ClassVar = {
+        "tolerance": Range(0, 1, below=True, optional=True, remedy="1e-6 is usual."),
+        "workers": whole(1, optional=True, remedy="Leave it out for all cores."),
+        **dict.fromkeys(("partial", "require_fence"), bool),
+    }
+
+    def __post_init__(self):
+        if not isinstance(self.sandbox, (str, Sandbox)):
+            got, expected = repr(self.sandbox), '"bwrap", "none" or a Sandbox'
+            raise InputError("sandbox", got, expected, 'Leave it out for "bwrap".')
+        self.sandbox = Sandbox(self.sandbox) if isinstance(self.sandbox, str) else self.sandbox
+        for field, seconds in (("timeout", self.timeout), ("total_timeout", self.total_timeout)):
             finite_number(field, seconds, "a finite number of seconds", "Set both, timeout at most total_timeout.")
-        if not 0 < timeout <= total_timeout:
-            got = f"timeout={timeout} and total_timeout={total_timeout}"
+        if not 0 < self.timeout <= self.total_timeout:
+            got = f"timeout={self.timeout} and total_timeout={self.total_timeout}"
             raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
-        refuse_outside("workers", workers, whole(1, optional=True, remedy="Leave it out for all cores."))
-        setup = "prompts" if setup == "prompt" else setup
-        check_column(tests, "tests")
-        for field, column in (("setup", setup), ("entry_point", entry_point)):
-            if column is not None:
-                check_column(column, field)
-        check_flag("partial", partial)
-        check_flag("require_fence", require_fence)
-        columns = [column for column in (tests, setup, entry_point) if column is not None]
-        super().__init__(name, list(dict.fromkeys(columns)), limits=None, on_error=on_error)
-        self.tests, self.setup, self.entry_point = tests, setup, entry_point
-        self.partial = partial
-        self.require_fence = require_fence
-        self.tolerance = tolerance
-        self.clock = Clock(timeout, total_timeout)
-        self.threads = workers or available_workers()  # the work is in other processes
-        self.sandbox = Sandbox(sandbox) if isinstance(sandbox, str) else sandbox
+        self.setup = "prompts" if self.setup == "prompt" else self.setup
+        columns = {"tests": self.tests, "setup": self.setup, "entry_point": self.entry_point}
+        named = {field: column for field, column in columns.items() if field == "tests" or column is not None}
+        for field, column in named.items():
+            check_column(column, field)
+        super().__post_init__(*dict.fromkeys(named.values()))
+        self.clock = Clock(self.timeout, self.total_timeout)
+        self.threads = self.workers or available_workers()  # the work is in other processes
 
     def check(self) -> None:
         """Try the sandbox, before training starts or with the first call. Says what to install where it does not
@@ -151,9 +270,7 @@ class CodeReward(SampleReward):
         passed = run(self.sandbox, completion if code is None else code, tests, self.clock, not self.partial)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
-    def __call__(
-        self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **kwargs: Any
-    ) -> list[float | None]:
+    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
         self.check()
         return super().__call__(completions, log_metric, **kwargs)
 

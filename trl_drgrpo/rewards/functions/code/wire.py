@@ -6,12 +6,12 @@ made and is known on the other side by a number.
 """
 
 import builtins
-import datetime
 import json
 import os
 import resource
 from collections import deque
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -64,18 +64,10 @@ _KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[..., Any]]] = {
     "Fraction": (Fraction, lambda value: [value.numerator, value.denominator], Fraction),
     "range": (range, lambda value: [value.start, value.stop, value.step], range),
     # datetime before date, which is its base class
-    "datetime": (
-        datetime.datetime,
-        lambda value: [datetime.datetime.isoformat(value)],
-        datetime.datetime.fromisoformat,
-    ),
-    "date": (datetime.date, lambda value: [datetime.date.isoformat(value)], datetime.date.fromisoformat),
-    "time": (datetime.time, lambda value: [datetime.time.isoformat(value)], datetime.time.fromisoformat),
-    "timedelta": (
-        datetime.timedelta,
-        lambda value: [value.days, value.seconds, value.microseconds],
-        datetime.timedelta,
-    ),
+    "datetime": (datetime, lambda value: [datetime.isoformat(value)], datetime.fromisoformat),
+    "date": (date, lambda value: [date.isoformat(value)], date.fromisoformat),
+    "time": (time, lambda value: [time.isoformat(value)], time.fromisoformat),
+    "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], timedelta),
     "dict": (
         dict,
         lambda value: [part for item in dict.items(value) for part in item],

@@ -31,6 +31,8 @@ _LONGEST_BACKOFF = 30.0  # seconds
 _RETRIED = {408, 409, 425, 429}
 _BUSY = {*_RETRIED, 502, 503, 504}  # the server's state, whatever was asked
 _REFUSED = {401, 403, 404}  # and redirects: every request will fail
+_SECONDS = positive(remedy="It is in seconds; leave it out for the default.")
+_LIMITS = {"concurrency": whole(1), "retries": whole(0), "timeout": _SECONDS, "backoff": _SECONDS}
 
 
 class RequestFailed(Exception):
@@ -94,12 +96,8 @@ class Endpoint:
             raise InputError("base_url", "an address of another form", expected, remedy)
         if not isinstance(self.model, str) or not self.model:
             raise InputError("model", repr(self.model), "the name of a model", "`GET {base_url}/models` lists them.")
-        for field, least in (("concurrency", 1), ("retries", 0)):
-            refuse_outside(field, getattr(self, field), whole(least))
-        for field in ("timeout", "backoff"):
-            refuse_outside(
-                field, getattr(self, field), positive(remedy="It is in seconds; leave it out for the default.")
-            )
+        for field, allowed in _LIMITS.items():
+            refuse_outside(field, getattr(self, field), allowed)
         self.read_key()
 
     def read_key(self) -> str | None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside
+from trl_drgrpo.rewards.columns import LogExtra, LogMetric, signature_of
 from trl_drgrpo.rewards.contract import OnError, check_on_error
 from trl_drgrpo.rewards.functions.judge.chat_client import (
     Endpoint,
@@ -37,7 +38,6 @@ from trl_drgrpo.rewards.functions.judge.chat_client import (
     Unanswered,
 )
 from trl_drgrpo.rewards.sample import completion_text, prompt_text
-from trl_drgrpo.rewards.signatures import signature_of
 
 _SCORE_PATTERN = r"(?i)\bscore\W{0,5}\s*[:=]\s*\W{0,3}?(?P<score>[-+]?\d+(?:\.\d+)?)"
 
@@ -160,8 +160,8 @@ class Judge:
         questions: Sequence[Messages],
         read: Sequence[Callable[[str], Any]],
         lowest: Sequence[Any],
-        log_metric: Callable[[str, float], None] | None,
-        log_extra: Callable[[str, list], None] | None,
+        log_metric: LogMetric,
+        log_extra: LogExtra,
     ) -> list[Any]:
         """Values read from the replies.
 
@@ -326,11 +326,7 @@ class JudgeReward(Judge):
         self.__signature__ = signature_of([*(["prompts"] if "prompt" in names else []), *self.columns])
 
     async def __call__(
-        self,
-        completions: Sequence[Any],
-        log_metric: Callable[[str, float], None] | None = None,
-        log_extra: Callable[[str, list], None] | None = None,
-        **kwargs: Any,
+        self, completions: Sequence[Any], log_metric: LogMetric = None, log_extra: LogExtra = None, **kwargs: Any
     ) -> list[float | None]:
         """Rewards of `B` completions, in order."""
         questions = [self._messages(completion, row, kwargs) for row, completion in enumerate(completions)]

@@ -1,8 +1,8 @@
 """Mathematical answers: where they stand, what they mean, whether two are equal.
 
 [`MathReward`] is the reward. `answers` finds the final answer and reads what is cheap to read of it; `latex` and
-`relations` take its spelling apart, `quantities` and `units` its numbers and units. `equivalence` compares without
-algebra where it can; where it must, `guards` says what is safe, and `algebra` decides.
+`relations` take its spelling apart, `quantities` its numbers and units. `equivalence` compares without algebra where
+it can; where it must, `guards` says what is safe, and `algebra` decides.
 """
 
 from typing import TYPE_CHECKING

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, MAX_DEPTH, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import tidy, unwrapped
-from trl_drgrpo.rewards.functions.mathematics.quantities import Number, exact_number
+from trl_drgrpo.rewards.functions.mathematics.quantities import Number, exact_number, split_scale, split_unit
 from trl_drgrpo.rewards.functions.mathematics.relations import CALL, DERIVATIVE, NAME, bracketed, chain, condition
-from trl_drgrpo.rewards.functions.mathematics.units import split_scale, split_unit
 from trl_drgrpo.rewards.sample import after_thinking, last_boxed, last_tagged
 
 _CACHE = 4096
@@ -177,10 +176,10 @@ def tagged_answer(text: str) -> str | None:
 
 def final_line_answer(text: str) -> str | None:
     """The answer behind the last "#### ..." or "answer is ...", or a last line that is a number or a formula."""
-    if hashed := _hashed(text):
-        return hashed
-    if stated := _stated(text):
-        return stated
+    return _hashed(text) or _stated(text) or _bare_last_line(text)
+
+
+def _bare_last_line(text: str) -> str | None:
     last = text.rstrip().rsplit("\n", 1)[-1].strip().strip("*")
     return last if len(last) <= MAX_CHARS and _BARE_LINE.fullmatch(last) else None
 
@@ -232,10 +231,7 @@ def _plain(line: str) -> str:
 
 
 def _auto(text: str) -> str | None:
-    for extract in (boxed_answer, tagged_answer, final_line_answer):
-        if answer := extract(text):
-            return answer
-    return None
+    return boxed_answer(text) or tagged_answer(text) or final_line_answer(text)
 
 
 ANSWER_FORMATS: dict[str, Callable[[str], str | None]] = {

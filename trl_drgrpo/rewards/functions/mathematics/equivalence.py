@@ -17,8 +17,15 @@ from trl_drgrpo.rewards.functions.mathematics import relations
 from trl_drgrpo.rewards.functions.mathematics.answers import Answer, read, unlabeled
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, is_cheap, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import letters, tidy
-from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_near, numbers_equal, percent_equal
-from trl_drgrpo.rewards.functions.mathematics.units import PERCENT, letter_unit, units_agree
+from trl_drgrpo.rewards.functions.mathematics.quantities import (
+    PERCENT,
+    exact_number,
+    is_near,
+    letter_unit,
+    numbers_equal,
+    percent_equal,
+    units_agree,
+)
 
 _BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
 _WORD = re.compile(r"[A-Za-z](?:[A-Za-z' ]|-(?=[A-Za-z]{3})){3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
@@ -195,32 +202,30 @@ def _words(text: str) -> str | None:
 
 def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
     one, other = relations.interval(gold), relations.interval(answer)
-    if one and other and one[0] == other[0]:
-        return _same(one[1], other[1], deep)
-    if one is None and (r"\infty" in gold or relations.bracketed(gold)):
-        one = "", gold
-    elif other is None and (r"\infty" in answer or relations.bracketed(answer)):
-        other = "", answer
-    else:
-        return _UNDECIDED
-    return (
-        _same_collections(one[1], other[1], deep)
-        if one and other and (one[1], other[1]) != (gold, answer)
-        else _UNDECIDED
-    )
+    if one and other:
+        return _same(one[1], other[1], deep) if one[0] == other[0] else _UNDECIDED
+    if one and _may_be_interval(answer):
+        return _same_collections(one[1], answer, deep)
+    if other and _may_be_interval(gold):
+        return _same_collections(gold, other[1], deep)
+    return _UNDECIDED
+
+
+def _may_be_interval(text: str) -> bool:
+    return r"\infty" in text or relations.bracketed(text) is not None
 
 
 def _same_collections(gold: str, answer: str, deep: bool) -> Any:
     a, b = relations.matrix(gold), relations.matrix(answer)
     if a or b:
-        same_shape = a and b and [len(row) for row in a] == [len(row) for row in b]
         if a and b:
-            return _all_same(list(chain(*a)), list(chain(*b)), deep) if same_shape else False
+            same_shape = [len(row) for row in a] == [len(row) for row in b]
+            return same_shape and _all_same(list(chain(*a)), list(chain(*b)), deep)
         rows, other = a or b, relations.bracketed(answer if a else gold)
         if not rows or not other or other.brackets != "()" or {1} != {len(row) for row in rows}:
             return False
         column = [row[0] for row in rows]  # a column is a vector, as a tuple is
-        return _all_same(column, other.items, deep) if len(column) == len(other.items) else False
+        return len(column) == len(other.items) and _all_same(column, other.items, deep)
     # 100,200 is a number; 100, 200 is a list.
     one, other = (None if exact_number(text) else relations.collection(text) for text in (gold, answer))
     if one is None or other is None:
@@ -258,26 +263,26 @@ def _all_same(gold: Any, answer: Any, deep: bool) -> bool | None:
 def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: bool) -> bool | None:
     if len(gold) > _MAX_ENTRIES:
         return sorted(gold) == sorted(answer)
-    # Sameness is an equivalence, so each entry may take the first partner that fits.
     rest, open_entries = list(answer), []
     for entry in gold:
-        partner = next((other for other in rest if _same(entry, other, False)), None)
-        if partner is None:
+        if not _take_partner(entry, rest, False):
             open_entries.append(entry)
-        else:
-            rest.remove(partner)
     if not open_entries:
         return True
     if any(all(_same(entry, other, False) is False for other in rest) for entry in open_entries):
         return False
-    if not deep:
-        return None
-    for entry in open_entries:
-        partner = next((other for other in rest if _same(entry, other, True)), None)
-        if partner is None:
-            return False
+    return all(_take_partner(entry, rest, True) for entry in open_entries) if deep else None
+
+
+def _take_partner(entry: str, rest: list[str], deep: bool) -> bool:
+    """Takes an entry's partner out of the rest; returns whether there was one.
+
+    Sameness is an equivalence, so each entry may take the first partner that fits.
+    """
+    partner = next((other for other in rest if _same(entry, other, deep)), None)
+    if partner is not None:
         rest.remove(partner)
-    return True
+    return partner is not None
 
 
 def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:

@@ -48,63 +48,73 @@ _GREEK_LETTER = re.compile(rf"\\(?:{GREEK_NAMES})(?![a-zA-Z])")
 _MACRO = re.compile(r"\\[a-zA-Z]+")
 # Between numbers of three digits the space tells a list, `100, 200`, from a number, `100,200`.
 _SPACES = r"(?<![0-9A-Za-z.])(?!(?<=\d,) \d{3}(?!\d)) | (?![0-9A-Za-z.\\])|(?<=[0-9.]) (?=\\)"
-# Patterns and what stands in their place, applied in this order.
-_SPELLINGS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\text\s*\{\s*\}", ""),
-        (r"\\text\s*\{\s*d\s*\}(?=\s*(?:[a-zA-Z]|\^|\\(?!text)))", "d"),
-        (rf"^\s*(?:\\text\s*\{{\s*{_ABOUT}\s*\}}|{_ABOUT}(?![a-zA-Z]))", r"\\approx "),
-        (r"\\(?:simeq|doteq)(?![a-zA-Z])", r"\\approx"),
-        (r"\\var(epsilon|theta|kappa|rho|sigma|phi)(?![a-zA-Z])", r"\\\1"),
-        (r"\\mid(?![a-zA-Z])", "|"),
-        (r"\\AA(?![a-zA-Z])|\\(?:mathring|r)\s*\{A\}", "Å"),
-        (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1\\text{\2}"),
-        (r"\\(?:si|unit|rm)\s*(?=\{)", r"\\text"),
-        (r"(?<!\\)\{\s*\\rm(?![a-zA-Z])", r"\\text{"),
-        (r"\{:\}", ":"),
-        (r"\\(?:text)?color\s*\{[a-zA-Z]+\}|\\underline(?=\s*\{)|\\(?:bf|rm|it|bfseries)(?![a-zA-Z])", ""),
-        (r"(?<!\\)\{\s*([^{}]+?)\s*\\choose(?![a-zA-Z])\s*([^{}]+?)\s*\}", r"{\\binom{\1}{\2}}"),
-        (r"^\s*(\w+)\s*\\choose(?![a-zA-Z])\s*(\w+)\s*$", r"\\binom{\1}{\2}"),
-        (r"\^\s*(?:\\prime(?![a-zA-Z])|\{\s*\\prime\s*\})", "'"),
-        (r"(?<!\\)\\$", ""),
-        (r"\\text\s*\{\s*(?:percent|%|\\%)\s*\}|(?<![a-zA-Z\\])percent(?:age)?(?![a-zA-Z])", r"\\%"),
-        (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
-        (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
-        (r"\\neq(?![a-zA-Z])", r"\\ne"),
-        (r"<=", r"\\le "),
-        (r">=", r"\\ge "),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"\*\*", "^"),
-        (r"\\(?:times|cdot|ast)(?![a-zA-Z])|\*", r"\\cdot "),
-        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
-        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
-        (r"\\[lr]?vert(?![a-zA-Z])", "|"),
-        (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
-        (r"\\cup(?![a-zA-Z])|(?<![a-zA-Z\\])U(?=\s*[(\[])(?<=[)\] ]U)", r"\\cup "),
-        (r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![a-zA-Z\\])sqrt(?![a-zA-Z])", r"\\sqrt"),
-        (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi"),
-        (r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])", r"\\infty"),
-        (r"\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])", r"\\degree "),
-        (r"((?:^|[(\[{,=])\s*)\+", r"\1"),
-    )
-]
-_TIGHT = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\s+", " "),
-        (_SPACES, ""),
-        (r"(\\log)_(\d)", r"\1_{\2}"),
-        (rf"([\^_])(-?\d+|[a-zA-Z]|\\(?:{GREEK_NAMES}|pi|infty|max|min)(?![a-zA-Z]))", r"\1{\2}"),
-        (r"(\\(?:cdot|pm|pi|le|ge))\{(\d+|[a-zA-Z])\}", r"\1 \2"),
-        (r"(?<![\\a-zA-Z}\]^_])\{(\d+|[a-zA-Z])\}", r"\1"),  # {10}^{33}
-        (_SPACES, ""),
-        (r"\{\.(?=\d)", "{0."),
-    )
-]
+
+
+Rules = list[tuple[re.Pattern[str], str]]
+
+
+def rules(*spellings: tuple[str, str]) -> Rules:
+    """Patterns and what stands in their place, applied in this order."""
+    return [(re.compile(pattern), replacement) for pattern, replacement in spellings]
+
+
+def respelled(text: str, spellings: Rules) -> str:
+    """A text after all rules, one after the other."""
+    for pattern, replacement in spellings:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+_SPELLINGS = rules(
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\text\s*\{\s*\}", ""),
+    (r"\\text\s*\{\s*d\s*\}(?=\s*(?:[a-zA-Z]|\^|\\(?!text)))", "d"),
+    (rf"^\s*(?:\\text\s*\{{\s*{_ABOUT}\s*\}}|{_ABOUT}(?![a-zA-Z]))", r"\\approx "),
+    (r"\\(?:simeq|doteq)(?![a-zA-Z])", r"\\approx"),
+    (r"\\var(epsilon|theta|kappa|rho|sigma|phi)(?![a-zA-Z])", r"\\\1"),
+    (r"\\mid(?![a-zA-Z])", "|"),
+    (r"\\AA(?![a-zA-Z])|\\(?:mathring|r)\s*\{A\}", "Å"),
+    (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1\\text{\2}"),
+    (r"\\(?:si|unit|rm)\s*(?=\{)", r"\\text"),
+    (r"(?<!\\)\{\s*\\rm(?![a-zA-Z])", r"\\text{"),
+    (r"\{:\}", ":"),
+    (r"\\(?:text)?color\s*\{[a-zA-Z]+\}|\\underline(?=\s*\{)|\\(?:bf|rm|it|bfseries)(?![a-zA-Z])", ""),
+    (r"(?<!\\)\{\s*([^{}]+?)\s*\\choose(?![a-zA-Z])\s*([^{}]+?)\s*\}", r"{\\binom{\1}{\2}}"),
+    (r"^\s*(\w+)\s*\\choose(?![a-zA-Z])\s*(\w+)\s*$", r"\\binom{\1}{\2}"),
+    (r"\^\s*(?:\\prime(?![a-zA-Z])|\{\s*\\prime\s*\})", "'"),
+    (r"(?<!\\)\\$", ""),
+    (r"\\text\s*\{\s*(?:percent|%|\\%)\s*\}|(?<![a-zA-Z\\])percent(?:age)?(?![a-zA-Z])", r"\\%"),
+    (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
+    (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
+    (r"\\neq(?![a-zA-Z])", r"\\ne"),
+    (r"<=", r"\\le "),
+    (r">=", r"\\ge "),
+    (r"\\lt(?![a-zA-Z])", "<"),
+    (r"\\gt(?![a-zA-Z])", ">"),
+    (r"\*\*", "^"),
+    (r"\\(?:times|cdot|ast)(?![a-zA-Z])|\*", r"\\cdot "),
+    (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+    (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+    (r"\\[lr]?vert(?![a-zA-Z])", "|"),
+    (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
+    (r"\\cup(?![a-zA-Z])|(?<![a-zA-Z\\])U(?=\s*[(\[])(?<=[)\] ]U)", r"\\cup "),
+    (r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![a-zA-Z\\])sqrt(?![a-zA-Z])", r"\\sqrt"),
+    (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi"),
+    (r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])", r"\\infty"),
+    (r"\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])", r"\\degree "),
+    (r"((?:^|[(\[{,=])\s*)\+", r"\1"),
+)
+_TIGHT = rules(
+    (r"\s+", " "),
+    (_SPACES, ""),
+    (r"(\\log)_(\d)", r"\1_{\2}"),
+    (rf"([\^_])(-?\d+|[a-zA-Z]|\\(?:{GREEK_NAMES}|pi|infty|max|min)(?![a-zA-Z]))", r"\1{\2}"),
+    (r"(\\(?:cdot|pm|pi|le|ge))\{(\d+|[a-zA-Z])\}", r"\1 \2"),
+    (r"(?<![\\a-zA-Z}\]^_])\{(\d+|[a-zA-Z])\}", r"\1"),  # {10}^{33}
+    (_SPACES, ""),
+    (r"\{\.(?=\d)", "{0."),
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -130,12 +140,7 @@ def tidy(text: str) -> str:
     text = _THOUSANDS.sub("", _SIZES.sub(lambda m: m[0] if m[0] == r"\\" else "", text))
     text = _SPACING.sub(lambda m: m[0] if m[0] == r"\\" else "" if m[0] == r"\!" else " ", text)
     text = _AND.sub(", ", _FONTS.sub(r"\\text", text))
-    for pattern, replacement in _SPELLINGS:
-        text = pattern.sub(replacement, text)
-    text = _with_braces(text)
-    for pattern, replacement in _TIGHT:
-        text = pattern.sub(replacement, text)
-    return unwrapped(text)
+    return unwrapped(respelled(_with_braces(respelled(text, _SPELLINGS)), _TIGHT))
 
 
 def _in_ascii(text: str) -> str:

@@ -1,13 +1,20 @@
-"""Numbers of answers: exact values without sympy.
+r"""Numbers and units of answers: exact values without sympy, and which units contradict each other.
 
 Most answers of GSM8K and MATH are an integer, a decimal or a fraction; `exact_number` reads them into a
 `fractions.Fraction`, so that they are compared exactly and at once.
+
+A unit is a product of powers, `m s^{-1}` or `\frac{\text{m}}{\text{s}}` or "meters per second", brought into one
+spelling. One that is missing on either side is forgiven, two different ones are two different answers (`12 m` is not
+`12 g`), and nothing is converted. A word that is no measure (`12 apples`) counts as the noun that it is.
 """
 
 import contextlib
 import re
+from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
+
+from trl_drgrpo.rewards.functions.mathematics.latex import respelled, rules
 
 _MAX_EXPONENT = 1000
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
@@ -137,3 +144,246 @@ def percent_equal(percent: Number, plain: Number) -> bool:
     if percent.value / 100 == plain.value:
         return True
     return abs(plain.value) >= 1 and percent.value == plain.value
+
+
+# Units -----------------------------------------------------------------------------------------------------------
+
+PERCENT = "%"
+_PREFIXES = {"p": "pico", "n": "nano", "µ": "micro", "m": "milli", "c": "centi", "d": "deci", "": ""}
+_PREFIXES |= {"k": "kilo", "M": "mega", "G": "giga", "T": "tera"}
+# The symbol comes first; what follows are names and other spellings.
+_WITH_PREFIX = """
+m meter metre, g gram gramme, s second, l L liter litre, N newton, J joule, W watt, V volt, A ampere amp, K kelvin,
+mol mole, Hz hertz, Pa pascal, C coulomb, F farad, Ω ohm, T tesla, H henry, eV electronvolt, cal calorie, bar, Wh
+"""
+_WITHOUT_PREFIX = """
+in inch inche, ft foot feet, yd yard, mi mile, Å angstrom, ly lightyear, AU, t ton tonne, oz ounce, lb lbs pound,
+u amu, gal gallon, s sec, min minute, h hr hour, d day, week wk, month mo, y yr year, atm atmosphere, kg kilo, g gm,
+degree deg, rad radian, dollar usd buck, cent penny pennie, euro eur, mph, kph kmh,
+unit
+"""
+_NO_MEASURES = {"pm", "TV"}  # no picometers and teravolts
+
+
+def _measures() -> dict[str, str]:
+    """Every spelling of a measure, with its symbol."""
+    known = {}
+    for symbol, *others in map(str.split, _WITH_PREFIX.split(",")):
+        for short, long in _PREFIXES.items():
+            known |= {(short if len(name) == 1 else long) + name: short + symbol for name in others}
+            known[short + symbol] = short + symbol
+    for symbol, *others in map(str.split, _WITHOUT_PREFIX.split(",")):
+        known |= dict.fromkeys((symbol, *others), symbol)
+    return {name: symbol for name, symbol in known.items() if name not in _NO_MEASURES}
+
+
+_MEASURES = _measures()
+_SYMBOLS = {*_MEASURES.values(), PERCENT, "£"}
+_POWERS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS_AFTER = {"squared": 2, "cubed": 3}
+_SPEEDS = {"mph": "mi", "kph": "km"}
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+# Words after a number that change it.
+_NO_UNIT_TEXT = """
+or and to than not no is maybe perhaps plus minus negative half halves third thirds fourth fourths fifth fifths
+sixth sixths eighth eighths tenth tenths hundredth hundredths thousandth thousandths factorial wrong
+"""
+_NO_UNIT = {*_NO_UNIT_TEXT.split(), *IN_WORDS}
+_FILLERS = {"of", "the", "a", "an", "in", "each", "total", "about", "approximately"}
+_MAX_WORDS = 6
+
+_NUMBER = (
+    rf"-?(?:{DECIMAL}[eE][+-]?\d+|(?:{DECIMAL} ?(?:\\cdot|x) ?)?10\^\{{-?\d+\}}|"
+    rf"(?:{DECIMAL}|\\frac\{{\d+\}}\{{\d+\}})?(?:\\pi|\\sqrt\{{\d+\}})?|[\d,]+|\d+/\d+)"
+)
+_CURRENCY_BEFORE = re.compile(r"(-?)(?:(\\?\$)|(€|\\euro(?![a-z]))|(£|\\pounds(?![a-z])))\s*(?=[-\d.\\])")
+_SIGN_AFTER = re.compile(r"(.*?[\d})])\s*(\\?%|\\degree ?(?:\\text\{([CF])\}|([CF]))?|\\?\$|€|£)$")
+_TEXT = re.compile(r"/?(?:\\mu ?)?(?:\\frac\{(?=\\(?:text|mu))|\\text\{)")
+_SYMBOL_AFTER = re.compile(r"(.*?) ?((?:[kMm] ?)?\\Omega|\\mu ?[a-zA-Z\\].*|Å)$")
+_WORDS_AFTER = re.compile(rf"({_NUMBER})( ?)([A-Za-z](?:[A-Za-z .'/^{{}}()\d-]|\\cdot|\\mu)+)$")
+# `m` alone is a variable, so are `mg` and `nm`; `in` and `min` are other words too often.
+_UNSPACED = {name for name in _MEASURES if len(name) > 2 and name != "min"} | {
+    *("mm", "cm", "km", "kg", "ml", "mL", "ft", "lb", "oz", "hr", "yd")
+}
+_LETTER_AFTER = re.compile(rf"({_NUMBER}) ([mgshlLNJWVK](?:\^\{{-?\d\}})?)$")
+_CLOCK = re.compile(r"\d:\d\d")
+ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_SIGNS = {"$": "dollar", "€": "euro", "£": "£", "%": PERCENT}
+_QUOTIENT = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
+_SPELLINGS = rules(
+    (r"\\mu\s*", "µ"),
+    (r"\\Omega", "Ω"),
+    (r"(?<![A-Za-z])([kM]) (?=Ω)", r"\1"),
+    (r"(?i)(?<![a-z])(light|electron)[ -](?=year|volt)", r"\1"),
+)
+_MARKS = {"/": "per", "(": "open", ")": "close"}
+_IN_TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<word>[A-Za-zÅµΩ](?:[A-Za-zΩ'.-]*[A-Za-zΩ.])?)(?:(?P<digit>-?\d)(?![\d.]))?|\^\{?(?P<power>-?\d{1,2})\}?|"
+    r"(?P<mark>[/()]|\\cdot)\s*)"
+)
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    r"""
+    A tidied answer without its unit, and the unit in one spelling: `"%"`, `"cm^2"`, `"m s^-1"`, `"dollar"`, `"apple"`;
+    empty where there is none. A bare single letter is a variable: `12m` keeps it, `12 \text{ m}` does not.
+
+    Example:
+
+    ```python
+    >>> split_unit(r"15\text{ square centimeters}"), split_unit(r"\$36"), split_unit("12m")
+    (('15', 'cm^2'), ('36', 'dollar'), ('12m', ''))
+
+    ```
+    """
+    if _CLOCK.search(text) or (ANGLE_FUNCTION.search(text) and text.rstrip().endswith("degree")):
+        return text, ""
+    if before := _CURRENCY_BEFORE.match(text):
+        rest, after = split_unit(text[before.end() :])
+        unit = "dollar" if before[2] else "euro" if before[3] else "£"
+        return before[1] + rest, unit if after in ("", unit) else f"{unit} {after}"
+    if sign := _SIGN_AFTER.fullmatch(text):
+        mark = sign[2].lstrip("\\")
+        scale = sign[3] or sign[4]
+        return sign[1].strip(), _SIGNS.get(mark, f"degree {scale}" if scale else "degree")
+    value, unit = _written_out(text)
+    return (text, "") if unit is None else (value, unit)
+
+
+def _written_out(text: str) -> tuple[str, str | None]:
+    r"""The value and the unit of `5\text{ m}`, `5\Omega` and `5 meters`; no unit where it is part of the algebra."""
+    for start in _TEXT.finditer(text):
+        value = text[: start.start()].strip()
+        if re.search(r"[\d})\]a-z]$", value) and value.count("{") == value.count("}"):
+            return value, canonical_unit(text[start.start() :])
+    if (symbol := _SYMBOL_AFTER.fullmatch(text)) and exact_number(symbol[1]):
+        return symbol[1], canonical_unit(symbol[2], is_text=False)
+    words = _WORDS_AFTER.fullmatch(text)
+    if words and words[1].strip("-") and not re.match(r"x(?![a-z])", words[3]):
+        is_unit = words[2] or words[3].partition("^")[0].removesuffix("s") in _UNSPACED
+        return (words[1], canonical_unit(words[3], is_text=False)) if is_unit else (text, None)
+    return text, None
+
+
+def letter_unit(text: str) -> tuple[str, str] | None:
+    """The value and the unit of `12 m` or `20 m^2`, which are products in algebra; `None` for anything else."""
+    match = _LETTER_AFTER.fullmatch(text)
+    unit = canonical_unit(match[2]) if match else None
+    return (match[1], unit) if match and unit else None
+
+
+def split_scale(unit: str) -> tuple[int, str]:
+    """The factor in a unit of [`split_unit`] and the rest of it: `dollar million` is `(1000000, "dollar")`."""
+    factor, rest = 1, []
+    for word in unit.split():
+        if word in _SCALES:
+            factor *= _SCALES[word]
+        else:
+            rest.append(word)
+    return factor, " ".join(rest)
+
+
+def canonical_unit(text: str, is_text: bool = True) -> str | None:
+    r"""
+    A unit (`\text{ m}/\text{s}`, `square centimeters`, `red apples`) in one spelling, its measures before its nouns;
+    `None` where it is no unit. Where it is not set as text (`is_text`), letters may be variables: `m` does not count,
+    nor does `ab`.
+
+    Example:
+
+    ```python
+    >>> canonical_unit(r"\text{m}\cdot\text{s}^{-1}"), canonical_unit("feet squared"), canonical_unit("ab", False)
+    ('m s^-1', 'ft^2', None)
+
+    ```
+    """
+    tokens = _tokens(text)
+    if not tokens:
+        return None
+    powers: Counter[str] = Counter()
+    nouns: list[str] = []
+    sign, signs, to_raise, last = 1, [], 1, None
+    for kind, token in tokens:
+        if kind == "per":
+            sign = -1
+        elif kind == "open":
+            signs.append(sign)
+        elif kind == "close":
+            sign = signs.pop() if signs else sign
+        elif kind == "raise":
+            to_raise = _POWERS_BEFORE[token]
+        elif kind == "power":
+            if last is None:
+                return None  # 5 squared, apples^2
+            powers[last] *= int(token)
+        elif (last := _measure(token)) or sign < 0:
+            last = last or _singular(token)
+            powers[last] += sign * to_raise
+            to_raise = 1
+        elif len(token) < (2 if is_text else 3):
+            return None  # a variable
+        else:
+            nouns.append(_singular(token))
+    for speed in powers.keys() & _SPEEDS.keys():
+        powers.update({_SPEEDS[speed]: powers[speed], "h": -powers[speed]})
+        del powers[speed]
+    factors = [name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if name != "unit"]
+    are_letters = all(re.fullmatch("[A-Za-z]", token) for kind, token in tokens if kind == "word")
+    if are_letters and not is_text and powers["s"] >= 0:
+        return None  # `5 N m` may be a product; `5 m/s` is none
+    return " ".join(factors + nouns)
+
+
+def _tokens(text: str) -> list[tuple[str, str]] | None:
+    """The words, powers and marks of a unit; `None` where there is anything else, or a word that is no unit."""
+    text = _IN_TEXT.sub(r" \1 ", _QUOTIENT.sub(r"(\1)/(\2)", text)).strip().rstrip(".")
+    text = respelled(text, _SPELLINGS)
+    tokens, position = [], 0
+    while position < len(text):
+        if not (token := _TOKEN.match(text, position)):
+            return None
+        position = token.end()
+        word = (token["word"] or "").rstrip(".")
+        lower = word.lower()
+        if lower in _NO_UNIT:
+            return None
+        if token["mark"] or lower == "per":
+            tokens += [(_MARKS[mark], mark)] if (mark := token["mark"] or "/") in _MARKS else []
+        elif lower in _POWERS_BEFORE:
+            tokens.append(("raise", lower))
+        elif word or token["power"]:
+            power = token["power"] or token["digit"] or str(_POWERS_AFTER.get(lower, ""))
+            tokens += [("word", word)] * (bool(word) and lower not in _POWERS_AFTER)
+            tokens += [("power", power)] * bool(power)
+    words = [token for kind, token in tokens if kind == "word"]
+    if not words or len(words) > _MAX_WORDS:
+        return None
+    is_filled = len(words) > 1 and tokens[0][0] == "word"
+    return [token for token in tokens if not (is_filled and token[1].lower() in _FILLERS)]
+
+
+def _measure(word: str) -> str | None:
+    """The symbol of a measure, however it is written; `None` for another noun."""
+    lower = word.lower()
+    for form in (word, word.removesuffix("s"), lower, lower.removesuffix("s")):
+        if form in _MEASURES and (len(form) > 1 or form == word):
+            return _MEASURES[form]
+    return None
+
+
+def _singular(noun: str) -> str:
+    return noun.lower().removesuffix("s") if len(noun) > 3 else noun.lower()
+
+
+def units_agree(a: str, b: str) -> bool:
+    """Whether two units can be meant alike: equal, one missing, or with nouns of which one is more detailed.
+
+    Measures (`cm`, `cm^2`, `dollar`, `%`) have to be equal; `apple` and `red apple` agree, `apple` and `pear` do not;
+    `degree` agrees with `degree C`.
+    """
+    if not a or not b or a == b or {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
+        return True
+    measures_a, measures_b = ({word for word in unit.split() if word in _SYMBOLS or "^" in word} for unit in (a, b))
+    nouns_a, nouns_b = {*a.split()} - measures_a, {*b.split()} - measures_b
+    return measures_a == measures_b and (nouns_a <= nouns_b or nouns_b <= nouns_a)

@@ -14,8 +14,8 @@ import re
 from typing import NamedTuple
 
 from trl_drgrpo.rewards.functions.mathematics.guards import is_cheap
-from trl_drgrpo.rewards.functions.mathematics.latex import ACCENTS, GREEK_NAMES, letters, tidy
-from trl_drgrpo.rewards.functions.mathematics.units import ANGLE_FUNCTION
+from trl_drgrpo.rewards.functions.mathematics.latex import ACCENTS, GREEK_NAMES, letters, respelled, rules, tidy
+from trl_drgrpo.rewards.functions.mathematics.quantities import ANGLE_FUNCTION
 
 _RELATION = re.compile(r"\\(?:le|ge|ne|in|equiv)(?![a-zA-Z])|[=<>]")
 _AFTER_A_NAME = re.compile(r"_\{[^{}]*\}")  # of a sum
@@ -98,16 +98,12 @@ def _is_balanced(inner: str) -> bool:
 
 def matrix(text: str) -> list[list[str]] | None:
     """The rows of a matrix or column vector, whichever brackets it has; `None` for anything else."""
-    if not (match := _MATRIX.fullmatch(_without_array_brackets(text))):
+    if re.match(r"[(\[]\\begin\{(?:matrix|array)\}", text) and text[-1] in ")]":
+        text = text[1:-1].strip()
+    if not (match := _MATRIX.fullmatch(text)):
         return None
     rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]) if row.strip()]
     return [[tidy(entry) for entry in row.split("&")] for row in rows]
-
-
-def _without_array_brackets(text: str) -> str:
-    if re.match(r"[(\[]\\begin\{(?:matrix|array)\}", text) and text[-1] in ")]":
-        return text[1:-1].strip()
-    return text
 
 
 def is_relation(text: str) -> bool:
@@ -263,11 +259,11 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z]) ?\\degree ?")
 _PRIMED = re.compile(r"([a-zA-Z])('+)")
 _DERIVATIVE = re.compile(DERIVATIVE)
 # With an index of their own; no answer has such.
-_SPELLINGS = (
-    (re.compile(r"\\([gG])amma(?![a-zA-Z])(?:_\{(\w+)\})?"), r" \1_{8\2}"),
-    (re.compile(r"\^\{(?:T|\\top|\\intercal)\}"), r"^{t_{8}}"),
-    (re.compile(r"_\{\\(max|min)\}"), r"_{\1}"),
-    (re.compile(r"(\d+|[a-zA-Z])!(?=\^)"), r"(\1!)"),
+_SPELLINGS = rules(
+    (r"\\([gG])amma(?![a-zA-Z])(?:_\{(\w+)\})?", r" \1_{8\2}"),
+    (r"\^\{(?:T|\\top|\\intercal)\}", r"^{t_{8}}"),
+    (r"_\{\\(max|min)\}", r"_{\1}"),
+    (r"(\d+|[a-zA-Z])!(?=\^)", r"(\1!)"),
 )
 _LOOSE = re.compile(r"(?:(?<!\d)\\cdot|\\cdot(?! ?\d)|(?<!\d) | (?!\d))+")
 
@@ -292,8 +288,7 @@ def for_algebra(text: str) -> str:
     if r"\degree" in text and ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _DERIVATIVE.sub(_derivative_letter, text)
-    for pattern, replacement in _SPELLINGS:
-        text = pattern.sub(replacement, text)
+    text = respelled(text, _SPELLINGS)
     return _PRIMED.sub(lambda match: f"{match[1]}_{{9{len(match[2])}}}", text)
 
 

@@ -13,10 +13,10 @@ whose algebra exceeds the limits: with `None` it would cost nothing.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
-from trl_drgrpo.common.ranges import Choice, refuse_outside
+from trl_drgrpo.common.ranges import Choice
 from trl_drgrpo.rewards.contract import Limits, OnError, check_column
 from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers, unreadable
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
@@ -64,6 +64,11 @@ class MathReward(SampleReward):
     name: str = "math_reward"
 
     truths = ("text", "number", "list")
+    allowed: ClassVar = {
+        "think_opened": Choice(
+            ("auto", True), "True fits a chat template that opens <think> itself; 'auto' fits all others."
+        )
+    }
 
     def __post_init__(self):
         if self.answer_format not in ANSWER_FORMATS:
@@ -72,8 +77,6 @@ class MathReward(SampleReward):
             remedy = did_you_mean(self.answer_format, ANSWER_FORMATS, otherwise, form="{!r}")
             raise InputError("answer_format", got, expected, remedy)
         check_column(self.answer_column, "answer_column")
-        remedy = "True fits a chat template that opens <think> itself; 'auto' fits all others."
-        refuse_outside("think_opened", self.think_opened, Choice(("auto", True), remedy))
         require_package("math_verify", f"reward {self.name}", "a check by algebra", "math")
         super().__post_init__(self.answer_column)
 

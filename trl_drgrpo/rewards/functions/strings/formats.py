@@ -181,6 +181,7 @@ class RegexReward(AgainstColumn):
 
 format_reward = FormatReward()
 
+_FENCE = re.compile(r"^[^\S\n]*```.*$", re.MULTILINE)
 _JSONSCHEMA = ("jsonschema", "reward json_schema_reward", "a schema", "json")  # for `require_package`
 
 
@@ -261,29 +262,14 @@ class JsonSchemaReward(SampleReward):
 
 def _read_json(text: str) -> tuple[bool, Any]:
     text = after_thinking(text).strip()
-    candidates = [text]
-    if (block := _last_fenced(text)) is not None:
-        candidates.append(block)
-    for candidate in candidates:
+    # Between fences stand in turn what is outside and inside of a block; behind the last one, nothing is closed.
+    closed = _FENCE.split("\n".join(text.splitlines()))[1:-1:2]
+    for candidate in (text, *closed[-1:]):
         try:
             return True, json.loads(candidate, parse_constant=_no_constant)
         except (ValueError, RecursionError):  # ValueError: no JSON, or a number of thousands of digits
             continue
     return False, None
-
-
-def _last_fenced(text: str) -> str | None:
-    """Contents of the last closed ``` block."""
-    last, block = None, None
-    for line in text.splitlines():
-        if not line.strip().startswith("```"):
-            if block is not None:
-                block.append(line)
-        elif block is None:
-            block = []
-        else:
-            last, block = "\n".join(block), None
-    return last
 
 
 def _no_constant(name: str) -> None:

@@ -16,9 +16,8 @@ from trl_drgrpo.rewards.functions.mathematics.answers import extract_answer, gol
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
 from trl_drgrpo.rewards.functions.mathematics.guards import is_cheap, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import group_end, tidy, unwrapped
-from trl_drgrpo.rewards.functions.mathematics.quantities import Number, exact_number, numbers_equal
+from trl_drgrpo.rewards.functions.mathematics.quantities import Number, exact_number, numbers_equal, split_unit
 from trl_drgrpo.rewards.functions.mathematics.relations import for_algebra, same_formula
-from trl_drgrpo.rewards.functions.mathematics.units import split_unit
 
 # Answers in a text ---------------------------------------------------------------------------------------------------
 

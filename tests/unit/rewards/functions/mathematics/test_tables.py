@@ -15,8 +15,7 @@ from trl_drgrpo.rewards.functions.mathematics.answers import (
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
 from trl_drgrpo.rewards.functions.mathematics.guards import is_cheap, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import tidy
-from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number
-from trl_drgrpo.rewards.functions.mathematics.units import letter_unit, split_unit, units_agree
+from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, letter_unit, split_unit, units_agree
 
 HERE = MathReward(limits=None)
 
