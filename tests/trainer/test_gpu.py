@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from runs import logged, train, weights
 from tiny import tiny_model
+from tiny_families import tiny
 from transformers import BitsAndBytesConfig, GenerationConfig
 
 from trl_drgrpo import DrGRPOTrainer
@@ -72,6 +73,14 @@ def test_recorded_steps_write_the_same_tokens(lora, tokenizer, recordings):
     with shared_prefill(model):
         assert torch.equal(greedy(model), theirs)
     assert len(recordings) >= 2  # buffers grew
+
+
+@pytest.mark.parametrize("family", "Llama Mistral Gemma2 Gemma3Text GPT2 Qwen3Moe Mixtral GptOss".split())
+def test_families_write_the_same_tokens_recorded_or_not(family, tokenizer):
+    model = tiny(family, tokenizer).to("cuda").eval()
+    theirs = greedy(model, 100)
+    with shared_prefill(model):
+        assert torch.equal(greedy(model, 100), theirs)
 
 
 def test_rows_leave_recorded_steps(tokenizer, recordings):
