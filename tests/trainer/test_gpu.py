@@ -75,7 +75,9 @@ def test_recorded_steps_write_the_same_tokens(lora, tokenizer, recordings):
     assert len(recordings) >= 2  # buffers grew
 
 
-@pytest.mark.parametrize("family", "Llama Mistral Gemma2 Gemma3Text GPT2 Qwen3Moe Mixtral GptOss".split())
+@pytest.mark.parametrize(
+    "family", ["Llama", "Mistral", "Gemma2", "Gemma3Text", "GPT2", "Qwen3Moe", "Mixtral", "GptOss"]
+)
 def test_families_write_the_same_tokens_recorded_or_not(family, tokenizer):
     model = tiny(family, tokenizer).to("cuda").eval()
     theirs = greedy(model, 100)
