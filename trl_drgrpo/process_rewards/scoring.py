@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
-from trl_drgrpo.process_rewards.steps.separators import Turns
+from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, reward_name, reward_number, to_fix
 

@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.scoring import StepScores
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.separators import Turns
+from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.process_rewards.turns import (
     TURN_METHODS,
     Failures,
