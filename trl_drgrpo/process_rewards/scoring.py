@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 StepRewards = Sequence[Sequence[float | None]]
 RaggedRewards = list[list[float | None]]
 
-_ROWS_TO_LOOK_AT = 8
 _SILENT = 5  # batches without any score, before it is said
 # What the trainer passes to a step reward function next to the dataset's columns.
 TRAINER_KEYWORDS = frozenset({*ALWAYS_PASSED, "steps", "step_ends", "environments"})
@@ -125,7 +124,6 @@ class StepScorer:
         self._logged_failures: set[str] = set()
         self._has_warned_of_one_step = False
         self._silent = dict.fromkeys(self.names, 0)  # batches in a row without any score
-        self._was_asked_to_look = False
 
     def on_trainer_built(self, trainer: Any) -> None:
         """Introduce the trainer to the functions that have a method of this name."""
@@ -231,26 +229,6 @@ class StepScorer:
         columns["steps"] = [list(steps.texts) for steps in scores.steps]
         columns["step_rewards"] = scores.rewards
         return scores, metrics, columns
-
-    def warn_of_looking_ahead(self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any) -> None:
-        """Warn, once, where tokens behind a step decide that it ends: a baseline per step is biased then.
-
-        Args:
-            batch, tool_mask, tokenizer: As in `score_batch`, whose first rows are looked at.
-        """
-        if self._was_asked_to_look:
-            return
-        self._was_asked_to_look = True
-        for i, ids in enumerate(batch.completion_ids[:_ROWS_TO_LOOK_AT]):
-            mask = tool_mask[i][: len(ids)] if tool_mask else None
-            if ids and self.segmenter.looks_ahead(list(ids), tokenizer, mask):
-                logger.warning(
-                    "step_separator: where %s ends a step depends on the text after it (completion %d of the batch), "
-                    "which slightly biases step_baseline='to_go'. Use a rule that reads only the text before.",
-                    self.segmenter,
-                    i,
-                )
-                return
 
     def _settle(self, name: str, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
         """The rewards of one function, checked; or what its failure costs."""

@@ -24,6 +24,7 @@ too early. So a step never ends inside a character or inside a token: when one t
 beginning of the next (`".\\n\\nB"`), that beginning belongs to the step the token ends.
 """
 
+import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,8 @@ from typing import Any, TypeAlias
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment
+
+logger = logging.getLogger(__name__)
 
 LINE_BREAK = r"\r?\n"  # a lone "\r" is none: whether it is one would depend on the next token
 
@@ -254,6 +257,8 @@ def _interval(size: str | int, field: str) -> Interval:
 
 # A completion becomes steps
 
+_ROWS_TO_LOOK_AT = 8  # for steps that end depending on what follows
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -285,6 +290,7 @@ class StepSegmenter:
         self.rule = rule
         self.name = name
         self._aligner: Aligner | None = None
+        self._looked_for: set[str] = set()  # what was said to be biased, or found not to be
 
     def __repr__(self) -> str:
         return f"StepSegmenter({self.name})"
@@ -349,6 +355,32 @@ class StepSegmenter:
             if (last in shown.ends) != (last in ends):
                 return True
         return False
+
+    def warn_of_looking_ahead(
+        self, biased: str, completions: Sequence[Sequence[int]], tokenizer: Any, tool_masks: Any = None
+    ) -> None:
+        """Warn where tokens behind a step decide that it ends, which biases something.
+
+        Args:
+            biased (`str`): What is biased, for the message. Of each name only the first call looks.
+            completions (`B` lists of ints): Completion tokens of a batch, of which the first rows are looked at.
+            tokenizer: As for a call.
+            tool_masks (`B` lists of ints, *optional*): As for a call; may be padded.
+        """
+        if biased in self._looked_for:
+            return
+        self._looked_for.add(biased)
+        for i, ids in enumerate(completions[:_ROWS_TO_LOOK_AT]):
+            mask = tool_masks[i][: len(ids)] if tool_masks else None
+            if ids and self.looks_ahead(list(ids), tokenizer, mask):
+                logger.warning(
+                    "step_separator: where %s ends a step depends on the text after it, which slightly biases %s "
+                    "(completion %d of the batch). Use a rule that reads only the text before.",
+                    self,
+                    biased,
+                    i,
+                )
+                return
 
 
 def one_step_frac(list_of_steps: Iterable[Steps]) -> float:
