@@ -11,7 +11,7 @@ takes part in them with an empty value: one that left them out would let the oth
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -73,13 +73,14 @@ class DescriptionGuard:
     @contextmanager
     def around(self, place: str, manager: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
         """Guard the beginning and the end of a block, not the block itself, whose errors `manager` does not see."""
-        entered = self.value(place, lambda: _entered(manager()), otherwise=None)
+        stack = ExitStack()
+        with self(place):
+            stack.enter_context(manager())
         try:
             yield
         finally:
-            if entered is not None:
-                with self(place):
-                    entered.__exit__(None, None, None)
+            with self(place):
+                stack.close()
 
     def failed(self, place: str, error: Exception) -> None:
         """Count a failure, and say it if it is the first of its place."""
@@ -92,11 +93,6 @@ class DescriptionGuard:
         logger.warning(message, place, reason, METRIC, exc_info=None if is_of_system else error)
         if self.tell is not None:
             self.tell(place, error)
-
-
-def _entered(manager: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-    manager.__enter__()
-    return manager
 
 
 class DescribingCallback(TrainerCallback):

@@ -43,15 +43,12 @@ def merged_while_read(model: Any) -> Iterator[None]:
     if not isinstance(model, PeftModel):
         yield
         return
+    from trl_drgrpo.upstream.private_state import swapped  # TRL, which a check of the model does not load
+
     reader = _MergedReader(model)
     names = ("merge_adapter", "unmerge_adapter", "named_parameters")
-    for name in names:
-        setattr(model, name, getattr(reader, name))
-    try:
+    with swapped(model, **{name: getattr(reader, name) for name in names}):
         yield
-    finally:
-        for name in names:
-            delattr(model, name)  # the class has its own
     if reader.merged and reader.adapts and not reader.read:
         raise UpstreamError(
             "Adapters were merged for vLLM, but no merged weight was read. Install the trl this version was tested "
