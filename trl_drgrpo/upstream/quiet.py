@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 # Logger -> how its message begins, and why it says nothing to a user of this package.
@@ -29,9 +30,7 @@ _BRIEF_SECONDS = 3.0
 def drop_notices() -> None:
     """Filter them from now on. Called before TRL is imported; a second call changes nothing."""
     for name, beginning in _LOG_LINES.items():
-        logger = logging.getLogger(name)
-        if not any(isinstance(each, _Beginning) for each in logger.filters):
-            logger.addFilter(_Beginning(beginning))
+        logging.getLogger(name).addFilter(_Beginning(beginning))  # equal ones are added once
     for module, names in _RENAMED.items():
         for name in names:
             warnings.filterwarnings(
@@ -39,12 +38,11 @@ def drop_notices() -> None:
             )
 
 
-class _Beginning(logging.Filter):
+@dataclass(frozen=True)
+class _Beginning:
     """Lets through all lines but those that begin like this."""
 
-    def __init__(self, beginning: str):
-        super().__init__()
-        self.beginning = beginning
+    beginning: str
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith(self.beginning)

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import UpstreamError, did_you_mean
 
 TRL_SUPPORTED = ("1.16", "2")  # from, up to but not including: the range that pyproject.toml declares
@@ -56,13 +58,8 @@ def installed_versions(packages: Sequence[str] = LIBRARIES) -> dict[str, str]:
     """Versions of those packages that are installed; this one's also from a checkout without metadata."""
     versions = {}
     for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            if package == "trl-drgrpo":
-                from trl_drgrpo.common import __version__
-
-                versions[package] = __version__
+        with suppress(PackageNotFoundError):
+            versions[package] = __version__ if package == "trl-drgrpo" else version(package)
     return versions
 
 
