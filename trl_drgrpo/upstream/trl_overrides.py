@@ -30,10 +30,10 @@ from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.environments import ToolLoop
 from trl_drgrpo.upstream.hooks import Completions, Hooks, owned
 from trl_drgrpo.upstream.private_state import PrivateState, swapped
-from trl_drgrpo.upstream.quiet import brief_bars, without_tied
 from trl_drgrpo.upstream.seams import patched_by
+from trl_drgrpo.upstream.versions import brief_bars
 from trl_drgrpo.upstream.vllm_adapters import VLLMSync
-from trl_drgrpo.upstream.weight_sync import load_translated
+from trl_drgrpo.upstream.weight_sync import load_translated, without_tied
 
 
 @contextmanager
