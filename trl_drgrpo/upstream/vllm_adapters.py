@@ -277,15 +277,12 @@ def _client_class(sync: VLLMSync) -> Any:
     """TRL's client of a server, which gets adapters."""
 
     class AdapterClient(of_trl.VLLMClient):
-        takes_adapters = False
-
         def init_communicator(self, *args: Any, **options: Any) -> None:
-            self.takes_adapters = sync.begin_with_server(self)
-            if not self.takes_adapters:
+            if not sync.begin_with_server(self):
                 super().init_communicator(*args, **options)
 
         def update_named_params(self, *args: Any, **options: Any) -> None:
-            if not self.takes_adapters:
+            if sync.path is None:  # weights travel
                 super().update_named_params(*args, **options)
                 return
             try:
