@@ -78,8 +78,7 @@ class PrivateState(GRPOTrainer):
     @property
     def group_size(self) -> int:
         """G of the generation batch at hand: evaluation may have its own."""
-        group_size: Any = self.num_generations if self.model.training else self.num_generations_eval
-        return group_size
+        return self.num_generations if self.model.training else self.num_generations_eval
 
     @property
     def training_examples(self) -> Any:
@@ -133,8 +132,7 @@ class PrivateState(GRPOTrainer):
     @property
     def pad_token_id(self) -> int:
         """Token that TRL pads with."""
-        tokenizer: Any = self._tokenizer
-        return tokenizer.pad_token_id
+        return self.text_tokenizer.pad_token_id
 
     @property
     def generate_every(self) -> int:
