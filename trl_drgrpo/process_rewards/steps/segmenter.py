@@ -72,7 +72,7 @@ Span = tuple[int, int]  # a separator in a text: its first character and its exc
 
 @dataclass(frozen=True)
 class Rule:
-    """Says after which tokens steps end.
+    """Says at which cuts of a completion steps end.
 
     Args:
         spans (`Callable[[str], Iterable[Span]]`): The separators of a text, in order.
@@ -81,12 +81,12 @@ class Rule:
     """
 
     spans: Callable[[str], Iterable[Span]] = lambda text: ()
-    by_prefix: bool = False
+    by_prefix: bool = True
     separators: tuple[str, ...] = ()
 
-    def ends(self, completion: Completion) -> tuple[list[int], bool]:
-        """Last tokens of the steps that are complete, ascending, and whether a further step follows them. A separator
-        before which the step holds nothing to read ends nothing."""
+    def cuts(self, completion: Completion) -> tuple[list[int], bool]:
+        """The cuts that end complete steps, ascending, and whether a further step follows them. A separator before
+        which the step holds nothing to read ends nothing."""
         alignment, cuts = completion.alignment, []
         read = 0  # characters of the text that were looked at
         readable = False  # whether the step that is open holds something to read
@@ -97,7 +97,7 @@ class Rule:
             if readable and completion.is_models(alignment.tokens[cut]):
                 cuts.append(completion.cut_at_or_after(alignment.tokens[cut]))
                 read, readable = max(read, alignment.offsets[cuts[-1]]), False
-        return [alignment.tokens[cut] for cut in cuts], readable or completion.visible[read:].strip() != ""
+        return cuts, readable or completion.visible[read:].strip() != ""
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,8 @@ class Interval(Rule):
     """
 
     size: int = 1
-    by_prefix: bool = True
 
-    def ends(self, completion: Completion) -> tuple[list[int], bool]:
+    def cuts(self, completion: Completion) -> tuple[list[int], bool]:
         """As in [`Rule`]."""
         alignment = completion.alignment
         written = [token for token in range(len(alignment.lengths)) if completion.is_models(token)]
@@ -118,7 +117,7 @@ class Interval(Rule):
         if cuts and cuts[-1] == len(alignment.tokens) - 1:
             cuts.pop()  # the last step ends by itself
         read = alignment.offsets[cuts[-1]] if cuts else 0
-        return [alignment.tokens[cut] for cut in cuts], completion.visible[read:].strip() != ""
+        return cuts, completion.visible[read:].strip() != ""
 
 
 @dataclass(frozen=True)
@@ -129,14 +128,12 @@ class Turns(Rule):
     model wrote nothing but EOS is a step. Without a tool mask (nobody called a tool) the completion is one turn.
     """
 
-    by_prefix: bool = True
-
-    def ends(self, completion: Completion) -> tuple[list[int], bool]:
+    def cuts(self, completion: Completion) -> tuple[list[int], bool]:
         """As in [`Rule`]."""
         mask = completion.tool_mask or []
         first = mask.index(1) if 1 in mask else len(mask)
         turns = [i for i in range(first, len(mask) - 1) if mask[i] == 0 and mask[i + 1] == 1]
-        return [completion.alignment.tokens[completion.cut_at_or_after(token)] for token in turns], True
+        return [completion.cut_at_or_after(token) for token in turns], True
 
 
 # The strings and values that a configuration may hold
@@ -202,7 +199,7 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
             yield first.span()
             start = first.end()
 
-    return Rule(spans, by_prefix=True, separators=tuple(known))
+    return Rule(spans, separators=tuple(known))
 
 
 def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
@@ -227,7 +224,7 @@ def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
             raise InputError(field, got, expected, remedy)
         return [(int(offset), int(offset)) for offset in offsets]
 
-    return Rule(spans)
+    return Rule(spans, by_prefix=False)
 
 
 def _regex(pattern: str | re.Pattern[str], field: str) -> Rule:
@@ -244,7 +241,7 @@ def _regex(pattern: str | re.Pattern[str], field: str) -> Rule:
         got = f"the regex {got!r}, which matches the empty string"
         remedy = "It would end a step after every character: use + in place of *, for example."
         raise InputError(field, got, "a regex that needs at least one character", remedy)
-    return Rule(lambda text: (match.span() for match in compiled.finditer(text)))
+    return Rule(lambda text: (match.span() for match in compiled.finditer(text)), by_prefix=False)
 
 
 def _interval(size: str | int, field: str) -> Interval:
@@ -336,7 +333,7 @@ class StepSegmenter:
         hidden = [i for i, token_id in enumerate(ids) if token_id in self._aligner.special_ids]
         hidden += [i for i, entry in enumerate(mask or ()) if entry == 0]
         completion = Completion(alignment, _visible(alignment, hidden), mask)
-        return _steps(alignment, *self.rule.ends(completion))
+        return _steps(alignment, *self.rule.cuts(completion))
 
     def looks_ahead(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> bool:
         """Whether tokens behind a step's end decide that it ends there: a lookahead, or a greedy match, does that.
@@ -423,14 +420,15 @@ def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:
     return "".join(chars)
 
 
-def _steps(alignment: Alignment, ends: list[int], goes_on: bool) -> Steps:
-    """Steps that end after the given tokens; what is left is a last step if `goes_on` says so, else the closing."""
-    last = alignment.tokens[-1]
-    closing = last if ends and not goes_on and ends[-1] < last else None
-    ends = ends if closing is not None else sorted({*ends, last})
-    offsets = [0, *(alignment.offsets[bisect_left(alignment.tokens, end)] for end in ends)]
-    texts = [alignment.text[start:stop] for start, stop in pairwise(offsets)]
-    return Steps(tuple(texts), tuple(ends), closing)
+def _steps(alignment: Alignment, cuts: list[int], goes_on: bool) -> Steps:
+    """Steps that end at the given cuts; what is left is a last step if `goes_on` says so, else the closing."""
+    last = len(alignment.tokens) - 1
+    closes = bool(cuts) and not goes_on and cuts[-1] < last
+    cuts = cuts if closes else sorted({*cuts, last})
+    offsets = [0, *(alignment.offsets[cut] for cut in cuts)]
+    texts = tuple(alignment.text[start:stop] for start, stop in pairwise(offsets))
+    ends = tuple(alignment.tokens[cut] for cut in cuts)
+    return Steps(texts, ends, alignment.tokens[last] if closes else None)
 
 
 StepSpec: TypeAlias = RuleSpec | StepSegmenter
