@@ -78,7 +78,8 @@ class PrivateState(GRPOTrainer):
     @property
     def group_size(self) -> int:
         """G of the generation batch at hand: evaluation may have its own."""
-        return self.num_generations if self.model.training else self.num_generations_eval
+        group_size: Any = self.num_generations if self.model.training else self.num_generations_eval
+        return group_size
 
     @property
     def training_examples(self) -> Any:
