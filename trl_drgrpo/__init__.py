@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 from trl_drgrpo.process_rewards.named import FORMATS
 from trl_drgrpo.rewards.recipe_rewards import REWARDS, Entry
-from trl_drgrpo.upstream.quiet import drop_notices
+from trl_drgrpo.upstream.versions import drop_notices
 
 if TYPE_CHECKING:
     from trl_drgrpo.common import __version__ as __version__

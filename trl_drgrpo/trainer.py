@@ -364,7 +364,8 @@ class DrGRPOTrainer(HostTrainer):
         with self.scoring():
             steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
         if self.args.step_baseline == "to_go" or self.args.process_role == "baseline":
-            scorer.warn_of_looking_ahead(self._batch, tool_mask, self.text_tokenizer)
+            completions, biased = self._batch.completion_ids, "step_baseline='to_go'"
+            scorer.segmenter.warn_of_looking_ahead(biased, completions, self.text_tokenizer, tool_mask)
         self.log_batch(metrics, columns)
         for row in self.turns.failures.rows:
             steps.rewards[row][:] = [None] * len(steps.rewards[row])

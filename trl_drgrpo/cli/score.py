@@ -284,8 +284,7 @@ def _split_logged(rows: Rows, names: list[str]) -> tuple[Rows, dict[str, list[fl
 def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
     """Rows with the texts of their steps, each with the separator that ends it: those that they came with (published
     and labeled steps lack it), else those that a `step_separator` ends."""
-    from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
-    from trl_drgrpo.process_rewards.steps.separators import Interval, Turns
+    from trl_drgrpo.process_rewards.steps.segmenter import Interval, Turns, configured_segmenter
 
     rule = configured_segmenter([given] if isinstance(given, str) else given).rule
     if isinstance(rule, Interval | Turns) and any(row.get("steps") is None for row in rows):

@@ -90,9 +90,6 @@ def _rows(completions: Completions) -> list[_Row]:
     return list(zip(ids, log_probs or [[] for _ in ids], strict=True))
 
 
-_ROWS_TO_LOOK_AT = 8  # for steps that end depending on what follows
-
-
 class ForkedRollouts(Feature):
     """Samples groups that fork.
 
@@ -114,7 +111,6 @@ class ForkedRollouts(Feature):
         self.mean_length: float | None = None  # of completions of earlier batches, in tokens; newer ones weigh more
         self.batch_lengths: list[int] = []  # of the parents of all ranks, over the rounds of the batch at hand
         self._noted: dict[str, float] = {}
-        self._was_asked_to_look = False
 
     @property
     def is_on(self) -> bool:
@@ -186,7 +182,7 @@ class ForkedRollouts(Feature):
         """Tokens before the next cut of each row; `None`: there is none."""
         args, tokenizer = self.trainer.args, self.trainer.text_tokenizer
         ends = [self.segmenter(ids, tokenizer).ends for ids in completions]
-        self._warn_of_looking_ahead(completions)
+        self.segmenter.warn_of_looking_ahead("forks", completions, tokenizer)
         places = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
         measures: Sequence[Sequence[float | None]] = places
         thresholds = [args.fork_threshold] * len(places)
@@ -242,18 +238,6 @@ class ForkedRollouts(Feature):
         most = max(self.trainer.gathered([len(found)]))
         spare = found[-1] if found else (0, max(0, lengths[0] - 1))  # which has one token to go
         return found + [spare] * (most - len(found))
-
-    def _warn_of_looking_ahead(self, completions: list[list[int]]) -> None:
-        if self._was_asked_to_look:
-            return
-        self._was_asked_to_look = True
-        tokenizer = self.trainer.text_tokenizer
-        if any(ids and self.segmenter.looks_ahead(ids, tokenizer) for ids in completions[:_ROWS_TO_LOOK_AT]):
-            logger.warning(
-                "step_separator: where %s ends a step depends on the text after it, which slightly biases forks. Use "
-                "a rule that reads only the text before.",
-                self.segmenter,
-            )
 
     # What is said and kept
 

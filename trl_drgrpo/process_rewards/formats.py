@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Config, Qwen2ForTokenClassification
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
@@ -175,14 +176,13 @@ class PRMScorer:
 
     def _check_format(self, row: ScoringInput) -> None:
         """Every step of a row must be read where it should be, from a head of as many outputs as are due."""
-        wanted = [position for position in row.positions if position is not None]
-        if len(wanted) != len(row.positions):
+        if len(row.read) != len(row.positions):
             got = "a tokenizer or chat template that merges the marker with its surroundings, or changes the answer"
             remedy = "Use the tokenizer and the chat template that the model was trained with."
             raise InputError(f"tokenizer of '{self.__name__}'", got, "one that leaves both unchanged", remedy)
         if self.outputs is None:
             return
-        outputs = self._logits([row], [wanted], self.model)[0].size(-1)
+        outputs = self._logits([row], [row.read], self.model)[0].size(-1)
         if outputs != self.outputs:
             expected, remedy = _HEADS[self.outputs]
             raise InputError(f"model of '{self.__name__}'", f"{outputs} outputs per token", expected, remedy)
@@ -232,7 +232,7 @@ class PRMScorer:
             self._warn_of(encoded, parts)
             for index in indices:
                 rewards[row][index] = 0.0  # until it is read
-            inputs += [(row, indices, part) for part in parts if part.num_read]
+            inputs += [(row, indices, part) for part in parts if part.read]
         inputs.sort(key=lambda each: len(each[2].input_ids), reverse=True)  # rows of like length share a forward pass
         self.model.eval()
         for start in range(0, len(inputs), self.batch_size):
@@ -298,7 +298,7 @@ class PRMScorer:
         limit = f"'{self.__name__}' reads at most {self.max_length} tokens"
         if any(part.cut != encoded.cut for part in parts):
             self._warn("prompt", f"{limit}; prompts of longer rows are truncated from the left.")
-        if sum(part.num_read for part in parts) < encoded.num_read:
+        if sum(len(part.read) for part in parts) < len(encoded.read):
             tokens = len(encoded.input_ids) - (encoded.cut[1] - encoded.cut[0])
             self._warn("steps", f"{limit}; what does not fit gets 0 (first such row: {tokens} without its prompt).")
         if None in encoded.positions:
@@ -312,9 +312,8 @@ class PRMScorer:
 
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         """Scores of one batch, `K_i` per row."""
-        wanted = [[position for position in row.positions if position is not None] for row in rows]
         scores: list[list[float | None]] = []
-        for row, logits in zip(rows, self._logits(rows, wanted, self.model), strict=True):
+        for row, logits in zip(rows, self._logits(rows, [row.read for row in rows], self.model), strict=True):
             values = iter(self._read(logits.float()).tolist())
             scores.append([None if position is None else next(values) for position in row.positions])
         return scores
@@ -322,14 +321,10 @@ class PRMScorer:
     @torch.no_grad()
     def _logits(self, rows: Sequence[ScoringInput], wanted: Sequence[Sequence[int]], model: Any) -> list[torch.Tensor]:
         """One forward pass: for each row the logits at the wanted positions, `(positions, classes or vocabulary)`."""
-        width = max(len(row.input_ids) for row in rows)
-        device = model.device
-        input_ids = torch.full((len(rows), width), self.tokenizer.pad_token_id or 0)  # (B, S)
-        attention_mask = torch.zeros_like(input_ids)
-        for i, row in enumerate(rows):
-            input_ids[i, : len(row.input_ids)] = torch.tensor(row.input_ids)
-            attention_mask[i, : len(row.input_ids)] = 1
-        column = {position: position for position in range(width)}
+        tokens, device = [torch.tensor(row.input_ids) for row in rows], model.device
+        input_ids = pad_sequence(tokens, batch_first=True, padding_value=self.tokenizer.pad_token_id or 0)  # (B, S)
+        attention_mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
+        column = {position: position for position in range(input_ids.size(1))}
         options: dict[str, Any] = {}
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # behind adapters
         parameters = inspect.signature(inner.forward).parameters

@@ -105,6 +105,7 @@ class ImplicitRewardScorer(PRMScorer):
                 raise InputError(f"{role} of '{self.__name__}'", f"{outputs} tokens", f"at least {due}", remedy)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+        # Read are the last token before the answer, then the last token of each step.
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
         return encode_marked(self.tokenizer, self._chat(prompt, answer), len(steps) + 1, special_tokens=False)
 
@@ -119,8 +120,7 @@ class ImplicitRewardScorer(PRMScorer):
             reference = self._log_probs(rows, self.model if self.reference is None else self.reference)
         scores: list[list[float | None]] = []
         for row, log_probs, log_probs_ref in zip(rows, mine, reference, strict=True):
-            boundaries = _boundaries(row)
-            widths = [end - start for start, end in pairwise(boundaries)]
+            widths = [end - start for start, end in pairwise(row.read)]
             ratio = (log_probs - log_probs_ref).double()
             sums = torch.stack([part.sum() for part in ratio.split(widths)])
             scores.append((self.beta * (sums.cumsum(0) if self.cumulative else sums)).tolist())
@@ -129,7 +129,7 @@ class ImplicitRewardScorer(PRMScorer):
     def _log_probs(self, rows: Sequence[ScoringInput], model: Any) -> list[torch.Tensor]:
         """For each row the log-probabilities of the answer's tokens, in float32 on the CPU."""
         model.eval()
-        spans = [(boundaries[0], boundaries[-1]) for boundaries in map(_boundaries, rows)]
+        spans = [(row.read[0], row.read[-1]) for row in rows]
         wanted = [list(range(start, end)) for start, end in spans]
         answers = [row.input_ids[start + 1 : end + 1] for row, (start, end) in zip(rows, spans, strict=True)]
         log_probs: list[torch.Tensor] = []
@@ -137,11 +137,6 @@ class ImplicitRewardScorer(PRMScorer):
             tokens = torch.tensor(answer, device=logits.device).unsqueeze(1)
             log_probs.append(logits.float().log_softmax(dim=-1).gather(1, tokens)[:, 0].cpu())
         return log_probs
-
-
-def _boundaries(row: ScoringInput) -> list[int]:
-    """The last token before the answer, then the last token of each step."""
-    return [position for position in row.positions if position is not None]
 
 
 def _own_vocabulary(tokenizer: Any) -> dict[str, int]:

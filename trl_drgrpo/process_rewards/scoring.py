@@ -15,19 +15,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trl_drgrpo.common.errors import InputError, RewardError, told
+from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
-from trl_drgrpo.process_rewards.steps.separators import Turns
+from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, OnError, reward_name, reward_number, to_fix
+from trl_drgrpo.rewards.contract import Guard, OnError, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
 StepRewards = Sequence[Sequence[float | None]]
 RaggedRewards = list[list[float | None]]
 
-_ROWS_TO_LOOK_AT = 8
 _SILENT = 5  # batches without any score, before it is said
+_FAILING = (  # kind, due and cost of a failure, for a `Guard`
+    "step reward function",
+    "one list of rewards per completion",
+    "its steps get no score, rows without an outcome are left out.",
+)
 # What the trainer passes to a step reward function next to the dataset's columns.
 TRAINER_KEYWORDS = frozenset({*ALWAYS_PASSED, "steps", "step_ends", "environments"})
 
@@ -118,14 +122,12 @@ class StepScorer:
             got, expected = f"{len(weights)} weights", f"{len(funcs)}, one per step reward function"
             raise InputError("step_reward_weights", got, expected, "Give one number per function.")
         self.funcs = list(funcs)
-        self.names = [reward_name(func) for func in funcs]
+        self.guards = [Guard(func, on_error == "raise", reward_name(func), *_FAILING) for func in funcs]
+        self.names = [guard.name for guard in self.guards]
         self.segmenter = segmenter
         self.weights = [1.0] * len(self.funcs) if weights is None else list(weights)
-        self.on_error = on_error
-        self._logged_failures: set[str] = set()
         self._has_warned_of_one_step = False
         self._silent = dict.fromkeys(self.names, 0)  # batches in a row without any score
-        self._was_asked_to_look = False
 
     def on_trainer_built(self, trainer: Any) -> None:
         """Introduce the trainer to the functions that have a method of this name."""
@@ -182,8 +184,8 @@ class StepScorer:
             log_metric=log_metric,
         )
         per_func = [
-            self._settle(name, output, steps, log_metric)
-            for name, output in zip(self.names, _call_all(self.funcs, call), strict=True)
+            self._settle(guard, output, steps, log_metric)
+            for guard, output in zip(self.guards, _call_all(self.funcs, call), strict=True)
         ]
         return StepScores(steps, _weighted_sum(per_func, self.weights, steps), per_func)
 
@@ -232,48 +234,19 @@ class StepScorer:
         columns["step_rewards"] = scores.rewards
         return scores, metrics, columns
 
-    def warn_of_looking_ahead(self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any) -> None:
-        """Warn, once, where tokens behind a step decide that it ends: a baseline per step is biased then.
-
-        Args:
-            batch, tool_mask, tokenizer: As in `score_batch`, whose first rows are looked at.
-        """
-        if self._was_asked_to_look:
-            return
-        self._was_asked_to_look = True
-        for i, ids in enumerate(batch.completion_ids[:_ROWS_TO_LOOK_AT]):
-            mask = tool_mask[i][: len(ids)] if tool_mask else None
-            if ids and self.segmenter.looks_ahead(list(ids), tokenizer, mask):
-                logger.warning(
-                    "step_separator: where %s ends a step depends on the text after it (completion %d of the batch), "
-                    "which slightly biases step_baseline='to_go'. Use a rule that reads only the text before.",
-                    self.segmenter,
-                    i,
-                )
-                return
-
-    def _settle(self, name: str, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
+    def _settle(self, guard: Guard, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
         """The rewards of one function, checked; or what its failure costs."""
         error: Exception | None = output if isinstance(output, Exception) else None
         rewards: RaggedRewards = [[None] * len(each.ends) for each in steps]
         if error is None:
             try:
-                rewards = validate_step_rewards(output, steps, name, repr(self.segmenter))
+                rewards = validate_step_rewards(output, steps, guard.name, repr(self.segmenter))
             except RewardError as broken_contract:
                 error = broken_contract
-        if self.on_error == "unscorable":
-            log_metric(f"process_rewards/{name}/failed_frac", float(error is not None))
-        if error is None:
-            return rewards
-        if self.on_error == "raise":
-            if isinstance(error, RewardError):
-                raise error from error.__cause__
-            field, expected = f"step reward function '{name}'", "one list of rewards per completion"
-            raise RewardError(field, told(error), expected, to_fix(error)).caught_as(error) from error
-        if name not in self._logged_failures:
-            self._logged_failures.add(name)
-            message = "Step reward function '%s' failed; its steps get no score, rows without an outcome are left out."
-            logger.error(f"{message} {FAILING_IS_FREE}", name, exc_info=error)
+        if not guard.raises:
+            log_metric(f"process_rewards/{guard.name}/failed_frac", float(error is not None))
+        if error is not None:
+            guard.settle(error)
         return rewards
 
     def _warn_of_silence(self, name: str, has_scored: bool) -> None:

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.sample import content_text
+from trl_drgrpo.rewards.sample import prompt_text as whole_prompt
 
 # How the chat formats in use end a turn or a text; the policy's tokenizer need not be the process reward model's.
 END_TOKENS = (
@@ -60,7 +60,7 @@ def prompt_text(prompt: Any) -> str:
     """
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(content_text(message.get("content")) for message in prompt if message["role"] != "system")
+    return whole_prompt([message for message in prompt if message["role"] != "system"])
 
 
 def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[int]:
@@ -198,9 +198,9 @@ class ScoringInput:
     cut: tuple[int, int]
 
     @property
-    def num_read(self) -> int:
+    def read(self) -> list[int]:
         """Positions that are read."""
-        return len(self.positions) - self.positions.count(None)
+        return [position for position in self.positions if position is not None]
 
     def fit(self, max_length: int) -> "ScoringInput | None":
         """Cut tokens off the prompt's left until the row fits; `None` if the rest alone is too long."""

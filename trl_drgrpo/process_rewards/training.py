@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
@@ -452,14 +453,13 @@ def _with_adapter(network: Any, peft_config: Any) -> Any:
 
 def _padded(examples: Sequence[Mapping[str, list[Any]]], pad_id: int) -> dict[str, torch.Tensor]:
     """A batch, padded on the right as the scorer does: `input_ids`, `attention_mask` and `labels`, `(B, S)`."""
-    width = max(len(example["input_ids"]) for example in examples)
-    padding = {"input_ids": pad_id, "labels": float(IGNORED)}
-    batch = {
-        name: torch.tensor([example[name] + [fill] * (width - len(example[name])) for example in examples])
-        for name, fill in padding.items()
+    tokens = [torch.tensor(example["input_ids"]) for example in examples]
+    labels = [torch.tensor(example["labels"], dtype=torch.float32) for example in examples]
+    return {
+        "input_ids": pad_sequence(tokens, batch_first=True, padding_value=pad_id),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True),
     }
-    lengths = torch.tensor([len(example["input_ids"]) for example in examples])
-    return {**batch, "attention_mask": (torch.arange(width) < lengths.unsqueeze(1)).long()}
 
 
 def _label_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:

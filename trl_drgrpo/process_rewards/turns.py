@@ -74,9 +74,7 @@ class Failures:
         self.raises, self.rows, self._has_logged = raises, set[int](), False
 
     @contextmanager
-    def guarding(
-        self, environment: Any, method: str, row: int | None, turn: int | None = None
-    ) -> Iterator[int | None]:
+    def guarding(self, environment: Any, method: str, row: int | None, turn: int | None = None) -> Iterator[None]:
         """Entered around a call of a method; where rows may be lost, the block just ends at its failure. Without a
         row, as for a copy that the user made, errors pass.
 
@@ -84,7 +82,7 @@ class Failures:
             `RewardError`: Names class, method, row and turn.
         """
         try:
-            yield row
+            yield
         except (Exception, SystemExit) as error:  # a user's method: the run ends with a checkpoint, or goes on
             if row is None:
                 raise

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns
 from trl_drgrpo.process_rewards.texts import Cleaner, prompt_text, texts_of, unread
-from trl_drgrpo.rewards.columns import is_required, parameters, select
+from trl_drgrpo.rewards.columns import is_required, parameters, select, signature_of
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
 
@@ -99,10 +99,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
     verify.__name__, verify.__doc__ = name, inspect.getdoc(func)
     verify.is_causal = True  # it sees nothing behind the step
     # With the columns that the rule requires: they are checked before training.
-    *mine, rest = inspect.signature(verify).parameters.values()
-    required = {each.name for each in known[3:] if is_required(each)} - {each.name for each in mine}
-    asked = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in sorted(required)]
-    verify.__signature__ = inspect.Signature([*mine, *asked, rest])
+    verify.__signature__ = signature_of(["steps", *(each.name for each in known[3:] if is_required(each))])
     return verify
 
 

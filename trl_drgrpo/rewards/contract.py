@@ -70,7 +70,7 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     Returns:
         `Callable`: Same call, same name; returns one finite float or `None` per completion.
     """
-    guard = _Guard(reward_func, on_error == "raise", name or reward_name(reward_func))
+    guard = Guard(reward_func, on_error == "raise", name or reward_name(reward_func))
 
     async def scored_later(*args, **kwargs):
         return await guard.rewards(args, kwargs)
@@ -87,12 +87,22 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
 
 
 @dataclass
-class _Guard:
-    """Around the calls of one reward function: its rewards are validated, and a failure is turned into its due."""
+class Guard:
+    """Around the calls of one reward function: its rewards are validated, and a failure is turned into its due.
+
+    Args:
+        reward_func (`Callable`): The function.
+        raises (`bool`): Whether a failure is a [`RewardError`]; else the first one is logged.
+        name, kind, due (`str`): For the error: the function's name, what kind it is, what it is to return.
+        cost (`str`): For the log: what a failure costs.
+    """
 
     reward_func: Callable
     raises: bool
     name: str
+    kind: str = "reward function"
+    due: str = "a list of rewards"
+    cost: str = "the call's completions are left out of their groups. Further failures are only counted."
     has_logged: bool = False
 
     async def rewards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rewards:
@@ -115,26 +125,22 @@ class _Guard:
         except (Exception, SystemExit) as error:  # KeyboardInterrupt is nobody's reward; sys.exit() is one's own
             failure = error
         if failure is not None:
-            self._settle(failure)
+            self.settle(failure, adapter_hint(self.reward_func) if isinstance(failure, TypeError) else "")
         # A function that counts its own failures, per completion, is believed.
         if not self.raises and log_metric is not None and metric not in logged:
             log_metric(metric, float(failure is not None))
         return rewards
 
-    def _settle(self, error: Exception | SystemExit) -> None:
-        """Raises the failure of a call, or logs the first one."""
+    def settle(self, error: Exception | SystemExit, hint: str = "") -> None:
+        """Raises the failure of a call, or logs the first one. `hint`: what to do about it, where that is known."""
         if self.raises and isinstance(error, RewardError):
             raise error from error.__cause__
         if self.raises:
-            remedy = (adapter_hint(self.reward_func) if isinstance(error, TypeError) else "") or to_fix(error)
-            failure = RewardError(f"reward function '{self.name}'", told(error), "a list of rewards", remedy)
+            failure = RewardError(f"{self.kind} '{self.name}'", told(error), self.due, hint or to_fix(error))
             raise failure.caught_as(error) from error
         if not self.has_logged:
             self.has_logged = True
-            message = (
-                "Reward function '%s' failed; the call's completions are left out of their groups. Further failures "
-                "are only counted. " + FAILING_IS_FREE
-            )
+            message = f"{self.kind.capitalize()} '%s' failed; {self.cost} {FAILING_IS_FREE}"
             if speaks_for_itself(error):
                 logger.error(f"{message} %s", self.name, error)
             else:

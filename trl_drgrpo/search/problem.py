@@ -20,7 +20,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.sampling import Continuation, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter, step_segmenter
-from trl_drgrpo.process_rewards.steps.separators import Turns
+from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import OnError, check_on_error
 

@@ -8,11 +8,11 @@ A guarded block holds work of one process only. Exchanges between ranks stay out
 takes part in them with an empty value: one that left them out would let the others wait forever.
 """
 
-import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 from transformers import TrainerCallback
@@ -30,7 +30,7 @@ class DescriptionGuard:
     """Context manager around blocks that describe a run.
 
     Attributes:
-        failures (`dict[str, int]`): How often each place failed.
+        failures (`Counter[str]`): How often each place failed.
         tell (`Callable[[str, Exception], None]`, *optional*): Told the place and the error of each first failure.
 
     Example:
@@ -42,19 +42,14 @@ class DescriptionGuard:
     >>> guard.value("The model card", lambda: 1 / 0, otherwise=0)
     0
     >>> guard.failures
-    {'The model card': 2}
+    Counter({'The model card': 2})
 
     ```
     """
 
     def __init__(self) -> None:
-        self.failures: dict[str, int] = {}
+        self.failures: Counter[str] = Counter()
         self.tell: Callable[[str, Exception], None] | None = None
-
-    @property
-    def total(self) -> int:
-        """Failures of all places."""
-        return sum(self.failures.values())
 
     @contextmanager
     def __call__(self, place: str) -> Iterator[None]:
@@ -73,17 +68,18 @@ class DescriptionGuard:
     @contextmanager
     def around(self, place: str, manager: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
         """Guard the beginning and the end of a block, not the block itself, whose errors `manager` does not see."""
-        entered = self.value(place, lambda: _entered(manager()), otherwise=None)
+        stack = ExitStack()
+        with self(place):
+            stack.enter_context(manager())
         try:
             yield
         finally:
-            if entered is not None:
-                with self(place):
-                    entered.__exit__(None, None, None)
+            with self(place):
+                stack.close()
 
     def failed(self, place: str, error: Exception) -> None:
         """Count a failure, and say it if it is the first of its place."""
-        self.failures[place] = self.failures.get(place, 0) + 1
+        self.failures[place] += 1
         if self.failures[place] > 1:
             return
         is_of_system = isinstance(error, OSError)  # a full disk: its message says all, no line of code does
@@ -92,11 +88,6 @@ class DescriptionGuard:
         logger.warning(message, place, reason, METRIC, exc_info=None if is_of_system else error)
         if self.tell is not None:
             self.tell(place, error)
-
-
-def _entered(manager: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-    manager.__enter__()
-    return manager
 
 
 class DescribingCallback(TrainerCallback):
@@ -115,7 +106,7 @@ class DescribingCallback(TrainerCallback):
 
 
 def _guarded(event: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(event)
+    @wraps(event)
     def guarded(self: DescribingCallback, *args: Any, **kwargs: Any) -> Any:
         with self.describing(f"{type(self).__name__}.{event.__name__}"):
             return event(self, *args, **kwargs)

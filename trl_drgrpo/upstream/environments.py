@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards.scoring import StepScores
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.separators import Turns
+from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.process_rewards.turns import (
     TURN_METHODS,
     Failures,
@@ -25,7 +25,7 @@ from trl_drgrpo.process_rewards.turns import (
     check_turn_methods,
     matched_frac,
 )
-from trl_drgrpo.rewards.contract import OnError, reward_number
+from trl_drgrpo.rewards.contract import OnError, at_once, reward_number
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.private_state import swapped
 
@@ -132,26 +132,23 @@ class EnvironmentTurns(Feature):
 
     def _guarded(self, environment_class: type, name: str) -> Callable[..., Any]:
         original = inspect.getattr_static(environment_class, name)
+        is_async = inspect.iscoroutinefunction(original)
 
-        def guarding(environment: Any) -> AbstractContextManager[int | None]:
+        async def later(environment: Any, /, *args: Any, **columns: Any) -> Any:
             row = next((i for i, each in enumerate(self.trainer.environments or ()) if each is environment), None)
             if name == "reset" and row == 0:
                 self.failures.rows.clear()  # a batch begins
-            return self.failures.guarding(environment, name, row)
-
-        def checked(value: Any, row: int | None) -> Any:
-            field = f"{environment_class.__name__}.{name}"
-            return value if name == "reset" or row is None else reward_number(value, field, f"for row {row}")
-
-        async def later(environment: Any, /, *args: Any, **columns: Any) -> Any:
-            with guarding(environment) as row:
-                return checked(await original.__get__(environment)(*args, **columns), row)
+            with self.failures.guarding(environment, name, row):
+                value = original.__get__(environment)(*args, **columns)
+                value = await value if is_async else value
+                if name == "reset" or row is None:
+                    return value
+                return reward_number(value, f"{environment_class.__name__}.{name}", f"for row {row}")
 
         def now(environment: Any, /, *args: Any, **columns: Any) -> Any:
-            with guarding(environment) as row:
-                return checked(original.__get__(environment)(*args, **columns), row)
+            return at_once(later(environment, *args, **columns))
 
-        return later if inspect.iscoroutinefunction(original) else now
+        return later if is_async else now
 
     def failed_rows(self) -> list[int]:
         """Rows of all ranks' newest batch that an environment lost; their share is logged by class."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from transformers import TrainerCallback
@@ -20,6 +20,7 @@ from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 Completions = tuple[list[list[int]], list[list[float]] | None]  # token ids, and log-probabilities where known
 Hook = TypeVar("Hook", bound=Callable[..., Any])
+Given = ParamSpec("Given")
 
 
 class Generate(Protocol):
@@ -47,8 +48,8 @@ def event(hook: Hook) -> Hook:
     return tell  # type: ignore[return-value]
 
 
-def context(hook: Hook) -> Hook:
-    """A hook that is a context, which every feature with a method of its name enters."""
+def context(hook: Callable[Given, None]) -> Callable[Given, AbstractContextManager[None]]:
+    """A hook that becomes a context: entering it enters that of every feature with a method of its name."""
 
     @wraps(hook)
     @contextmanager
@@ -101,9 +102,8 @@ class Hooks:
     # A generation batch
 
     @context
-    def making_batch(self) -> AbstractContextManager[Any]:
+    def making_batch(self) -> None:
         """Entered around all that makes a generation batch, which may take several rounds."""
-        return nullcontext()
 
     @owned
     def collecting(
@@ -113,9 +113,8 @@ class Hooks:
         return generate(inputs)
 
     @context
-    def rolling_out(self) -> AbstractContextManager[Any]:
+    def rolling_out(self) -> None:
         """Entered around the making of a batch's completions: generation, turns with tools, custom rollouts."""
-        return nullcontext()
 
     @owned
     def completing(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
@@ -123,19 +122,17 @@ class Hooks:
         and more often."""
         return generate(prompt_ids, num_generations)
 
-    @owned
-    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+    @context
+    def generating(self, limits: Sequence[int] | None = None) -> None:
         """Entered around each generation with the policy; `limits` as in [`Generate`]."""
-        return nullcontext()
 
     @event
     def on_turns_begin(self, rows: Sequence[int]) -> None:
         """Called when rows of this rank begin a turn of the model: first all, then those that got a tool's result."""
 
     @context
-    def scoring(self) -> AbstractContextManager[Any]:
+    def scoring(self) -> None:
         """Entered around each call of the reward functions."""
-        return nullcontext()
 
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Sees a generation batch right after the reward functions did."""
@@ -155,10 +152,9 @@ class Hooks:
         """May replace the micro-batch that is due in training, and those behind it in `buffered_rollouts`."""
         return inputs
 
-    @owned
-    def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
+    @context
+    def computing_loss(self, inputs: dict[str, Any]) -> None:
         """Entered around the loss of a micro-batch."""
-        return nullcontext()
 
     @owned
     def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
@@ -176,10 +172,9 @@ class Hooks:
 
     # Logs, checkpoints and the Hub
 
-    @owned
-    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+    @context
+    def writing(self, folder: Path) -> None:
         """Entered around all that is written into a folder, a checkpoint's or the model's, on every rank."""
-        return nullcontext()
 
     @event
     def add_to_log(self, logs: dict[str, Any]) -> None:
@@ -206,15 +201,13 @@ class Hooks:
         """Entered around TRL's writing of a card; gives the arguments that TRL shall get."""
         return nullcontext(given)
 
-    @owned
-    def opening_repository(self) -> AbstractContextManager[Any]:
+    @context
+    def opening_repository(self) -> None:
         """Entered around the opening of the repository on the Hub."""
-        return nullcontext()
 
-    @owned
-    def pushing(self) -> AbstractContextManager[Any]:
+    @context
+    def pushing(self) -> None:
         """Entered around an upload that the run waits for."""
-        return nullcontext()
 
     @owned
     def on_failed_uploads(self, errors: list[BaseException]) -> None:

@@ -133,8 +133,7 @@ class PrivateState(GRPOTrainer):
     @property
     def pad_token_id(self) -> int:
         """Token that TRL pads with."""
-        tokenizer: Any = self._tokenizer
-        return tokenizer.pad_token_id
+        return self.text_tokenizer.pad_token_id
 
     @property
     def generate_every(self) -> int:

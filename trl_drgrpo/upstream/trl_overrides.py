@@ -4,7 +4,8 @@ TRL's GRPO files change weekly, so the rest of the package never touches a priva
 few private methods that matter, calls `super()` exactly once in each, and hands what comes back to a public hook
 (`hooks.py`). What each override relies on stands in `seams.py`, which compares it with the TRL that is installed.
 
-Importing this module imports TRL's trainer (6-10 s); a TRL outside the supported range is refused before that.
+Importing this module imports TRL's trainer (6-10 s). A TRL outside the supported range is refused by the configuration
+(`config/config.py`), which every trainer needs first.
 """
 
 import sys
@@ -16,27 +17,23 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-from trl_drgrpo.upstream.quiet import brief_bars, without_tied
-from trl_drgrpo.upstream.versions import require_supported_trl
+import torch
+from transformers import Trainer
+from transformers.trainer_utils import rotate_checkpoints
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
 
-require_supported_trl()
-
-import torch  # noqa: E402  # the version is judged before anything heavy loads
-from transformers import Trainer  # noqa: E402
-from transformers.trainer_utils import rotate_checkpoints  # noqa: E402
-from trl import GRPOTrainer  # noqa: E402
-from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
-
-from trl_drgrpo.common.secrets import without_secrets  # noqa: E402
-from trl_drgrpo.process_rewards.turns import TURN_METHODS  # noqa: E402
-from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row  # noqa: E402
-from trl_drgrpo.upstream.description import CARD  # noqa: E402
-from trl_drgrpo.upstream.environments import ToolLoop  # noqa: E402
-from trl_drgrpo.upstream.hooks import Completions, Hooks, owned  # noqa: E402
-from trl_drgrpo.upstream.private_state import PrivateState, swapped  # noqa: E402
-from trl_drgrpo.upstream.seams import patched_by  # noqa: E402
-from trl_drgrpo.upstream.vllm_adapters import VLLMSync  # noqa: E402
-from trl_drgrpo.upstream.weight_sync import load_translated  # noqa: E402
+from trl_drgrpo.common.secrets import without_secrets
+from trl_drgrpo.process_rewards.turns import TURN_METHODS
+from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
+from trl_drgrpo.upstream.description import CARD
+from trl_drgrpo.upstream.environments import ToolLoop
+from trl_drgrpo.upstream.hooks import Completions, Hooks, owned
+from trl_drgrpo.upstream.private_state import PrivateState, swapped
+from trl_drgrpo.upstream.seams import patched_by
+from trl_drgrpo.upstream.versions import brief_bars
+from trl_drgrpo.upstream.vllm_adapters import VLLMSync
+from trl_drgrpo.upstream.weight_sync import load_translated, without_tied
 
 
 @contextmanager

@@ -1,13 +1,17 @@
-"""Supported TRL versions, installed packages, names that TRL or transformers no longer know, and the provenance of
-measured numbers.
+"""What is installed, and what it says: supported TRL versions, names that TRL or transformers no longer know, notices
+and bars of other libraries that no user can act on, and the provenance of measured numbers.
 
 Light to import: these are looked at before TRL is loaded.
 """
 
+import logging
 import os
 import platform
 import subprocess
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +19,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import UpstreamError, did_you_mean
 
 TRL_SUPPORTED = ("1.16", "2")  # from, up to but not including: the range that pyproject.toml declares
@@ -56,13 +61,8 @@ def installed_versions(packages: Sequence[str] = LIBRARIES) -> dict[str, str]:
     """Versions of those packages that are installed; this one's also from a checkout without metadata."""
     versions = {}
     for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            if package == "trl-drgrpo":
-                from trl_drgrpo.common import __version__
-
-                versions[package] = __version__
+        with suppress(PackageNotFoundError):
+            versions[package] = __version__ if package == "trl-drgrpo" else version(package)
     return versions
 
 
@@ -93,6 +93,67 @@ def require_supported_trl(installed: str | None = None) -> None:
             f"trl: got {installed}; expected >={lowest},<{too_high}. Install a supported one: "
             f"pip install 'trl>={lowest},<{too_high}'."
         )
+
+
+# Notices and bars, each filtered by its exact source: here, and nowhere else.
+
+# Logger -> how its message begins, and why it says nothing to a user of this package.
+_LOG_LINES = {
+    # A kernel for inference in 4 bit on CPUs with AVX512-BF16: importing bitsandbytes, as transformers does, tries it.
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
+    # What every trainer does where a tokenizer names other special tokens than the model: nothing is left to do.
+    "transformers.trainer_utils": "The tokenizer has new PAD/BOS/EOS tokens that differ from the model config",
+}
+# Module that warns -> names that TRL 1.16 itself sets and calls in every run, and transformers 5.23 has renamed.
+_DEPRECATED = {
+    "transformers.training_args": ("gradient_checkpointing",),
+    "transformers.modeling_utils": (
+        "is_gradient_checkpointing",
+        "gradient_checkpointing_enable",
+        "gradient_checkpointing_disable",
+    ),
+}
+_BRIEF_SECONDS = 3.0
+
+
+def drop_notices() -> None:
+    """Filter them from now on. Called before TRL is imported; a second call changes nothing."""
+    for name, beginning in _LOG_LINES.items():
+        logging.getLogger(name).addFilter(_Beginning(beginning))  # equal ones are added once
+    for module, names in _DEPRECATED.items():
+        for name in names:
+            warnings.filterwarnings(
+                "ignore", f"`{name}` is deprecated and will be removed in v6", FutureWarning, module
+            )
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Lets through all lines but those that begin like this."""
+
+    beginning: str
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(self.beginning)
+
+
+@contextmanager
+def brief_bars() -> Iterator[None]:
+    """Inside, transformers shows its bars (loading weights, writing shards) only where they take some seconds."""
+    from transformers.utils import logging as transformers_logging
+
+    def delayed(factory: Any, args: Any, kwargs: Any) -> Any:
+        options = {"delay": _BRIEF_SECONDS, **kwargs}
+        return factory(*args, **options) if previous is None else previous(factory, args, options)
+
+    previous = transformers_logging.set_tqdm_hook(delayed)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(previous)
+
+
+# Provenance
 
 
 def provenance(command: str) -> dict[str, Any]:

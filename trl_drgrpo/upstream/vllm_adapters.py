@@ -82,11 +82,6 @@ def _remove(lock: FileLock, folder: Path) -> None:
         lock.release()
 
 
-def _unload_last(base_url: str, served: list[str]) -> None:
-    for name in served:
-        unload_adapter(base_url, name)
-
-
 class VLLMSync(of_trl.VLLMGeneration):
     """TRL's `VLLMGeneration`, to which adapters travel where vLLM can take them.
 
@@ -104,7 +99,7 @@ class VLLMSync(of_trl.VLLMGeneration):
         self.folder: AdapterFolder | None = None  # of the process that writes for its machine
         self.path: Any = None  # of that folder, on every process; `None`: weights travel
         self.version, self.bytes = 0, 0
-        self.served: list[str] = []  # the version that a server has, by its name there
+        self.unload: Any = None  # takes the version that a server has off its list, at the latest at the end
         super().__init__(*args, **kwargs)
 
     def _init_vllm(self) -> None:
@@ -115,7 +110,7 @@ class VLLMSync(of_trl.VLLMGeneration):
             self.path = self._common_folder()
         engines = {}
         if self.path:
-            engines = {"LLM": _engine_class(self.rank), "VLLMClient": _client_class(self)}
+            engines = {"LLM": _engine_class(self.adapter.r), "VLLMClient": _client_class(self)}
         with swapped(of_trl, **engines):
             super()._init_vllm()
         if self.mode == "server":  # the main process alone knows
@@ -127,11 +122,6 @@ class VLLMSync(of_trl.VLLMGeneration):
     def adapter(self) -> Any:
         """Its configuration."""
         return self.model.active_peft_config
-
-    @property
-    def rank(self) -> int:
-        """The smallest rank that vLLM offers for the adapter."""
-        return next(each for each in RANKS if each >= self.adapter.r)
 
     @property
     def is_quantized(self) -> bool:
@@ -178,13 +168,13 @@ class VLLMSync(of_trl.VLLMGeneration):
         server = self.mode == "server"
         return self.accelerator.is_main_process if server else self.accelerator.is_local_main_process
 
-    def _write(self) -> Path:
-        """The next version of the adapter, written."""
+    def _write(self) -> tuple[str, Path]:
+        """The next version of the adapter, written: its name, and its folder."""
         self.version += 1
         version = self.path / str(self.version)
         if self.folder is not None:
             self.bytes = self.folder.write(self.model, version)
-        return version
+        return f"{self.path.name}-{self.version}", version
 
     def _iter_named_params(self) -> Any:
         if self.path is not None:
@@ -210,24 +200,20 @@ class VLLMSync(of_trl.VLLMGeneration):
         """Into the engine of this process, which is awake."""
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
-        version = self._write()
+        name, version = self._write()
         self.accelerator.wait_for_everyone()
-        self.llm.newest = LoRARequest(f"{version.parent.name}-{version.name}", self.version, str(version))
+        self.llm.newest = LoRARequest(name, self.version, str(version))
         if not self.llm.llm_engine.add_lora(self.llm.newest):
             raise UpstreamError("vLLM did not take the adapter. Train with vllm_lora='merged'.")
         self.accelerator.wait_for_everyone()  # before anybody may write the next one
 
     def load_into_server(self, client: Any) -> None:
         """The next version, in the place of the one before."""
-        version, before = self._write(), client.model
-        name = f"{version.parent.name}-{version.name}"
+        name, version = self._write()
         load_adapter(client.base_url, name, version)
-        client.model = name
-        if self.served:
-            unload_adapter(client.base_url, before)
-        else:
-            weakref.finalize(self, _unload_last, client.base_url, self.served)
-        self.served[:] = [name]
+        if self.unload is not None:
+            self.unload()
+        client.model, self.unload = name, weakref.finalize(self, unload_adapter, client.base_url, name)
 
     def begin_with_server(self, client: Any) -> bool:
         """Whether adapters travel to a server, tried with the first. If not, the log says why, or an `InputError` how
@@ -269,12 +255,13 @@ def _engine_class(rank: int) -> Any:
     """TRL's colocated engine with adapters. A function, as the name is there only where vLLM is installed."""
 
     engine: Any = getattr(of_trl, "LLM", object)
+    offered = next(each for each in RANKS if each >= rank)
 
     class AdapterEngine(engine):
         newest: Any = None  # request for the newest version
 
         def __init__(self, *args: Any, **options: Any):
-            super().__init__(*args, **options, enable_lora=True, max_lora_rank=rank, max_loras=1)
+            super().__init__(*args, **options, enable_lora=True, max_lora_rank=offered, max_loras=1)
 
         def generate(self, *args: Any, **options: Any) -> Any:
             return super().generate(*args, **{"lora_request": self.newest, **options})
@@ -290,15 +277,12 @@ def _client_class(sync: VLLMSync) -> Any:
     """TRL's client of a server, which gets adapters."""
 
     class AdapterClient(of_trl.VLLMClient):
-        takes_adapters = False
-
         def init_communicator(self, *args: Any, **options: Any) -> None:
-            self.takes_adapters = sync.begin_with_server(self)
-            if not self.takes_adapters:
+            if not sync.begin_with_server(self):
                 super().init_communicator(*args, **options)
 
         def update_named_params(self, *args: Any, **options: Any) -> None:
-            if not self.takes_adapters:
+            if sync.path is None:  # weights travel
                 super().update_named_params(*args, **options)
                 return
             try:

@@ -31,6 +31,14 @@ def load_translated(model: Any, folder: Path) -> Any:
     return model.load_state_dict(loaded.state_dict(), strict=False)
 
 
+def without_tied(model: Any, load_result: Any) -> Any:
+    """Result of `load_state_dict`, without missing keys that are tied to a loaded weight."""
+    sources = getattr(model, "all_tied_weights_keys", None) or {}
+    missing = load_result.missing_keys
+    kept = [key for key in missing if key not in sources or sources[key] in missing]
+    return type(load_result)(kept, load_result.unexpected_keys)
+
+
 @contextmanager
 def merged_while_read(model: Any) -> Iterator[None]:
     """
@@ -43,16 +51,13 @@ def merged_while_read(model: Any) -> Iterator[None]:
     if not isinstance(model, PeftModel):
         yield
         return
+    from trl_drgrpo.upstream.private_state import swapped  # TRL, which a check of the model does not load
+
     reader = _MergedReader(model)
     names = ("merge_adapter", "unmerge_adapter", "named_parameters")
-    for name in names:
-        setattr(model, name, getattr(reader, name))
-    try:
+    with swapped(model, **{name: getattr(reader, name) for name in names}):
         yield
-    finally:
-        for name in names:
-            delattr(model, name)  # the class has its own
-    if reader.merged and reader.adapts and not reader.read:
+    if reader.merged and reader.layers and not reader.read:
         raise UpstreamError(
             "Adapters were merged for vLLM, but no merged weight was read. Install the trl this version was tested "
             "with, or train without use_vllm."
@@ -67,12 +72,12 @@ class _MergedReader:
         self.read = 0  # merged tensors that were handed out
         self._merging = False
         self._named_parameters = model.named_parameters
-        self._layers: dict[int, list[Any]] = {}  # by the parameters that they adapt; tied weights have several
+        # By the parameters that they adapt; tied weights have several. None where all modules are saved in full.
+        self.layers: dict[int, list[Any]] = {}
         for layer in _tuner_layers(model):
             for param in layer.get_base_layer().parameters():
-                self._layers.setdefault(id(param), []).append(layer)
+                self.layers.setdefault(id(param), []).append(layer)
         self._newest: dict[int, Tensor] = {}  # the layer read last: its weight is due, then its bias
-        self.adapts = bool(self._layers)  # there may be nothing but modules that are saved in full
 
     def merge_adapter(self, *args: Any, **kwargs: Any) -> None:
         self.merged = self._merging = True
@@ -82,7 +87,7 @@ class _MergedReader:
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
         for name, param in self._named_parameters(*args, **kwargs):
-            if self._merging and id(param) in self._layers:
+            if self._merging and id(param) in self.layers:
                 self.read += 1
                 yield name, self._merged_copy(param)
             else:
@@ -90,7 +95,7 @@ class _MergedReader:
 
     def _merged_copy(self, param: Any) -> Tensor:
         if id(param) not in self._newest:
-            layers = self._layers[id(param)]
+            layers = self.layers[id(param)]
             params = {id(p): p for layer in layers for p in layer.get_base_layer().parameters()}
             own = {key: p.data for key, p in params.items()}
             merged_before = [(layer, list(layer.merged_adapters)) for root in layers for layer in _tuner_layers(root)]

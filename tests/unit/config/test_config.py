@@ -12,7 +12,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.config import check_best_metric, with_best_metric
 from trl_drgrpo.config.preflight import prepare
-from trl_drgrpo.upstream.quiet import drop_notices
+from trl_drgrpo.upstream.versions import drop_notices
 
 no_accelerator = pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
 

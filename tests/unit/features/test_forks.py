@@ -35,13 +35,11 @@ class Backend:
 class PairsOfTokens:
     """Steps of two tokens; the last may be one."""
 
-    ahead = False
-
     def __call__(self, ids, tokenizer):
         return SimpleNamespace(ends=sorted({*range(1, len(ids), 2), len(ids) - 1} - {-1}))
 
-    def looks_ahead(self, ids, tokenizer):
-        return self.ahead
+    def warn_of_looking_ahead(self, biased, completions, tokenizer):
+        pass
 
 
 def feature(ranks=1, rank=0, others=(), scores=None, entropies=None, **fields):

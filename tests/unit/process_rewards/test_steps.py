@@ -482,6 +482,15 @@ def test_rules_that_look_ahead_are_found_out(spec, looks_ahead):
     assert step_segmenter(spec).looks_ahead(ids, PIECES) == looks_ahead
 
 
+def test_looking_ahead_is_said_once_for_each_of_what_it_biases(caplog):
+    segmenter = step_segmenter(r"re:\n+")
+    rows = [encode(PIECES, text) for text in ("a=1", "a=1\n\nStep b=2")]
+    for biased in ("forks", "forks", "step_baseline='to_go'"):
+        segmenter.warn_of_looking_ahead(biased, rows, PIECES, [[1] * (len(ids) + 1) for ids in rows])
+    assert caplog.text.count("depends on the text after it, which slightly biases forks (completion 1 of") == 1
+    assert caplog.text.count("slightly biases step_baseline='to_go' (completion 1 of the batch). Use a rule that") == 1
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 def test_text_and_cuts_are_those_of_decoding_every_prefix(name, data):

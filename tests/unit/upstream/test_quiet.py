@@ -10,7 +10,8 @@ import transformers.trainer
 from torch.nn.modules.module import _IncompatibleKeys as LoadResult
 from transformers.utils import logging as transformers_logging
 
-from trl_drgrpo.upstream import quiet
+from trl_drgrpo.upstream import versions
+from trl_drgrpo.upstream.weight_sync import without_tied
 
 RENAMED = (
     "`is_gradient_checkpointing` is deprecated and will be removed in v6. Use `is_activation_checkpointing` instead."
@@ -18,8 +19,8 @@ RENAMED = (
 
 
 def test_one_line_of_a_logger_is_dropped_and_no_other(caplog):
-    quiet.drop_notices()
-    quiet.drop_notices()
+    versions.drop_notices()
+    versions.drop_notices()
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     assert len(logger.filters) == 1
     logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "No module named 'kernels'")
@@ -42,7 +43,7 @@ def test_one_line_of_a_logger_is_dropped_and_no_other(caplog):
 def test_one_future_warning_is_dropped_by_message_category_and_module(message, category, module, shown):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        quiet.drop_notices()
+        versions.drop_notices()
         warnings.warn_explicit(message, category, "file.py", 1, module)
     assert bool(caught) is shown
 
@@ -57,10 +58,10 @@ def bar(**options):
 
 def test_a_bar_shows_only_where_it_takes_long(monkeypatch):
     assert "3/3" in bar()
-    with quiet.brief_bars():
+    with versions.brief_bars():
         assert bar() == ""
         assert "3/3" in bar(delay=0)
-        monkeypatch.setattr(quiet, "_BRIEF_SECONDS", 0)
+        monkeypatch.setattr(versions, "_BRIEF_SECONDS", 0)
         assert "3/3" in bar()
     assert "3/3" in bar()
 
@@ -73,9 +74,9 @@ def test_a_hook_of_the_user_stays():
     seen = []
     before = transformers_logging.set_tqdm_hook(hook)
     try:
-        with quiet.brief_bars():
+        with versions.brief_bars():
             bar()
-        assert seen[0]["delay"] == quiet._BRIEF_SECONDS
+        assert seen[0]["delay"] == versions._BRIEF_SECONDS
     finally:
         assert transformers_logging.set_tqdm_hook(before) is hook
 
@@ -92,4 +93,4 @@ def test_the_trainer_warns_of_what_is_missing_and_not_of_what_is_tied(monkeypatc
     for lost in (["head", "norm"], ["head", "embed"]):
         trainer._issue_warnings_after_load(LoadResult(lost, []))
     assert ["['norm']" in said[0], "['head', 'embed']" in said[1]] == [True, True]
-    assert quiet.without_tied(object(), LoadResult(lost, ["x"])) == LoadResult(lost, ["x"])
+    assert without_tied(object(), LoadResult(lost, ["x"])) == LoadResult(lost, ["x"])

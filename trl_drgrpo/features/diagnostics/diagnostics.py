@@ -307,7 +307,7 @@ class Diagnostics(DescribingFeature):
         if self.trainer.model.training:
             logs |= self.describing.value(_PHASES, self.phases.read, otherwise={})
             if self.describing.failures:
-                logs[METRIC] = self.describing.total
+                logs[METRIC] = self.describing.failures.total()
 
     # Batches
 

@@ -7,8 +7,8 @@ Steps partition the completion: every token is in exactly one, or in the closing
 that hold nothing to read (EOS). Texts are slices of the decoded completion, special tokens included; ends are
 inclusive indices of completion tokens, what `step_token_advantages` takes.
 
-Reading order: `separators.py` (where a step may end), `alignment.py` (which token that is), `segmenter.py` (both
-together). No torch, trl or transformers: the tokenizer is passed in.
+Reading order: `alignment.py` (where a completion can be cut), `segmenter.py` (where a step should end, and the cut).
+No torch, trl or transformers: the tokenizer is passed in.
 """
 
 from trl_drgrpo.process_rewards.steps.segmenter import Steps, StepSegmenter, one_step_frac, step_segmenter

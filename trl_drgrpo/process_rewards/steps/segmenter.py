@@ -1,19 +1,260 @@
-"""Completion tokens become steps: texts to be judged, and inclusive token ends for the credit.
+"""Rules for the end of a step, and the segmenter that cuts completions by them into texts and inclusive token ends.
+
+What `step_separator` may be:
+
+| value | a step ends |
+|---|---|
+| `"\\n\\n"`, `["\\n\\n", "###"]` | after a separator |
+| `"re:\\n(?=Step \\d)"`, `re.compile(...)` | after a match |
+| `"tokens:64"`, `64` | after every 64 tokens of the model |
+| `"turn"` | when the model speaks again after a tool |
+| `f(text) -> list[int]` | at the exclusive character offsets that `f` returns |
+
+A single lower-case word, or one before a colon, is read as the name of a rule so that a misspelled one cannot pass for
+a separator that never occurs; in a list every string is a separator. What the rules share:
+
+- a separator belongs to the step it ends, and so does the rest of the token it is complete in; what follows, further
+  line breaks included, belongs to the next step. So the tokens before a step determine where it begins;
+- only what the model wrote counts: a separator inside a tool's result ends nothing, and the result belongs to the step
+  of the tokens before it;
+- a step of the text rules holds something to read. Whitespace, special tokens, separators and tool results are not.
 
 The alignment says where a completion can be cut, the rule where it should be; a step ends at the first cut that is not
 too early. So a step never ends inside a character or inside a token: when one token holds the end of a step and the
 beginning of the next (`".\\n\\nB"`), that beginning belongs to the step the token ends.
 """
 
+import logging
+import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, TypeAlias
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment
-from trl_drgrpo.process_rewards.steps.separators import Completion, Rule, RuleSpec, rule_of
+
+logger = logging.getLogger(__name__)
+
+LINE_BREAK = r"\r?\n"  # a lone "\r" is none: whether it is one would depend on the next token
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completion as the rules see it.
+
+    Args:
+        alignment ([`Alignment`]): Its text and where it can be cut.
+        visible (`str`): The text, with spaces in place of special tokens and tool results.
+        tool_mask (`list[int]` of length `T`, *optional*): 1 on the model's tokens, 0 on tool results.
+    """
+
+    alignment: Alignment
+    visible: str
+    tool_mask: list[int] | None
+
+    def is_models(self, token: int) -> bool:
+        """Whether the model wrote this token."""
+        return self.tool_mask is None or self.tool_mask[token] == 1
+
+    def cut_at_or_after(self, token: int) -> int:
+        """Index of the first cut at or after a token, behind the tool result that follows it, if one does."""
+        mask = self.tool_mask or ()
+        while token + 1 < len(mask) and mask[token + 1] == 0:
+            token += 1
+        return bisect_left(self.alignment.tokens, token)
+
+
+Span = tuple[int, int]  # a separator in a text: its first character and its exclusive end
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Says at which cuts of a completion steps end.
+
+    Args:
+        spans (`Callable[[str], Iterable[Span]]`): The separators of a text, in order.
+        by_prefix (`bool`): Whether the tokens before a step determine where it begins, by the rule's construction.
+        separators (`tuple[str, ...]`): The strings that end a step, where the rule is made of them.
+    """
+
+    spans: Callable[[str], Iterable[Span]] = lambda text: ()
+    by_prefix: bool = True
+    separators: tuple[str, ...] = ()
+
+    def cuts(self, completion: Completion) -> tuple[list[int], bool]:
+        """The cuts that end complete steps, ascending, and whether a further step follows them. A separator before
+        which the step holds nothing to read ends nothing."""
+        alignment, cuts = completion.alignment, []
+        read = 0  # characters of the text that were looked at
+        readable = False  # whether the step that is open holds something to read
+        for start, end in self.spans(alignment.text):
+            readable = readable or completion.visible[read:start].strip() != ""
+            read = max(read, end)
+            cut = bisect_left(alignment.offsets, end)
+            if readable and completion.is_models(alignment.tokens[cut]):
+                cuts.append(completion.cut_at_or_after(alignment.tokens[cut]))
+                read, readable = max(read, alignment.offsets[cuts[-1]]), False
+        return cuts, readable or completion.visible[read:].strip() != ""
+
+
+@dataclass(frozen=True)
+class Interval(Rule):
+    """A step ends after every `size` tokens of the model, or as soon after as a character is complete.
+
+    Steps of whitespace only are possible here, but not as the last one: that is the closing.
+    """
+
+    size: int = 1
+
+    def cuts(self, completion: Completion) -> tuple[list[int], bool]:
+        """As in [`Rule`]."""
+        alignment = completion.alignment
+        written = [token for token in range(len(alignment.lengths)) if completion.is_models(token)]
+        cuts = sorted({completion.cut_at_or_after(token) for token in written[self.size - 1 :: self.size]})
+        if cuts and cuts[-1] == len(alignment.tokens) - 1:
+            cuts.pop()  # the last step ends by itself
+        read = alignment.offsets[cuts[-1]] if cuts else 0
+        return cuts, completion.visible[read:].strip() != ""
+
+
+@dataclass(frozen=True)
+class Turns(Rule):
+    """One environment turn = one step: the model's tokens and the tool results that follow them.
+
+    A step ends where the tool mask goes from 0 back to 1. Turns are counted by the mask alone, so a turn in which the
+    model wrote nothing but EOS is a step. Without a tool mask (nobody called a tool) the completion is one turn.
+    """
+
+    def cuts(self, completion: Completion) -> tuple[list[int], bool]:
+        """As in [`Rule`]."""
+        mask = completion.tool_mask or []
+        first = mask.index(1) if 1 in mask else len(mask)
+        turns = [i for i in range(first, len(mask) - 1) if mask[i] == 0 and mask[i + 1] == 1]
+        return [completion.cut_at_or_after(token) for token in turns], True
+
+
+# The strings and values that a configuration may hold
+
+RuleSpec: TypeAlias = str | int | Sequence[str] | re.Pattern[str] | Callable[[str], Sequence[int]]
+RULES = ("re", "tokens", "turn")
+_FORMS = "Examples: '\\n\\n', ['\\n\\n', '###'], 're:\\n+', 'tokens:64', 'turn'."
+
+
+def rule_of(spec: RuleSpec, field: str) -> Rule:
+    """The rule that a value of `step_separator` names; errors as in [`step_segmenter`]. `field`: name in messages."""
+    if isinstance(spec, str):
+        return _from_string(spec, field)
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        return _interval(spec, field)
+    if isinstance(spec, re.Pattern):
+        return _regex(spec, field)
+    if callable(spec):
+        return _offsets(spec, field)
+    if isinstance(spec, list | tuple):
+        return _separators(spec, field)
+    raise InputError(field, repr(spec), "a string, a list of strings, a regex, an integer or a function", _FORMS)
+
+
+def _from_string(spec: str, field: str) -> Rule:
+    name, colon, value = spec.partition(":")
+    if name == "re" and colon:
+        return _regex(value, field)
+    if name == "tokens" and colon:
+        return _interval(value, field)
+    if spec == "turn":
+        return Turns()
+    if re.fullmatch("[a-z_]+", name) and (value or not colon or name in RULES):
+        hint = did_you_mean(name, RULES, "", form="{!r}")
+        remedy = f"{hint} To use it as a separator, put it in a list: [{spec!r}].".lstrip()
+        raise InputError(field, repr(spec), "a separator, 're:<pattern>', 'tokens:<n>' or 'turn'", remedy)
+    return _separators([spec], field)
+
+
+def _separators(separators: Sequence[str], field: str) -> Rule:
+    """One or several strings; the first one to be complete ends the step. A line break in them also stands for
+    `"\\r\\n"`."""
+    if not separators:
+        raise InputError(field, "an empty list", "at least one separator", _FORMS)
+    for separator in separators:
+        if not isinstance(separator, str):
+            raise InputError(field, f"{separator!r} in a list", "strings", _FORMS)
+        if separator == "":
+            raise InputError(field, "an empty separator", "at least one character", _FORMS)
+        if separator.startswith("re:"):
+            remedy = "Use one regex: 're:first|second'."
+            raise InputError(field, f"{separator!r} in a list", "plain separators", remedy)
+    # One of escapes alone, as a shell or a quoted YAML string passes it on, means the characters that it spells.
+    escaped = re.compile(r"(\\[nrt])+")
+    meant = [each.encode().decode("unicode_escape") if escaped.fullmatch(each) else each for each in separators]
+    known = sorted({each.replace("\r\n", "\n") for each in meant}, key=lambda each: (len(each), each))
+    patterns = [re.compile(LINE_BREAK.join(map(re.escape, each.split("\n")))) for each in known]
+
+    def spans(text: str) -> Iterator[Span]:
+        start = 0
+        while matches := [match for pattern in patterns if (match := pattern.search(text, start))]:
+            first = min(matches, key=lambda match: match.end())
+            yield first.span()
+            start = first.end()
+
+    return Rule(spans, separators=tuple(known))
+
+
+def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
+    """A function `f(text) -> list[int]`: the exclusive end of each step, in characters, ascending."""
+
+    def spans(text: str) -> list[Span]:
+        offsets, name = function(text), getattr(function, "__name__", type(function).__name__)
+        got = "" if isinstance(offsets, list | tuple) else f"{type(offsets).__name__} from {name}"
+        previous = 0
+        for position, offset in enumerate(() if got else offsets):
+            place = f"at position {position} of what {name} returned"
+            if isinstance(offset, bool) or not isinstance(offset, Integral):
+                got = f"{offset!r} {place}"
+            elif not previous < offset <= len(text):
+                got = f"{offset} after {previous} {place} for a text of {len(text)} characters"
+            if got:
+                break
+            previous = offset
+        if got:
+            expected = "a list of strictly ascending integers from 1 to len(text)"
+            remedy = "Return the exclusive end of each step, in characters of the text it was given."
+            raise InputError(field, got, expected, remedy)
+        return [(int(offset), int(offset)) for offset in offsets]
+
+    return Rule(spans, by_prefix=False)
+
+
+def _regex(pattern: str | re.Pattern[str], field: str) -> Rule:
+    """A regular expression, used as it is (it sees `"\\r\\n"`). A match without width ends a step: `(?=Step )`."""
+    got = pattern if isinstance(pattern, str) else pattern.pattern
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        remedy = "See Python's `re` module."
+        raise InputError(field, f"the regex {got!r} ({error})", "a valid regular expression", remedy) from error
+    if not isinstance(compiled.pattern, str):
+        raise InputError(field, f"a regex of bytes, {got!r}", "a regex of text", "Leave out the b prefix.")
+    if compiled.search(""):
+        got = f"the regex {got!r}, which matches the empty string"
+        remedy = "It would end a step after every character: use + in place of *, for example."
+        raise InputError(field, got, "a regex that needs at least one character", remedy)
+    return Rule(lambda text: (match.span() for match in compiled.finditer(text)), by_prefix=False)
+
+
+def _interval(size: str | int, field: str) -> Interval:
+    number = int(size) if re.fullmatch(r"\s*[+-]?\d+\s*", str(size)) else 0
+    if number < 1:
+        got, remedy = f"an interval of {size!r} tokens", "For example 'tokens:64'."
+        raise InputError(field, got, "an integer of at least 1", remedy)
+    return Interval(size=number)
+
+
+# A completion becomes steps
+
+_ROWS_TO_LOOK_AT = 8  # for steps that end depending on what follows
 
 
 @dataclass(frozen=True)
@@ -46,6 +287,7 @@ class StepSegmenter:
         self.rule = rule
         self.name = name
         self._aligner: Aligner | None = None
+        self._looked_for: set[str] = set()  # what was said to be biased, or found not to be
 
     def __repr__(self) -> str:
         return f"StepSegmenter({self.name})"
@@ -91,7 +333,7 @@ class StepSegmenter:
         hidden = [i for i, token_id in enumerate(ids) if token_id in self._aligner.special_ids]
         hidden += [i for i, entry in enumerate(mask or ()) if entry == 0]
         completion = Completion(alignment, _visible(alignment, hidden), mask)
-        return _steps(alignment, *self.rule.ends(completion))
+        return _steps(alignment, *self.rule.cuts(completion))
 
     def looks_ahead(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> bool:
         """Whether tokens behind a step's end decide that it ends there: a lookahead, or a greedy match, does that.
@@ -110,6 +352,32 @@ class StepSegmenter:
             if (last in shown.ends) != (last in ends):
                 return True
         return False
+
+    def warn_of_looking_ahead(
+        self, biased: str, completions: Sequence[Sequence[int]], tokenizer: Any, tool_masks: Any = None
+    ) -> None:
+        """Warn where tokens behind a step decide that it ends, which biases something.
+
+        Args:
+            biased (`str`): What is biased, for the message. Of each name only the first call looks.
+            completions (`B` lists of ints): Completion tokens of a batch, of which the first rows are looked at.
+            tokenizer: As for a call.
+            tool_masks (`B` lists of ints, *optional*): As for a call; may be padded.
+        """
+        if biased in self._looked_for:
+            return
+        self._looked_for.add(biased)
+        for i, ids in enumerate(completions[:_ROWS_TO_LOOK_AT]):
+            mask = tool_masks[i][: len(ids)] if tool_masks else None
+            if ids and self.looks_ahead(list(ids), tokenizer, mask):
+                logger.warning(
+                    "step_separator: where %s ends a step depends on the text after it, which slightly biases %s "
+                    "(completion %d of the batch). Use a rule that reads only the text before.",
+                    self,
+                    biased,
+                    i,
+                )
+                return
 
 
 def one_step_frac(list_of_steps: Iterable[Steps]) -> float:
@@ -152,14 +420,15 @@ def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:
     return "".join(chars)
 
 
-def _steps(alignment: Alignment, ends: list[int], goes_on: bool) -> Steps:
-    """Steps that end after the given tokens; what is left is a last step if `goes_on` says so, else the closing."""
-    last = alignment.tokens[-1]
-    closing = last if ends and not goes_on and ends[-1] < last else None
-    ends = ends if closing is not None else sorted({*ends, last})
-    offsets = [0, *(alignment.offsets[bisect_left(alignment.tokens, end)] for end in ends)]
-    texts = [alignment.text[start:stop] for start, stop in pairwise(offsets)]
-    return Steps(tuple(texts), tuple(ends), closing)
+def _steps(alignment: Alignment, cuts: list[int], goes_on: bool) -> Steps:
+    """Steps that end at the given cuts; what is left is a last step if `goes_on` says so, else the closing."""
+    last = len(alignment.tokens) - 1
+    closes = bool(cuts) and not goes_on and cuts[-1] < last
+    cuts = cuts if closes else sorted({*cuts, last})
+    offsets = [0, *(alignment.offsets[cut] for cut in cuts)]
+    texts = tuple(alignment.text[start:stop] for start, stop in pairwise(offsets))
+    ends = tuple(alignment.tokens[cut] for cut in cuts)
+    return Steps(texts, ends, alignment.tokens[last] if closes else None)
 
 
 StepSpec: TypeAlias = RuleSpec | StepSegmenter

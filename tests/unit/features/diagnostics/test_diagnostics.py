@@ -44,7 +44,7 @@ def test_a_damaged_state_costs_no_run(trainer, caplog):
     assert trainer.describing.failures == {}
     for damaged in ({}, [], {**state, "warnings": []}):
         trainer.diagnostics.load_state_dict(damaged)
-    assert trainer.describing.total == 3
+    assert trainer.describing.failures.total() == 3
     assert "(warnings may be repeated)" in caplog.text
 
 
