@@ -12,7 +12,7 @@ models are compared prompt by prompt: the interval of the difference is that of 
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,8 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         `dict`: `prompts`, `completions`, `unscorable`, `failed`, `truncated` (counts), `length_mean` (tokens),
         `rewards` (means), and `pass_at`: for each `k` value, interval and number of prompts.
     """
-    names = list(rows[0][KIND]["rewards"])
-    rewards = {name: [row[KIND]["rewards"][name] for row in rows] for name in names}
+    given = [row[KIND]["rewards"] for row in rows]
+    rewards = {name: [each[name] for each in given if each[name] is not None] for name in given[0]}
     return {
         "prompts": len({row[KIND]["problem"] for row in rows}),
         "completions": len(rows),
@@ -150,7 +150,7 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         "failed": sum("failures" in row[KIND] for row in rows),
         "truncated": sum(row[KIND]["finish_reason"] == "length" for row in rows),
         "length_mean": sum(row[KIND]["tokens"] for row in rows) / len(rows),
-        "rewards": {name: _mean(value for value in values if value is not None) for name, values in rewards.items()},
+        "rewards": {name: sum(values) / len(values) if values else None for name, values in rewards.items()},
         "pass_at": {str(k): mean_over_prompts(list(_by_prompt(rows, correct, k).values())) for k in ks},
     }
 
@@ -210,8 +210,3 @@ def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> d
         if is_correct is not None:
             verdicts.setdefault(row[KIND]["problem"], []).append(is_correct)
     return {i: pass_at_k(len(each), sum(each), k) for i, each in verdicts.items() if len(each) >= k}
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return sum(found) / len(found) if found else None

@@ -135,28 +135,23 @@ def sample_and_score(
         draw = random.Random(f"{seed}/{start}")
         prefixes = [tuple(prompt_ids(rows[i]["prompt"], tokenizer, template)) for i in numbers]
         requests = [Request(prefix, samples, length, True, draw.getrandbits(31)) for prefix in prefixes]
-        found = sampler(requests)
-        sampled = [completed(rows[i], each, tokenizer) for i, of in zip(numbers, found, strict=True) for each in of]
+        found = [(i, each) for i, of in zip(numbers, sampler(requests), strict=True) for each in of]
+        sampled = [completed(rows[i], each, tokenizer) for i, each in found]
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
         if start == 0:
             _refuse_broken(scores, len(sampled))
-        for place, number in enumerate(numbers):
-            of_prompt = []
-            for j in range(samples):
-                i = place * samples + j
-                failures = {each.name: each.failures[i] for each in scores if i in each.failures}
-                facts = {
-                    "problem": number,
-                    "row": j,
-                    "rows": samples,
-                    "tokens": len(found[place][j].token_ids),
-                    "finish_reason": found[place][j].end,
-                    "rewards": {each.name: each.rewards[i] for each in scores},
-                    **({"failures": failures} if failures else {}),
-                }
-                row = {name: value for name, value in sampled[i].items() if name != "completion_ids"}
-                of_prompt.append({**row, KIND: facts})
-            yield of_prompt
+        for place, ((number, continuation), row) in enumerate(zip(found, sampled, strict=True)):
+            failures = {each.name: each.failures[place] for each in scores if place in each.failures}
+            row[KIND] = {
+                "problem": number,
+                "row": place % samples,
+                "rows": samples,
+                "tokens": len(row.pop("completion_ids")),
+                "finish_reason": continuation.end,
+                "rewards": {each.name: each.rewards[place] for each in scores},
+                **({"failures": failures} if failures else {}),
+            }
+        yield from (sampled[at : at + samples] for at in range(0, len(sampled), samples))
 
 
 def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: Any) -> Row:

@@ -5,7 +5,7 @@ run writes stays as it is around them; written again, by a training that goes on
 of another model. Data and models are named by their Hub ids; of local ones no path gets in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +111,12 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
 
 
-def _markdown_lines(content: Mapping[str, Any], made: str, escaped: Callable[[str], str] = str) -> list[str]:
+def _markdown_lines(content: Mapping[str, Any]) -> list[str]:
     head, rows = table(content)
-    rows = [[escaped(row[0]), *row[1:]] for row in rows]
+    rows = [[plain(row[0]), *row[1:]] for row in rows]
     lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
-    return [escaped(title(content)), "", *lines, "", *(f"- {escaped(note)}" for note in [*notes(content), made])]
+    said = [*notes(content), f"Measured with {content['made_by']}, {content['date']}."]
+    return [plain(title(content)), "", *lines, "", *(f"- {plain(note)}" for note in said)]
 
 
 def markdown_row(cells: Sequence[str]) -> str:
@@ -154,7 +155,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     shown = [_without_paths(each) for each in evaluations]
     lines = [_START, "## Evaluation"]
     for each in shown:
-        lines += ["", *_markdown_lines(each, f"Measured with {each['made_by']}, {each['date']}.", plain), ""]
+        lines += ["", *_markdown_lines(each), ""]
     section = "\n".join([*lines, _END, ""])
     before, _, rest = card.text.partition(_START)
     text = before + rest.partition(_END)[2].lstrip("\n") if rest else card.text

@@ -184,10 +184,9 @@ def search_rows(
 ) -> Iterator[list[Row]]:
     """As [`collect`], with the parts put together."""
     settings, by_steps = appraiser.settings, appraiser.prm is not None
-    segmenter = settings.segmenter()
     for begin in range(first, len(rows), settings.problems_at_once):
         numbers = range(begin, min(begin + settings.problems_at_once, len(rows)))
-        group = [Problem(i, rows[i], tokenizer, segmenter, settings, by_steps) for i in numbers]
+        group = [Problem(i, rows[i], tokenizer, settings, by_steps) for i in numbers]
         _search(group, sampler, appraiser, _STRATEGIES[settings.strategy])
         yield from (rows_of(problem, appraiser) for problem in group)
 
