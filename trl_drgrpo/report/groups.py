@@ -94,15 +94,10 @@ def _fill(order: Sequence[int], completions: Completions, budget: int, limit: in
 
 
 def shortened(group: Group, limit: int) -> Group:
-    """The group with the middle of long texts left out; the same one if nothing was too long. A prompt or completion
-    keeps `limit` characters: three quarters from its start, the rest from its end."""
-    if len(group.prompt) <= limit and all(len(row.text) <= limit for row in group.rows):
-        return group
-    prompt, cut = group.prompt, max(0, len(group.prompt) - limit)
-    if cut:
-        head = limit * 3 // 4
-        prompt = f"{prompt[:head]} [...] {prompt[len(prompt) - (limit - head) :]}"
-    return replace(group, prompt=prompt, prompt_cut=cut, rows=[_shortened_row(row, limit) for row in group.rows])
+    """The group with the middle of long texts left out. A prompt or completion keeps `limit` characters: three
+    quarters from its start, the rest from its end."""
+    prompt, *rows = (_shortened_row(row, limit) for row in (Row([Span(group.prompt)]), *group.rows))
+    return replace(group, prompt=prompt.text, prompt_cut=prompt.cut, rows=rows)
 
 
 def _shortened_row(row: Row, limit: int) -> Row:

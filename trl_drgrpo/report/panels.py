@@ -175,14 +175,12 @@ def panels_for(metrics: Collection[str]) -> list[Panel]:
 
 def _reward_panels(metrics: Collection[str]) -> list[Panel]:
     panels = []
-    for kind, title, unit in (
-        ("process_rewards/", "{}, steps", "mean step reward"),
-        ("rewards/", "{}", "mean reward"),
-    ):
+    for kind, end, unit in (("process_rewards/", ", steps", "mean step reward"), ("rewards/", "", "mean reward")):
         names = sorted(name for name in metrics if name.startswith(kind) and name.endswith("/mean"))
         if kind != "rewards/" or len(names) > 1:  # else it is the reward
             for name in names:  # which may have spaces in it
-                panels.append(Panel(title.format(name[len(kind) : -len("/mean")]), unit, (Line("", (name,)),)))
+                title = name.removeprefix(kind).removesuffix("/mean") + end
+                panels.append(Panel(title, unit, (Line("", (name,)),)))
     return panels
 
 
