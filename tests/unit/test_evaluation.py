@@ -13,9 +13,9 @@ from evaluations import result, samples
 from huggingface_hub import ModelCard
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.evaluation.models import base_name, check_model, holds_model, is_adapter, weights_mark
+from trl_drgrpo.evaluation.models import Decoding, base_name, check_model, holds_model, is_adapter, weights_mark
 from trl_drgrpo.evaluation.results import as_json, judged, mean_over_prompts, pass_at_k, read_results
-from trl_drgrpo.evaluation.running import Decoding, check_context, model_sampler, score_completions, server_sampler
+from trl_drgrpo.evaluation.running import check_context, model_sampler, score_completions, server_sampler
 from trl_drgrpo.evaluation.steps import compared
 from trl_drgrpo.evaluation.table import is_whole, notes, public_name, put_into_card, table, title
 from trl_drgrpo.features.fast_path.decoding import decoder

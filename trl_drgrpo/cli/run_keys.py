@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
@@ -18,12 +18,9 @@ from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.demo import MODEL_DIR
-from trl_drgrpo.evaluation.models import Loading, check_model, holds_model
+from trl_drgrpo.evaluation.models import Decoding, Loading, check_model, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.run_log import RUN
-
-if TYPE_CHECKING:
-    from trl_drgrpo.evaluation.running import Decoding
 
 DEMO_MODEL = "trl_drgrpo:demo"
 PROMPT_KEYS = ("prompt_template", "system_prompt")
@@ -92,10 +89,8 @@ class Given:
         return given
 
     @property
-    def decoding(self) -> "Decoding":
+    def decoding(self) -> Decoding:
         """Sampling settings; defaults as in training."""
-        from trl_drgrpo.evaluation.running import Decoding
-
         return Decoding(**{key: self.values[key] for key in DECODING_KEYS if self.values.get(key) is not None})
 
 

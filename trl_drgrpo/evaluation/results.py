@@ -20,8 +20,10 @@ import numpy as np
 
 from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.evaluation.running import KIND, Row
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
+
+KIND = "eval"  # the column of a sample's row with all that the evaluation says of it
+Row = dict[str, Any]
 
 RESAMPLES = 10_000
 INTERVAL = f"95%, percentile bootstrap over prompts ({RESAMPLES:,} resamples)"

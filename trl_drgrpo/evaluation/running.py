@@ -9,55 +9,14 @@ with the same samples.
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import RewardError
-from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
+from trl_drgrpo.evaluation.models import Decoding
+from trl_drgrpo.evaluation.results import KIND, Row
 from trl_drgrpo.process_rewards.sampling import Continuation, Request, Sampler
 from trl_drgrpo.process_rewards.texts import completion_like, prompt_ids
 from trl_drgrpo.rewards.scoring import RewardScores, score_rows
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """Sampling settings; names and meanings as in the training configuration.
-
-    Args:
-        max_completion_length (`int`): A completion is cut here.
-        temperature (`float`, *optional*, defaults to `1.0`): 0 takes the likeliest token.
-        top_p, top_k, min_p, repetition_penalty: As in `DrGRPOConfig`; off by default.
-
-    Raises:
-        `InputError`: A number outside its range.
-    """
-
-    max_completion_length: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self):
-        refuse_outside("temperature", self.temperature, Range(0, remedy="0 takes the likeliest token."))
-        refuse_outside("max_completion_length", self.max_completion_length, whole(1, remedy="Give tokens."))
-        for field in ("top_p", "top_k", "min_p", "repetition_penalty"):
-            refuse_outside(field, getattr(self, field), RANGES[field])
-
-    def for_transformers(self) -> dict[str, Any]:
-        """Fields of a generation configuration, each one stated: a missing field would be the model's own."""
-        penalty = {"repetition_penalty": self.repetition_penalty}
-        if self.temperature == 0:
-            return {**penalty, "do_sample": False}
-        filters = {"top_p": self.top_p, "top_k": self.top_k or 0, "min_p": self.min_p}
-        return {**penalty, "do_sample": True, "temperature": self.temperature, **filters}
-
-    def for_vllm(self) -> dict[str, Any]:
-        """Fields of a request; those that are off are left out."""
-        off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        given = {name: value for name, none in off.items() if (value := getattr(self, name) or none) != none}
-        return {"temperature": self.temperature, "top_p": self.top_p, **given}
 
 
 def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: int) -> Sampler:
@@ -91,10 +50,6 @@ def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, con
 
     no_steps = StepEnd(step_segmenter("\n"), tokenizer)  # completions are sampled to their end
     return ServerSampler(url, model, no_steps, decoding.for_vllm(), concurrency)
-
-
-KIND = "eval"
-Row = dict[str, Any]
 
 
 def sample_and_score(

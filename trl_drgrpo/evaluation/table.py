@@ -7,13 +7,14 @@ of another model. Data and models are named by their Hub ids; of local ones no p
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import EvalResult, ModelCard
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.hub_errors import is_hub_id
 from trl_drgrpo.common.markdown import plain
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _FEW_PROMPTS = 30
 
@@ -151,6 +152,8 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
         readme (`Path`): The card.
         evaluations (`Sequence[Mapping]`): Results, all of this model as it is now.
     """
+    from huggingface_hub import ModelCard
+
     card = ModelCard.load(readme, ignore_metadata_errors=True)
     shown = [_without_paths(each) for each in evaluations]
     lines = [_START, "## Evaluation"]
@@ -169,7 +172,9 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     write_whole(readme, str(card))
 
 
-def _metadata(content: Mapping[str, Any]) -> list[EvalResult]:
+def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
+    from huggingface_hub import EvalResult
+
     data, sampling = content["dataset"], content["sampling"]
     arguments = {name: value for name, value in sampling.items() if value is not None}
     (model,) = (each for each in content["models"] if each["role"] == "model")

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common import __version__
+from trl_drgrpo.evaluation.results import read_results
+from trl_drgrpo.evaluation.table import notes, table, title
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, headline, mean, rounded, tenth_of
 from trl_drgrpo.report.groups import group_json, sample_groups
@@ -81,9 +83,6 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
     folder = Path(run_dir) / LOG_FOLDER / "evaluations"
     if not folder.is_dir():
         return []
-    from trl_drgrpo.evaluation.results import read_results  # it loads torch
-    from trl_drgrpo.evaluation.table import notes, table, title
-
     found = []
     for content in read_results(folder):
         try:
