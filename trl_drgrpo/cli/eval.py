@@ -225,16 +225,13 @@ class _Task:
         }
 
     def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.running import check_context, model_sampler, server_sampler
+        from trl_drgrpo.evaluation.running import check_context
 
-        decoding, batch_size, url = self.given.decoding, self.args.batch_size, self.args.vllm_server_base_url
-        if url is not None:
-            return server_sampler(url, name, tokenizer, decoding, batch_size)
-        console.log(f"Loading {name}")
-        model = models.load_model(model_path(name), self.given.loading)
-        lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template)) for row in self.rows]
-        check_context(model, lengths, decoding)
-        return model_sampler(model, tokenizer, decoding, batch_size)
+        given, url = self.given, self.args.vllm_server_base_url
+        if url is None:  # a server says itself what is too long
+            lengths = [len(prompt_ids(row["prompt"], tokenizer, given.template)) for row in self.rows]
+            check_context(models.load_config(model_path(name), given.loading), lengths, given.decoding)
+        return given.sampler(name, tokenizer, self.args.batch_size, url)
 
     def results(self, sampled: dict[str, tuple[str, list[Row]]]) -> dict[str, Any]:
         """The result. `sampled`: name and samples by role."""

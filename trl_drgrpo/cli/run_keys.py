@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
@@ -92,6 +93,16 @@ class Given:
     def decoding(self) -> Decoding:
         """Sampling settings; defaults as in training."""
         return Decoding(**{key: self.values[key] for key in DECODING_KEYS if self.values.get(key) is not None})
+
+    def sampler(self, name: str, tokenizer: Any, batch_size: int, url: str | None) -> Any:
+        """Samples whole completions of a model, as it was named: in memory, or with the vLLM server at an address."""
+        from trl_drgrpo.evaluation.models import load_model
+        from trl_drgrpo.evaluation.running import model_sampler, server_sampler
+
+        if url is not None:
+            return server_sampler(url, model_path(name), tokenizer, self.decoding, batch_size)
+        console.log(f"Loading {name}")
+        return model_sampler(load_model(model_path(name), self.loading), tokenizer, self.decoding, batch_size)
 
 
 def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:

@@ -28,11 +28,11 @@ def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: in
     return ModelSampler(model, tokenizer, generation, batch_size, by_length=False, around=shared_prefill)
 
 
-def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> None:
+def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> None:
     """Refuses prompts behind which a completion has no room in the model's context.
 
     Args:
-        model (`PreTrainedModel`): Its configuration says how long the context is; one that does not passes.
+        config (`PretrainedConfig`): The model's: it says how long the context is; one that does not passes.
         lengths (`Sequence[int]`): Tokens of each prompt.
         decoding ([`Decoding`]): Length limits of completions.
     """
@@ -40,7 +40,7 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
 
     row = max(range(len(lengths)), key=lengths.__getitem__)
-    refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(model.config))
+    refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))
 
 
 def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:
