@@ -70,16 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--show", type=int, default=5, help="rows per list (default: 5)")
     add("--output", help="JSON Lines file to write: each row with its scores, of step rewards one per step")
     add("--plot", metavar="FILE", help="PNG file to write: the calibration of the step rewards")
-    add(
-        "--pass_rates",
-        metavar="FILE",
-        help="JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates",
-    )
-    add(
-        "--correct_threshold",
-        type=float,
-        help="a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1",
-    )
+    rates = "JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates"
+    add("--pass_rates", metavar="FILE", help=rates)
+    passes = "a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1"
+    add("--correct_threshold", type=float, help=passes)
     add("--json", action="store_true", help="print the results as JSON instead of tables")
 
 

@@ -55,9 +55,8 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
         remedy = "Sample at least k completions of each prompt."
         raise InputError("k", f"{k} of {samples} samples", "a whole number from 1 to the number of samples", remedy)
     if not 0 <= correct <= samples:
-        raise InputError(
-            "correct", f"{correct} of {samples}", "a number from 0 to the number of samples", "Check the counts."
-        )
+        expected = "a number from 0 to the number of samples"
+        raise InputError("correct", f"{correct} of {samples}", expected, "Check the counts.")
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 

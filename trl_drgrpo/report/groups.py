@@ -206,9 +206,8 @@ def group_widget_html(rewards: Sequence[float] | None = None, lengths: Sequence[
         rewards, lengths = list(rewards or []), list(lengths or [])
         if len(rewards) != len(lengths) or len(rewards) < 2 or min(lengths) < 1:
             got = f"{len(rewards)} rewards and {len(lengths)} lengths"
-            raise InputError(
-                "rewards, lengths", got, "as many of each, two or more, lengths of at least 1", "Pass one group."
-            )
+            expected = "as many of each, two or more, lengths of at least 1"
+            raise InputError("rewards, lengths", got, expected, "Pass one group.")
         group = {"rewards": [float(reward) for reward in rewards], "lengths": [int(length) for length in lengths]}
     folder = files("trl_drgrpo.report") / "assets"
     style, script = ((folder / f"group_widget.{kind}").read_text("utf-8") for kind in ("css", "js"))

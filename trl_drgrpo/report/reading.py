@@ -113,12 +113,10 @@ def read_run(folder: str | Path) -> Run:
         return run
     held = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
-    raise InputError(
-        str(folder),
-        f"a folder with {shown}" if held else "an empty folder",
-        f"a run: {LOG_FOLDER}/ (DrGRPOTrainer), or trainer_state.json in it or in a checkpoint, or completions/ (TRL)",
-        "Give the run's output_dir; a plain TRL run needs a saved checkpoint or log_completions=True.",
-    )
+    got = f"a folder with {shown}" if held else "an empty folder"
+    expected = f"a run: {LOG_FOLDER}/ (DrGRPOTrainer), or {STATE_FILE} in it or in a checkpoint, or completions/ (TRL)"
+    remedy = "Give the run's output_dir; a plain TRL run needs a saved checkpoint or log_completions=True."
+    raise InputError(str(folder), got, expected, remedy)
 
 
 def read_run_log(log: Path) -> Run:
@@ -163,12 +161,8 @@ def _about(path: Path, notes: list[str]) -> dict[str, Any]:
         notes.append(f"run.json {problem}: objective and settings are not known.")
         return {}
     if about.get("format", FORMAT) != FORMAT:
-        raise InputError(
-            str(path),
-            f"format {about['format']!r}",
-            f"format {FORMAT}",
-            "Another version of trl-drgrpo wrote this run: install that one, or a newer one, to read it.",
-        )
+        remedy = "Another version of trl-drgrpo wrote this run: install that one, or a newer one, to read it."
+        raise InputError(str(path), f"format {about['format']!r}", f"format {FORMAT}", remedy)
     return about
 
 
