@@ -109,14 +109,11 @@ def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     """Adds `--config`, `--model_name_or_path` (or `--model`), `--base` and keys of `train` as flags."""
     add = parser.add_argument
     add("--config", metavar="YAML", help="a recipe of `train`; flags win over it")
-    add(
-        "--model_name_or_path",
-        "--model",
-        dest="model_name_or_path",
-        metavar="MODEL",
-        help="folder of a run, a checkpoint, a model or an adapter, or a Hub id; a run brings its recipe along "
-        "(default: the model that the recipe trained, else the one it starts from)",
+    model = (
+        "folder of a run, a checkpoint, a model or an adapter, or a Hub id; a run brings its recipe along "
+        "(default: the model that the recipe trained, else the one it starts from)"
     )
+    add("--model_name_or_path", "--model", metavar="MODEL", help=model)
     add("--base", metavar="MODEL", help="base model of an adapter, if not the one that the adapter names")
     for key in (*_MODEL_KEYS, *keys):
         add_flag(parser, read_flags()[key])

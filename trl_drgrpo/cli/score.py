@@ -50,12 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps = "process reward models (a folder, or as in a recipe) and step verifiers"
     add("--step_reward_funcs", nargs="+", default=[], metavar="REWARD", help=steps)
     add("--config", metavar="YAML", help="recipe whose rewards are meant (default: that of the run in --data)")
-    add(
-        "--data",
-        required=True,
-        help="completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
-        "run (what it logged, sampled in an evaluation, or recorded)",
+    completions = (
+        "completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
+        "run (what it logged, sampled in an evaluation, or recorded)"
     )
+    add("--data", required=True, help=completions)
     columns = "data with prompt and the columns that --data lacks, joined by the prompt (default: the recipe's)"
     add("--dataset_name", "--dataset", dest="dataset", help=columns)
     names = "for example answer=solution"

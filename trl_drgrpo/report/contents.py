@@ -80,11 +80,8 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
         `list[dict]`: `title`, `head`, `rows` (cells as text), `notes` and `date` of each; unreadable files
         are left out.
     """
-    folder = Path(run_dir) / LOG_FOLDER / "evaluations"
-    if not folder.is_dir():
-        return []
     found = []
-    for content in read_results(folder):
+    for content in read_results(Path(run_dir) / LOG_FOLDER / "evaluations"):
         try:
             head, rows = table(content)
             shown = {"title": title(content), "head": head, "rows": rows, "notes": notes(content)}

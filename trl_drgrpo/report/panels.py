@@ -95,9 +95,7 @@ PANELS = (
         dict(zip(("shortest quarter", "second", "third", "longest quarter"), QUARTERS, strict=True)),
         "What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
     ),
-    _panel(
-        "Weight by correctness", _WEIGHT, {each: f"sampling/weight_{each}_mean" for each in ("correct", "incorrect")}
-    ),
+    _panel("Weight by correctness", _WEIGHT, {each: f"sampling/weight_{each}_mean" for each in _ROLES}),
     _panel("Time per phase", "seconds", {p: f"time/{p}_s" for p in ("generate", "score", "train")}, stacked=True),
     _panel("Speed", "tokens per second", "time/tokens_per_s"),
     _panel("Effective group size", "completions", "drgrpo/effective_group_size"),
