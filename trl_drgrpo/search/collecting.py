@@ -45,8 +45,9 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         appraiser ([`Appraiser`]): Of the search.
 
     Returns:
-        `list[dict]`: One per finished completion, none twice, in the order of the tree. The one whose path has the
-        highest value is selected; of equals the one that was sampled more often, then the first.
+        `list[dict]`: One per finished completion, in the order of the tree; none twice, unless a rule that looks ahead
+        has cut it in two ways. The one whose path has the highest value is selected; of equals the one that was
+        sampled more often, then the first.
     """
     leaves = list(problem.root.leaves())
     verdicts = {leaf: None if leaf.outcome is None else bool(appraiser.accepted(leaf)) for leaf in leaves}
