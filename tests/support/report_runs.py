@@ -8,7 +8,7 @@ import statistics
 import threading
 from contextlib import contextmanager
 
-from trl_drgrpo.report.write import FollowedReport, FollowServer
+from trl_drgrpo.report.write import FollowServer
 
 BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
 START = 1_790_000_000.0
@@ -35,7 +35,7 @@ def append_lines(path, *lines):
 @contextmanager
 def following(folder):
     """The server of a page that follows a run."""
-    with FollowServer(FollowedReport([folder])) as server:
+    with FollowServer([folder]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -13,9 +13,9 @@ from evaluations import result, samples
 from huggingface_hub import ModelCard
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.evaluation.models import base_name, check_model, holds_model, is_adapter, weights_mark
+from trl_drgrpo.evaluation.models import Decoding, base_name, check_model, holds_model, is_adapter, weights_mark
 from trl_drgrpo.evaluation.results import as_json, judged, mean_over_prompts, pass_at_k, read_results
-from trl_drgrpo.evaluation.running import Decoding, check_context, model_sampler, score_completions, server_sampler
+from trl_drgrpo.evaluation.running import check_context, model_sampler, score_completions, server_sampler
 from trl_drgrpo.evaluation.steps import compared
 from trl_drgrpo.evaluation.table import is_whole, notes, public_name, put_into_card, table, title
 from trl_drgrpo.features.fast_path.decoding import decoder
@@ -228,9 +228,9 @@ def test_decoding_out_of_range_and_a_prompt_without_room_behind_it_are_named(mod
     for field, value in {"temperature": -1, "top_p": 0, "max_completion_length": 0}.items():
         with pytest.raises(InputError, match=field):
             Decoding(**{field: value})
-    check_context(model, [1000, 24], Decoding(24))  # the context is 1024
+    check_context(model.config, [1000, 24], Decoding(24))  # the context is 1024
     with pytest.raises(InputError, match=r"max_completion_length: got 25 after a prompt of 1000 tokens, row 1 "):
-        check_context(model, [24, 1000], Decoding(25))
+        check_context(model.config, [24, 1000], Decoding(25))
 
 
 def test_a_server_is_asked_as_the_model_would_be(tokenizer):

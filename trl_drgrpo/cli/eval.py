@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.evaluation import models
+from trl_drgrpo.evaluation.results import KIND, as_json, judged, read_results, results
+from trl_drgrpo.evaluation.table import is_whole, notes, put_into_card, table, title
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.contract import reward_name
@@ -62,13 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
     given = _checked(args)
-    from trl_drgrpo.evaluation.results import as_json
-
     names = {"model": given.values["model_name_or_path"]}
     if baseline := _baseline(args, given):
         names = {"baseline": baseline, **names}
     with console.stdout_to_stderr():
-        task = _prepared(args, given)
+        task = _Task(args, given)
         try:
             sampled = {role: task.sampled(name) for role, name in names.items()}
         except KeyboardInterrupt:
@@ -146,41 +146,31 @@ def _output(args: argparse.Namespace, given: Given) -> Path:
     return Path(FOLDER) if run is None else run / EVALUATIONS
 
 
-def _prepared(args: argparse.Namespace, given: Given) -> "_Task":
-    from trl_drgrpo.evaluation.running import KIND
-
-    values, source = given.values, given.values["dataset_name"]
-    rewards = {reward_name(reward): reward for reward in map(resolve_reward, values["reward_funcs"])}
-    refuse_outside("correct_threshold", values.get("correct_threshold"), RANGES["correct_threshold"])
-    CorrectnessRule(list(rewards), values.get("correct_reward"))
-    splits: Any = data.load_data(source, name=values.get("dataset_config"))
-    split = args.split or values.get("dataset_test_split") or "test"
-    if args.split is None and split not in splits and len(splits) == 1:  # never the training data without a word
-        split = str(next(iter(splits)))
-        console.log(f"{source} has no test split: evaluating on its only one, {split}.")
-    dataset = data.take_split(splits, split, source)
-    options = {"renamings": values.get("rename_columns") or (), "limit": args.limit, **given.prompting}
-    rows = prompt_rows(dataset, source, [(name, reward, ()) for name, reward in rewards.items()], **options)
-    check_prompt_rows(rows, "dataset_name", [KIND])
-    about = {"name": source, "config": values.get("dataset_config"), "split": split}
-    facts = {
-        "dataset": {**about, "prompts": len(rows), "of": len(dataset), "digest": digest(rows)},
-        "prompt": {**given.prompting, "chat_template_kwargs": given.template},
-        "sampling": {**asdict(given.decoding), "num_samples": args.num_samples, "seed": args.seed},
-    }
-    return _Task(args, given, rows, rewards, facts, _output(args, given))
-
-
-@dataclass(frozen=True)
 class _Task:
-    """An evaluation that is put together: rows and rewards are checked, no model is loaded."""
+    """An evaluation. Putting it together checks rows and rewards, and loads no model."""
 
-    args: argparse.Namespace
-    given: Given
-    rows: list[Row]
-    rewards: dict[str, Any]
-    facts: dict[str, Any]
-    output: Path
+    def __init__(self, args: argparse.Namespace, given: Given):
+        self.args, self.given, self.output = args, given, _output(args, given)
+        values, source = given.values, given.values["dataset_name"]
+        self.rewards = {reward_name(reward): reward for reward in map(resolve_reward, values["reward_funcs"])}
+        refuse_outside("correct_threshold", values.get("correct_threshold"), RANGES["correct_threshold"])
+        CorrectnessRule(list(self.rewards), values.get("correct_reward"))
+        splits: Any = data.load_data(source, name=values.get("dataset_config"))
+        split = args.split or values.get("dataset_test_split") or "test"
+        if args.split is None and split not in splits and len(splits) == 1:  # never the training data without a word
+            split = str(next(iter(splits)))
+            console.log(f"{source} has no test split: evaluating on its only one, {split}.")
+        dataset = data.take_split(splits, split, source)
+        options = {"renamings": values.get("rename_columns") or (), "limit": args.limit, **given.prompting}
+        rewards = [(name, reward, ()) for name, reward in self.rewards.items()]
+        self.rows = prompt_rows(dataset, source, rewards, **options)
+        check_prompt_rows(self.rows, "dataset_name", [KIND])
+        about = {"name": source, "config": values.get("dataset_config"), "split": split}
+        self.facts = {
+            "dataset": {**about, "prompts": len(self.rows), "of": len(dataset), "digest": digest(self.rows)},
+            "prompt": {**given.prompting, "chat_template_kwargs": given.template},
+            "sampling": {**asdict(given.decoding), "num_samples": args.num_samples, "seed": args.seed},
+        }
 
     @property
     def rule(self) -> dict[str, Any]:
@@ -189,13 +179,11 @@ class _Task:
 
     def judged(self, rows: list[Row]) -> list[bool | None]:
         """Rule for correct samples."""
-        from trl_drgrpo.evaluation.results import judged
-
         return judged(rows, list(self.rewards), *self.rule.values())
 
     def sampled(self, name: str) -> tuple[Path, list[Row]]:
         """A model's samples, all of them, and their file."""
-        from trl_drgrpo.evaluation.running import KIND, sample_and_score
+        from trl_drgrpo.evaluation.running import sample_and_score
 
         args, given = self.args, self.given
         group = max(1, args.batch_size // args.num_samples)
@@ -237,21 +225,16 @@ class _Task:
         }
 
     def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.running import check_context, model_sampler, server_sampler
+        from trl_drgrpo.evaluation.running import check_context
 
-        decoding, batch_size, url = self.given.decoding, self.args.batch_size, self.args.vllm_server_base_url
-        if url is not None:
-            return server_sampler(url, name, tokenizer, decoding, batch_size)
-        console.log(f"Loading {name}")
-        model = models.load_model(model_path(name), self.given.loading)
-        lengths = [len(prompt_ids(row["prompt"], tokenizer, self.given.template)) for row in self.rows]
-        check_context(model, lengths, decoding)
-        return model_sampler(model, tokenizer, decoding, batch_size)
+        given, url = self.given, self.args.vllm_server_base_url
+        if url is None:  # a server says itself what is too long
+            lengths = [len(prompt_ids(row["prompt"], tokenizer, given.template)) for row in self.rows]
+            check_context(models.load_config(model_path(name), given.loading), lengths, given.decoding)
+        return given.sampler(name, tokenizer, self.args.batch_size, url)
 
     def results(self, sampled: dict[str, tuple[str, list[Row]]]) -> dict[str, Any]:
         """The result. `sampled`: name and samples by role."""
-        from trl_drgrpo.evaluation.results import results
-
         typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
         about = provenance(shlex.join(["trl-drgrpo", *typed]))
         reward, threshold = self.rule.values()
@@ -271,8 +254,6 @@ class _Task:
 
 def _plain_text(content: dict[str, Any]) -> str:
     """For a terminal: title, table, notes."""
-    from trl_drgrpo.evaluation.table import notes, table, title
-
     head, rows = table(content)
     return "\n".join([title(content), "", *console.aligned([head, *rows]), "", *notes(content)]) + "\n"
 
@@ -286,9 +267,6 @@ def _slug(name: str) -> str:
 def _put_into_card(given: Given, output: Path, content: dict[str, Any]) -> None:
     """States in the card of a run all evaluations of these weights on a whole split; the folder of any other model is
     left alone."""
-    from trl_drgrpo.evaluation.results import read_results
-    from trl_drgrpo.evaluation.table import is_whole, put_into_card
-
     readme, prompts = Path(given.model) / "README.md", content["dataset"]["prompts"]
     if run_folder(given.model) is None or not readme.is_file():
         return

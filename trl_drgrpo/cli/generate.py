@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     if args.seed is not None:
         refuse_outside("seed", args.seed, RANGES["seed"])
     given = read_given(args)
-    from trl_drgrpo.evaluation.running import model_sampler, server_sampler
     from trl_drgrpo.process_rewards.sampling import Request
     from trl_drgrpo.single_gpu.memory.meta_model import context_length
 
@@ -72,14 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
         for text in args.prompt or ["a prompt"]:  # whatever does not fit, before the weights load
             asked(text)
-        sampler: Any
-        if args.vllm_server_base_url is not None:
-            url = args.vllm_server_base_url
-            sampler = server_sampler(url, given.model, tokenizer, given.decoding, args.num_samples)
-        else:
-            console.log(f"Loading {given.values['model_name_or_path']}")
-            model = models.load_model(given.model, given.loading)
-            sampler = model_sampler(model, tokenizer, given.decoding, args.num_samples)
+        name, url = given.values["model_name_or_path"], args.vllm_server_base_url
+        sampler = given.sampler(name, tokenizer, args.num_samples, url)
     began = False
     for number, text in enumerate(prompts):
         with console.stdout_to_stderr():

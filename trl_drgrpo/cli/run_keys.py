@@ -9,8 +9,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
@@ -18,12 +19,9 @@ from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.demo import MODEL_DIR
-from trl_drgrpo.evaluation.models import Loading, check_model, holds_model
+from trl_drgrpo.evaluation.models import Decoding, Loading, check_model, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.run_log import RUN
-
-if TYPE_CHECKING:
-    from trl_drgrpo.evaluation.running import Decoding
 
 DEMO_MODEL = "trl_drgrpo:demo"
 PROMPT_KEYS = ("prompt_template", "system_prompt")
@@ -92,25 +90,30 @@ class Given:
         return given
 
     @property
-    def decoding(self) -> "Decoding":
+    def decoding(self) -> Decoding:
         """Sampling settings; defaults as in training."""
-        from trl_drgrpo.evaluation.running import Decoding
-
         return Decoding(**{key: self.values[key] for key in DECODING_KEYS if self.values.get(key) is not None})
+
+    def sampler(self, name: str, tokenizer: Any, batch_size: int, url: str | None) -> Any:
+        """Samples whole completions of a model, as it was named: in memory, or with the vLLM server at an address."""
+        from trl_drgrpo.evaluation.models import load_model
+        from trl_drgrpo.evaluation.running import model_sampler, server_sampler
+
+        if url is not None:
+            return server_sampler(url, model_path(name), tokenizer, self.decoding, batch_size)
+        console.log(f"Loading {name}")
+        return model_sampler(load_model(model_path(name), self.loading), tokenizer, self.decoding, batch_size)
 
 
 def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     """Adds `--config`, `--model_name_or_path` (or `--model`), `--base` and keys of `train` as flags."""
     add = parser.add_argument
     add("--config", metavar="YAML", help="a recipe of `train`; flags win over it")
-    add(
-        "--model_name_or_path",
-        "--model",
-        dest="model_name_or_path",
-        metavar="MODEL",
-        help="folder of a run, a checkpoint, a model or an adapter, or a Hub id; a run brings its recipe along "
-        "(default: the model that the recipe trained, else the one it starts from)",
+    model = (
+        "folder of a run, a checkpoint, a model or an adapter, or a Hub id; a run brings its recipe along "
+        "(default: the model that the recipe trained, else the one it starts from)"
     )
+    add("--model_name_or_path", "--model", metavar="MODEL", help=model)
     add("--base", metavar="MODEL", help="base model of an adapter, if not the one that the adapter names")
     for key in (*_MODEL_KEYS, *keys):
         add_flag(parser, read_flags()[key])

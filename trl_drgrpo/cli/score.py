@@ -49,12 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps = "process reward models (a folder, or as in a recipe) and step verifiers"
     add("--step_reward_funcs", nargs="+", default=[], metavar="REWARD", help=steps)
     add("--config", metavar="YAML", help="recipe whose rewards are meant (default: that of the run in --data)")
-    add(
-        "--data",
-        required=True,
-        help="completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
-        "run (what it logged, sampled in an evaluation, or recorded)",
+    completions = (
+        "completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
+        "run (what it logged, sampled in an evaluation, or recorded)"
     )
+    add("--data", required=True, help=completions)
     columns = "data with prompt and the columns that --data lacks, joined by the prompt (default: the recipe's)"
     add("--dataset_name", "--dataset", dest="dataset", help=columns)
     names = "for example answer=solution"
@@ -69,16 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--show", type=int, default=5, help="rows per list (default: 5)")
     add("--output", help="JSON Lines file to write: each row with its scores, of step rewards one per step")
     add("--plot", metavar="FILE", help="PNG file to write: the calibration of the step rewards")
-    add(
-        "--pass_rates",
-        metavar="FILE",
-        help="JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates",
-    )
-    add(
-        "--correct_threshold",
-        type=float,
-        help="a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1",
-    )
+    rates = "JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates"
+    add("--pass_rates", metavar="FILE", help=rates)
+    passes = "a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1"
+    add("--correct_threshold", type=float, help=passes)
     add("--json", action="store_true", help="print the results as JSON instead of tables")
 
 

@@ -273,9 +273,9 @@ def run_report(args: argparse.Namespace) -> int:
         if value not in (None, "html"):
             remedy = "Remove it: the page is served, no file is written."
             raise InputError(name, repr(value), "nothing with --follow", remedy)
-    from trl_drgrpo.report.write import FollowedReport, FollowServer
+    from trl_drgrpo.report.write import FollowServer
 
-    with FollowServer(FollowedReport(args.run_dirs, args.max_groups), args.port or 0) as server:
+    with FollowServer(args.run_dirs, args.max_groups, args.port or 0) as server:
         console.print_result(f"{server.url}\n")
         server.serve_forever()
     return 0

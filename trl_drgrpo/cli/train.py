@@ -16,6 +16,7 @@ import argparse
 import copy
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or only resolve the recipe, and print the result."""
-    given = read_given(args)
+    return _run(args, read_given(args), _trained, writes=not args.dry_run)
+
+
+def _run(args: argparse.Namespace, given: dict[str, Any], result: Callable[[jobs.Job], str], writes: bool) -> int:
+    """Puts the job of these values together, and prints its result, or with `--dry_run` what it consists of."""
     jobs.check_given(given)
-    with jobs.run_folder(given, args.dry_run), console.stdout_to_stderr():
+    with jobs.run_folder(given, dry_run=not writes), console.stdout_to_stderr():
         job = jobs.prepare(given)
-        text = jobs.dry_run(job) if args.dry_run else dump(_trained(job))
+        text = jobs.dry_run(job) if args.dry_run else result(job)
     console.print_result(text)
     return 0
 
 
-def _trained(job: jobs.Job) -> dict[str, Any]:
+def _trained(job: jobs.Job) -> str:
     """Trains; says in the end what comes next, or, interrupted, how to go on."""
     began, folder = time.monotonic(), Path(job.training.output_dir)
     try:
@@ -118,7 +123,7 @@ def _trained(job: jobs.Job) -> dict[str, Any]:
         raise
     seconds, run_log = time.monotonic() - began, job.training.run_log
     jobs.say("The closing summary", lambda: jobs.closing(result["output_dir"], logged, seconds, run_log))
-    return result
+    return dump(result)
 
 
 def add_arguments_bias(parser: argparse.ArgumentParser) -> None:
@@ -146,13 +151,8 @@ def run_bias(args: argparse.Namespace) -> int:
     if args.batches < 3:
         remedy = "Raise it: the standard error is a jackknife over batches."
         raise InputError("--batches", str(args.batches), "at least 3", remedy)
-    given = read_given(args)
-    jobs.check_given(given)
-    with jobs.run_folder(given, dry_run=True), console.stdout_to_stderr():  # it writes nothing
-        job = jobs.prepare({**given, "report_to": "none"})
-        text = jobs.dry_run(job) if args.dry_run else _measured(job, args.batches, args.json)
-    console.print_result(text)
-    return 0
+    given = {**read_given(args), "report_to": "none"}
+    return _run(args, given, lambda job: _measured(job, args.batches, args.json), writes=False)
 
 
 def _measured(job: jobs.Job, batches: int, as_json: bool) -> str:

@@ -1,4 +1,4 @@
-"""Models to generate with: a whole model, or an adapter's folder on its base, checked and loaded."""
+"""Models to generate with (a whole model, or an adapter on its base), checked and loaded; and how to sample."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors
+from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
 from trl_drgrpo.upstream.versions import brief_bars
 
@@ -29,6 +30,47 @@ class Loading:
     dtype: str | None = None
     trust_remote_code: bool = False
     bits: int | None = None
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Sampling settings; names and meanings as in the training configuration.
+
+    Args:
+        max_completion_length (`int`): A completion is cut here.
+        temperature (`float`, *optional*, defaults to `1.0`): 0 takes the likeliest token.
+        top_p, top_k, min_p, repetition_penalty: As in `DrGRPOConfig`; off by default.
+
+    Raises:
+        `InputError`: A number outside its range.
+    """
+
+    max_completion_length: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self):
+        refuse_outside("temperature", self.temperature, Range(0, remedy="0 takes the likeliest token."))
+        refuse_outside("max_completion_length", self.max_completion_length, whole(1, remedy="Give tokens."))
+        for field in ("top_p", "top_k", "min_p", "repetition_penalty"):
+            refuse_outside(field, getattr(self, field), RANGES[field])
+
+    def for_transformers(self) -> dict[str, Any]:
+        """Fields of a generation configuration, each one stated: a missing field would be the model's own."""
+        penalty = {"repetition_penalty": self.repetition_penalty}
+        if self.temperature == 0:
+            return {**penalty, "do_sample": False}
+        filters = {"top_p": self.top_p, "top_k": self.top_k or 0, "min_p": self.min_p}
+        return {**penalty, "do_sample": True, "temperature": self.temperature, **filters}
+
+    def for_vllm(self) -> dict[str, Any]:
+        """Fields of a request; those that are off are left out."""
+        off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        given = {name: value for name, none in off.items() if (value := getattr(self, name) or none) != none}
+        return {"temperature": self.temperature, "top_p": self.top_p, **given}
 
 
 def check_model(field: str, name: str, base: str | None = None) -> None:

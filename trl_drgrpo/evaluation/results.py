@@ -12,7 +12,7 @@ models are compared prompt by prompt: the interval of the difference is that of 
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ import numpy as np
 
 from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.evaluation.running import KIND, Row
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
+
+KIND = "eval"  # the column of a sample's row with all that the evaluation says of it
+Row = dict[str, Any]
 
 RESAMPLES = 10_000
 INTERVAL = f"95%, percentile bootstrap over prompts ({RESAMPLES:,} resamples)"
@@ -53,9 +55,8 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
         remedy = "Sample at least k completions of each prompt."
         raise InputError("k", f"{k} of {samples} samples", "a whole number from 1 to the number of samples", remedy)
     if not 0 <= correct <= samples:
-        raise InputError(
-            "correct", f"{correct} of {samples}", "a number from 0 to the number of samples", "Check the counts."
-        )
+        expected = "a number from 0 to the number of samples"
+        raise InputError("correct", f"{correct} of {samples}", expected, "Check the counts.")
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
@@ -141,8 +142,8 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         `dict`: `prompts`, `completions`, `unscorable`, `failed`, `truncated` (counts), `length_mean` (tokens),
         `rewards` (means), and `pass_at`: for each `k` value, interval and number of prompts.
     """
-    names = list(rows[0][KIND]["rewards"])
-    rewards = {name: [row[KIND]["rewards"][name] for row in rows] for name in names}
+    given = [row[KIND]["rewards"] for row in rows]
+    rewards = {name: [each[name] for each in given if each[name] is not None] for name in given[0]}
     return {
         "prompts": len({row[KIND]["problem"] for row in rows}),
         "completions": len(rows),
@@ -150,7 +151,7 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         "failed": sum("failures" in row[KIND] for row in rows),
         "truncated": sum(row[KIND]["finish_reason"] == "length" for row in rows),
         "length_mean": sum(row[KIND]["tokens"] for row in rows) / len(rows),
-        "rewards": {name: _mean(value for value in values if value is not None) for name, values in rewards.items()},
+        "rewards": {name: sum(values) / len(values) if values else None for name, values in rewards.items()},
         "pass_at": {str(k): mean_over_prompts(list(_by_prompt(rows, correct, k).values())) for k in ks},
     }
 
@@ -210,8 +211,3 @@ def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> d
         if is_correct is not None:
             verdicts.setdefault(row[KIND]["problem"], []).append(is_correct)
     return {i: pass_at_k(len(each), sum(each), k) for i, each in verdicts.items() if len(each) >= k}
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return sum(found) / len(found) if found else None

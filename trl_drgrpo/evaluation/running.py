@@ -9,55 +9,14 @@ with the same samples.
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trl_drgrpo.common.errors import RewardError
-from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
+from trl_drgrpo.evaluation.models import Decoding
+from trl_drgrpo.evaluation.results import KIND, Row
 from trl_drgrpo.process_rewards.sampling import Continuation, Request, Sampler
 from trl_drgrpo.process_rewards.texts import completion_like, prompt_ids
 from trl_drgrpo.rewards.scoring import RewardScores, score_rows
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """Sampling settings; names and meanings as in the training configuration.
-
-    Args:
-        max_completion_length (`int`): A completion is cut here.
-        temperature (`float`, *optional*, defaults to `1.0`): 0 takes the likeliest token.
-        top_p, top_k, min_p, repetition_penalty: As in `DrGRPOConfig`; off by default.
-
-    Raises:
-        `InputError`: A number outside its range.
-    """
-
-    max_completion_length: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self):
-        refuse_outside("temperature", self.temperature, Range(0, remedy="0 takes the likeliest token."))
-        refuse_outside("max_completion_length", self.max_completion_length, whole(1, remedy="Give tokens."))
-        for field in ("top_p", "top_k", "min_p", "repetition_penalty"):
-            refuse_outside(field, getattr(self, field), RANGES[field])
-
-    def for_transformers(self) -> dict[str, Any]:
-        """Fields of a generation configuration, each one stated: a missing field would be the model's own."""
-        penalty = {"repetition_penalty": self.repetition_penalty}
-        if self.temperature == 0:
-            return {**penalty, "do_sample": False}
-        filters = {"top_p": self.top_p, "top_k": self.top_k or 0, "min_p": self.min_p}
-        return {**penalty, "do_sample": True, "temperature": self.temperature, **filters}
-
-    def for_vllm(self) -> dict[str, Any]:
-        """Fields of a request; those that are off are left out."""
-        off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        given = {name: value for name, none in off.items() if (value := getattr(self, name) or none) != none}
-        return {"temperature": self.temperature, "top_p": self.top_p, **given}
 
 
 def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: int) -> Sampler:
@@ -69,11 +28,11 @@ def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: in
     return ModelSampler(model, tokenizer, generation, batch_size, by_length=False, around=shared_prefill)
 
 
-def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> None:
+def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> None:
     """Refuses prompts behind which a completion has no room in the model's context.
 
     Args:
-        model (`PreTrainedModel`): Its configuration says how long the context is; one that does not passes.
+        config (`PretrainedConfig`): The model's: it says how long the context is; one that does not passes.
         lengths (`Sequence[int]`): Tokens of each prompt.
         decoding ([`Decoding`]): Length limits of completions.
     """
@@ -81,7 +40,7 @@ def check_context(model: Any, lengths: Sequence[int], decoding: Decoding) -> Non
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
 
     row = max(range(len(lengths)), key=lengths.__getitem__)
-    refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(model.config))
+    refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))
 
 
 def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:
@@ -91,10 +50,6 @@ def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, con
 
     no_steps = StepEnd(step_segmenter("\n"), tokenizer)  # completions are sampled to their end
     return ServerSampler(url, model, no_steps, decoding.for_vllm(), concurrency)
-
-
-KIND = "eval"
-Row = dict[str, Any]
 
 
 def sample_and_score(
@@ -135,28 +90,23 @@ def sample_and_score(
         draw = random.Random(f"{seed}/{start}")
         prefixes = [tuple(prompt_ids(rows[i]["prompt"], tokenizer, template)) for i in numbers]
         requests = [Request(prefix, samples, length, True, draw.getrandbits(31)) for prefix in prefixes]
-        found = sampler(requests)
-        sampled = [completed(rows[i], each, tokenizer) for i, of in zip(numbers, found, strict=True) for each in of]
+        found = [(i, each) for i, of in zip(numbers, sampler(requests), strict=True) for each in of]
+        sampled = [completed(rows[i], each, tokenizer) for i, each in found]
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
         if start == 0:
             _refuse_broken(scores, len(sampled))
-        for place, number in enumerate(numbers):
-            of_prompt = []
-            for j in range(samples):
-                i = place * samples + j
-                failures = {each.name: each.failures[i] for each in scores if i in each.failures}
-                facts = {
-                    "problem": number,
-                    "row": j,
-                    "rows": samples,
-                    "tokens": len(found[place][j].token_ids),
-                    "finish_reason": found[place][j].end,
-                    "rewards": {each.name: each.rewards[i] for each in scores},
-                    **({"failures": failures} if failures else {}),
-                }
-                row = {name: value for name, value in sampled[i].items() if name != "completion_ids"}
-                of_prompt.append({**row, KIND: facts})
-            yield of_prompt
+        for place, ((number, continuation), row) in enumerate(zip(found, sampled, strict=True)):
+            failures = {each.name: each.failures[place] for each in scores if place in each.failures}
+            row[KIND] = {
+                "problem": number,
+                "row": place % samples,
+                "rows": samples,
+                "tokens": len(row.pop("completion_ids")),
+                "finish_reason": continuation.end,
+                "rewards": {each.name: each.rewards[place] for each in scores},
+                **({"failures": failures} if failures else {}),
+            }
+        yield from (sampled[at : at + samples] for at in range(0, len(sampled), samples))
 
 
 def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: Any) -> Row:

@@ -5,15 +5,16 @@ run writes stays as it is around them; written again, by a training that goes on
 of another model. Data and models are named by their Hub ids; of local ones no path gets in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import EvalResult, ModelCard
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.hub_errors import is_hub_id
 from trl_drgrpo.common.markdown import plain
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _FEW_PROMPTS = 30
 
@@ -111,11 +112,12 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
 
 
-def _markdown_lines(content: Mapping[str, Any], made: str, escaped: Callable[[str], str] = str) -> list[str]:
+def _markdown_lines(content: Mapping[str, Any]) -> list[str]:
     head, rows = table(content)
-    rows = [[escaped(row[0]), *row[1:]] for row in rows]
+    rows = [[plain(row[0]), *row[1:]] for row in rows]
     lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
-    return [escaped(title(content)), "", *lines, "", *(f"- {escaped(note)}" for note in [*notes(content), made])]
+    said = [*notes(content), f"Measured with {content['made_by']}, {content['date']}."]
+    return [plain(title(content)), "", *lines, "", *(f"- {plain(note)}" for note in said)]
 
 
 def markdown_row(cells: Sequence[str]) -> str:
@@ -150,11 +152,13 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
         readme (`Path`): The card.
         evaluations (`Sequence[Mapping]`): Results, all of this model as it is now.
     """
+    from huggingface_hub import ModelCard
+
     card = ModelCard.load(readme, ignore_metadata_errors=True)
     shown = [_without_paths(each) for each in evaluations]
     lines = [_START, "## Evaluation"]
     for each in shown:
-        lines += ["", *_markdown_lines(each, f"Measured with {each['made_by']}, {each['date']}.", plain), ""]
+        lines += ["", *_markdown_lines(each), ""]
     section = "\n".join([*lines, _END, ""])
     before, _, rest = card.text.partition(_START)
     text = before + rest.partition(_END)[2].lstrip("\n") if rest else card.text
@@ -168,7 +172,9 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     write_whole(readme, str(card))
 
 
-def _metadata(content: Mapping[str, Any]) -> list[EvalResult]:
+def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
+    from huggingface_hub import EvalResult
+
     data, sampling = content["dataset"], content["sampling"]
     arguments = {name: value for name, value in sampling.items() if value is not None}
     (model,) = (each for each in content["models"] if each["role"] == "model")

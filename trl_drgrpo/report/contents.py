@@ -12,18 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common import __version__
+from trl_drgrpo.evaluation.results import read_results
+from trl_drgrpo.evaluation.table import notes, table, title
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.report.curves import (
-    Curve,
-    axes_of,
-    curves_of,
-    ends_of,
-    headline,
-    known_points,
-    mean,
-    rounded,
-    tenth_of,
-)
+from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, headline, mean, rounded, tenth_of
 from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.reading import LOG_FOLDER, Run
@@ -33,6 +25,8 @@ FORMAT = 3
 COMPLETION_BYTES = 3_200_000  # of the page's five megabytes
 CURVE_POINTS = 40_000  # of all curves of all runs
 
+# Fields of a run that a report takes over.
+_SHOWN_AS_READ = ("name", "kind", "status", "facts", "formula", "objective", "right", "notes", "resumed_at")
 _HEAT_COLUMNS = 100
 _GRADIENT_WEIGHT_KINDS = ("gradient_weight_frac", "gradient_weight_frac_grpo")
 
@@ -86,14 +80,8 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
         `list[dict]`: `title`, `head`, `rows` (cells as text), `notes` and `date` of each; unreadable files
         are left out.
     """
-    folder = Path(run_dir) / LOG_FOLDER / "evaluations"
-    if not folder.is_dir():
-        return []
-    from trl_drgrpo.evaluation.results import read_results  # it loads torch
-    from trl_drgrpo.evaluation.table import notes, table, title
-
     found = []
-    for content in read_results(folder):
+    for content in read_results(Path(run_dir) / LOG_FOLDER / "evaluations"):
         try:
             head, rows = table(content)
             shown = {"title": title(content), "head": head, "rows": rows, "notes": notes(content)}
@@ -146,17 +134,9 @@ def _run(
     thinned = curves if points is None else curves_of(run.logged, "train", points)
     evals = curves_of(run.logged, "eval", points)
     return {
-        "name": run.name,
-        "kind": run.kind,
-        "status": run.status,
+        **{field: getattr(run, field) for field in _SHOWN_AS_READ},
         "last_step": max((entry.step for entry in run.logged), default=0),
         "headline": headline(run, curves),
-        "facts": run.facts,
-        "formula": run.formula,
-        "objective": run.objective,
-        "right": run.right,
-        "notes": run.notes,
-        "resumed_at": run.resumed_at,
         "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
         "axes": axes_of(run.logged, run.resumed_at),
         "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),
@@ -241,7 +221,7 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
                     "first": [rounded(number(end[0]), 4) if end else None for end in ends],
                     "last": [rounded(number(end[1]), 4) if end else None for end in ends],
                     "change": [None, *(rounded(change, 3) for change in changes)],
-                    "end": [rounded(known_points(curve)[-1][1], 4) if curve else None for curve in found],
+                    "end": [rounded(ends_of(curve, 1)[1], 4) if curve else None for curve in found],
                 }
             )
     return rows

@@ -166,14 +166,13 @@ def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
     """
     rate, speed = curves.get("drgrpo/pass_rate"), curves.get("time/tokens_per_s")
     dead = curves.get("drgrpo/dead_groups_frac", curves.get("frac_reward_zero_std"))
+    live = dead and Curve(dead.steps, [None if value is None else 1 - value for value in dead.values])
     warned = None if run.kind == "trl" else len(run.warnings)
     mean_speed = {"last": rounded(_over_time(speed, curves))} if speed else {}
     return [
         _logged("Pass rate", rate, share=True) if rate else _logged("Reward", curves.get("reward")),
         _logged("Mean length", curves.get("completions/mean_length"), unit="tokens"),
-        _logged(
-            "Live groups", dead and Curve(dead.steps, [v if v is None else 1 - v for v in dead.values]), share=True
-        ),
+        _logged("Live groups", live, share=True),
         {**_logged("Speed", speed, unit="tokens/s"), "first": None, "last_tenth": None, **mean_speed},
         {**_logged("Warnings", None), "last": warned},
     ]

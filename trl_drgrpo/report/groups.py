@@ -94,15 +94,10 @@ def _fill(order: Sequence[int], completions: Completions, budget: int, limit: in
 
 
 def shortened(group: Group, limit: int) -> Group:
-    """The group with the middle of long texts left out; the same one if nothing was too long. A prompt or completion
-    keeps `limit` characters: three quarters from its start, the rest from its end."""
-    if len(group.prompt) <= limit and all(len(row.text) <= limit for row in group.rows):
-        return group
-    prompt, cut = group.prompt, max(0, len(group.prompt) - limit)
-    if cut:
-        head = limit * 3 // 4
-        prompt = f"{prompt[:head]} [...] {prompt[len(prompt) - (limit - head) :]}"
-    return replace(group, prompt=prompt, prompt_cut=cut, rows=[_shortened_row(row, limit) for row in group.rows])
+    """The group with the middle of long texts left out. A prompt or completion keeps `limit` characters: three
+    quarters from its start, the rest from its end."""
+    prompt, *rows = (_shortened_row(row, limit) for row in (Row([Span(group.prompt)]), *group.rows))
+    return replace(group, prompt=prompt.text, prompt_cut=prompt.cut, rows=rows)
 
 
 def _shortened_row(row: Row, limit: int) -> Row:
@@ -211,9 +206,8 @@ def group_widget_html(rewards: Sequence[float] | None = None, lengths: Sequence[
         rewards, lengths = list(rewards or []), list(lengths or [])
         if len(rewards) != len(lengths) or len(rewards) < 2 or min(lengths) < 1:
             got = f"{len(rewards)} rewards and {len(lengths)} lengths"
-            raise InputError(
-                "rewards, lengths", got, "as many of each, two or more, lengths of at least 1", "Pass one group."
-            )
+            expected = "as many of each, two or more, lengths of at least 1"
+            raise InputError("rewards, lengths", got, expected, "Pass one group.")
         group = {"rewards": [float(reward) for reward in rewards], "lengths": [int(length) for length in lengths]}
     folder = files("trl_drgrpo.report") / "assets"
     style, script = ((folder / f"group_widget.{kind}").read_text("utf-8") for kind in ("css", "js"))

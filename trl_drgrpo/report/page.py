@@ -83,9 +83,8 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
     from markupsafe import Markup
 
     style = _joined(_STYLES)
-    script = (
-        f'"use strict";\n/*\nuPlot: {_joined(("uplot/LICENSE",))}*/\n{_joined(_SCRIPTS)}'  # its licence goes with it
-    )
+    license = _joined(("uplot/LICENSE",))  # goes with it
+    script = f'"use strict";\n/*\nuPlot: {license}*/\n{_joined(_SCRIPTS)}'
     data = {name: contents[name] for name in _PAGE_DATA}
     data["runs"] = [{name: run[name] for name in run if name not in _WRITTEN} for run in contents["runs"]]
     return _template("page.html.j2", autoescape=True).render(
@@ -107,15 +106,9 @@ def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
 
 
 def _template(name: str, **options: Any) -> Any:
-    filters = {
-        "value": shown,
-        "amount": amount,
-        "change": change,
-        "headline": headline_text,
-        "visible": visible,
-        "cell": cell,
-    }
-    filters |= {"beginning": _beginning, "row": lambda cells: markdown.row([shown(each) for each in cells])}
+    filters = {"value": shown, "amount": amount, "change": change, "headline": headline_text}
+    filters |= {"visible": visible, "cell": cell, "beginning": _beginning}
+    filters |= {"row": lambda cells: markdown.row([shown(each) for each in cells])}
     options |= {"trim_blocks": True, "lstrip_blocks": True}
     return markdown.template("trl_drgrpo.report", f"assets/{name}", filters, **options)
 

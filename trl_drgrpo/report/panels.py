@@ -95,9 +95,7 @@ PANELS = (
         dict(zip(("shortest quarter", "second", "third", "longest quarter"), QUARTERS, strict=True)),
         "What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
     ),
-    _panel(
-        "Weight by correctness", _WEIGHT, {each: f"sampling/weight_{each}_mean" for each in ("correct", "incorrect")}
-    ),
+    _panel("Weight by correctness", _WEIGHT, {each: f"sampling/weight_{each}_mean" for each in _ROLES}),
     _panel("Time per phase", "seconds", {p: f"time/{p}_s" for p in ("generate", "score", "train")}, stacked=True),
     _panel("Speed", "tokens per second", "time/tokens_per_s"),
     _panel("Effective group size", "completions", "drgrpo/effective_group_size"),
@@ -175,14 +173,12 @@ def panels_for(metrics: Collection[str]) -> list[Panel]:
 
 def _reward_panels(metrics: Collection[str]) -> list[Panel]:
     panels = []
-    for kind, title, unit in (
-        ("process_rewards/", "{}, steps", "mean step reward"),
-        ("rewards/", "{}", "mean reward"),
-    ):
+    for kind, end, unit in (("process_rewards/", ", steps", "mean step reward"), ("rewards/", "", "mean reward")):
         names = sorted(name for name in metrics if name.startswith(kind) and name.endswith("/mean"))
         if kind != "rewards/" or len(names) > 1:  # else it is the reward
             for name in names:  # which may have spaces in it
-                panels.append(Panel(title.format(name[len(kind) : -len("/mean")]), unit, (Line("", (name,)),)))
+                title = name.removeprefix(kind).removesuffix("/mean") + end
+                panels.append(Panel(title, unit, (Line("", (name,)),)))
     return panels
 
 

@@ -14,7 +14,6 @@ import math
 import time as clock
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -114,12 +113,10 @@ def read_run(folder: str | Path) -> Run:
         return run
     held = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
-    raise InputError(
-        str(folder),
-        f"a folder with {shown}" if held else "an empty folder",
-        f"a run: {LOG_FOLDER}/ (DrGRPOTrainer), or trainer_state.json in it or in a checkpoint, or completions/ (TRL)",
-        "Give the run's output_dir; a plain TRL run needs a saved checkpoint or log_completions=True.",
-    )
+    got = f"a folder with {shown}" if held else "an empty folder"
+    expected = f"a run: {LOG_FOLDER}/ (DrGRPOTrainer), or {STATE_FILE} in it or in a checkpoint, or completions/ (TRL)"
+    remedy = "Give the run's output_dir; a plain TRL run needs a saved checkpoint or log_completions=True."
+    raise InputError(str(folder), got, expected, remedy)
 
 
 def read_run_log(log: Path) -> Run:
@@ -158,21 +155,14 @@ def read_run_log(log: Path) -> Run:
 
 def _about(path: Path, notes: list[str]) -> dict[str, Any]:
     """`run.json`, or nothing and a note."""
-    try:
-        about = read_object(path)
-    except OSError:
-        notes.append("run.json is missing: objective and settings are not known.")
-        return {}
+    about = read_object(path)
     if about is None:
-        notes.append("run.json cannot be read (cut off?): objective and settings are not known.")
+        problem = "cannot be read (cut off?)" if path.is_file() else "is missing"
+        notes.append(f"run.json {problem}: objective and settings are not known.")
         return {}
     if about.get("format", FORMAT) != FORMAT:
-        raise InputError(
-            str(path),
-            f"format {about['format']!r}",
-            f"format {FORMAT}",
-            "Another version of trl-drgrpo wrote this run: install that one, or a newer one, to read it.",
-        )
+        remedy = "Another version of trl-drgrpo wrote this run: install that one, or a newer one, to read it."
+        raise InputError(str(path), f"format {about['format']!r}", f"format {FORMAT}", remedy)
     return about
 
 
@@ -263,7 +253,8 @@ def read_plain_run(folder: Path) -> Run | None:
     paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
     if not paths and not any((folder / "completions").glob("completions_*.parquet")):
         return None
-    states = [(state, path) for path in paths if whole((state := _state(path)).get("global_step")) is not None]
+    found = [(read_object(path) or {}, path) for path in paths]
+    states = [(state, path) for state, path in found if whole(state.get("global_step")) is not None]
     state, path = max(states, key=lambda each: each[0]["global_step"], default=({}, folder))
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
     run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
@@ -285,12 +276,6 @@ def read_plain_run(folder: Path) -> Run | None:
     else:
         run.status = "no trainer state saved yet"
     return run
-
-
-def _state(path: Path) -> dict[str, Any]:
-    with suppress(OSError):  # deleted just now
-        return read_object(path) or {}
-    return {}
 
 
 def _logged(line: Any) -> Logged | None:

@@ -23,7 +23,7 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -167,8 +167,11 @@ def finish_group(group: Group) -> Group:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object that a file holds; `None` if it holds none. An `OSError` where there is no file to read."""
-    return _parsed(path.read_bytes())
+    """The JSON object that a file holds; `None` if it holds none, or is not there."""
+    try:
+        return _parsed(path.read_bytes())
+    except OSError:
+        return None
 
 
 def _parsed(content: bytes) -> dict[str, Any] | None:
@@ -358,27 +361,23 @@ def _forks(value: Any, rows: int) -> list[int]:
     return value if rows and rows % math.prod(value) == 0 else []
 
 
+# What is read of a row and of a span besides its texts, and how it is checked.
+_OF_A_ROW = {"reward": number, "advantage": number, "length": whole, "truncated": flag, "right": flag}
+_OF_A_SPAN = {"advantage": number, "step": whole, "step_reward": number, "level": whole}
+
+
+def _checked(value: Any, checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    return {name: check(value.get(name)) for name, check in checks.items()}
+
+
 def _recorded_row(value: Any) -> Row:
-    return Row(
-        spans=[_span(mapping(span)) for span in listed(value.get("spans"))],
-        rewards={str(name): number(reward) for name, reward in mapping(value.get("rewards")).items()},
-        reward=number(value.get("reward")),
-        advantage=number(value.get("advantage")),
-        length=whole(value.get("length")),
-        truncated=flag(value.get("truncated")),
-        right=flag(value.get("right")),
-    )
+    spans = [_span(mapping(span)) for span in listed(value.get("spans"))]
+    rewards = {str(name): number(reward) for name, reward in mapping(value.get("rewards")).items()}
+    return Row(spans, rewards, **_checked(value, _OF_A_ROW))
 
 
 def _span(value: Any) -> Span:
-    return Span(
-        text=text(value.get("text", "")),
-        advantage=number(value.get("advantage")),
-        step=whole(value.get("step")),
-        step_reward=number(value.get("step_reward")),
-        masked=value.get("masked") is True,
-        level=whole(value.get("level")),
-    )
+    return Span(text(value.get("text", "")), masked=value.get("masked") is True, **_checked(value, _OF_A_SPAN))
 
 
 LOOKED_AT_ROWS = 120_000

@@ -86,25 +86,37 @@ def _write(contents: dict[str, Any], path: Path, format: str) -> None:
 
 
 HOST = "127.0.0.1"
+# What a report is made from, in the folder of a run.
+_READ = ("*.json*", f"{LOG_FOLDER}/*.json*", f"{LOG_FOLDER}/evaluations/*.json")
+_READ += ("checkpoint-*/trainer_state.json", "completions/*.parquet")
 
 
-class FollowedReport:
-    """The page over some runs as they are now.
+class FollowServer(ThreadingHTTPServer):
+    """Serves the page over some runs as they are now, on the loopback address.
 
     Args:
         run_dirs (`Sequence[str | Path]`): Output folders of runs.
         max_groups (`int`, *optional*): Show at most so many groups of completions per run.
+        port (`int`, *optional*, defaults to `0`): Of this machine; 0: a free one.
 
     Raises:
-        [`InputError`]: A folder is no run.
+        [`InputError`]: A folder is no run, or the port cannot be used.
     """
 
-    def __init__(self, run_dirs: Sequence[str | Path], max_groups: int | None = None):
+    daemon_threads = True
+
+    def __init__(self, run_dirs: Sequence[str | Path], max_groups: int | None = None, port: int = 0):
         self._folders = [Path(folder) for folder in run_dirs]
         self._max_groups = max_groups
         self._lock = threading.Lock()
         self._version, self._page = "", b""
         self.now()
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            remedy = "Choose another one; 0 picks a free one."
+            got = f"{port} ({getattr(error, 'strerror', None) or error})"
+            raise InputError("port", got, "a free port, 0 to 65535", remedy) from error
 
     def now(self) -> tuple[str, bytes]:
         """Version and page. Two versions are the same if no file of the runs has changed."""
@@ -117,42 +129,12 @@ class FollowedReport:
 
     def _files(self) -> list[tuple[str, int, int]]:
         """Name, size and time of what a report is made from."""
-        patterns = (
-            "*.json*",
-            f"{LOG_FOLDER}/*.json*",
-            f"{LOG_FOLDER}/evaluations/*.json",
-            "checkpoint-*/trainer_state.json",
-            "completions/*.parquet",
-        )
         found = []
-        for path in (path for folder in self._folders for pattern in patterns for path in folder.glob(pattern)):
+        for path in (path for folder in self._folders for pattern in _READ for path in folder.glob(pattern)):
             with suppress(OSError):  # deleted just now
                 state = path.stat()
                 found.append((str(path), state.st_size, state.st_mtime_ns))
         return sorted(found)
-
-
-class FollowServer(ThreadingHTTPServer):
-    """Serves a followed report on the loopback address.
-
-    Args:
-        report ([`FollowedReport`]): The page.
-        port (`int`, *optional*, defaults to `0`): Of this machine; 0: a free one.
-
-    Raises:
-        [`InputError`]: The port cannot be used.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, report: FollowedReport, port: int = 0):
-        self.report = report
-        try:
-            super().__init__((HOST, port), _Handler)
-        except (OSError, OverflowError) as error:
-            remedy = "Choose another one; 0 picks a free one."
-            got = f"{port} ({getattr(error, 'strerror', None) or error})"
-            raise InputError("port", got, "a free port, 0 to 65535", remedy) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing of a browser that went away."""
@@ -175,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"There is only one page, /.")
         else:
             try:
-                version, page = server.report.now()
+                version, page = server.now()
             except InputError as error:  # the folder was deleted or replaced meanwhile
                 self._answer(503, str(error).encode("utf-8", errors="backslashreplace"))
                 return

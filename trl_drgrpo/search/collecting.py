@@ -45,8 +45,9 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         appraiser ([`Appraiser`]): Of the search.
 
     Returns:
-        `list[dict]`: One per finished completion, none twice, in the order of the tree. The one whose path has the
-        highest value is selected; of equals the one that was sampled more often, then the first.
+        `list[dict]`: One per finished completion, in the order of the tree; none twice, unless a rule that looks ahead
+        has cut it in two ways. The one whose path has the highest value is selected; of equals the one that was
+        sampled more often, then the first.
     """
     leaves = list(problem.root.leaves())
     verdicts = {leaf: None if leaf.outcome is None else bool(appraiser.accepted(leaf)) for leaf in leaves}
@@ -184,10 +185,9 @@ def search_rows(
 ) -> Iterator[list[Row]]:
     """As [`collect`], with the parts put together."""
     settings, by_steps = appraiser.settings, appraiser.prm is not None
-    segmenter = settings.segmenter()
     for begin in range(first, len(rows), settings.problems_at_once):
         numbers = range(begin, min(begin + settings.problems_at_once, len(rows)))
-        group = [Problem(i, rows[i], tokenizer, segmenter, settings, by_steps) for i in numbers]
+        group = [Problem(i, rows[i], tokenizer, settings, by_steps) for i in numbers]
         _search(group, sampler, appraiser, _STRATEGIES[settings.strategy])
         yield from (rows_of(problem, appraiser) for problem in group)
 

@@ -116,6 +116,15 @@ class Node:
 
 Strategy = Literal["best_of_n", "beam", "puct"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
+_SIZES = ("max_completion_length", "width", "children", "batch_size", "problems_at_once")
+_ALLOWED = {
+    **dict.fromkeys(_SIZES, whole(1, remedy="Give a positive number.")),
+    "temperature": positive(remedy="Greedy decoding gives a single answer: raise it."),
+    "exploration": Range(0, remedy="0 follows the values alone."),
+    "accept_above": Range(),
+    "top_p": RANGES["top_p"],
+    "seed": RANGES["seed"],
+}
 PATH_VALUES = {"min": min, "product": math.prod, "last": lambda scores: scores[-1]}  # of the scores of its steps
 
 
@@ -170,16 +179,10 @@ class SearchSettings:
                 remedy = did_you_mean(given, known, "Choose one of them.")
                 raise InputError(name, repr(given), f"one of {', '.join(known)}", remedy)
         check_on_error(self.on_reward_error)
-        for name in ("max_completion_length", "width", "children", "batch_size", "problems_at_once"):
-            refuse_outside(name, getattr(self, name), whole(1, remedy="Give a positive number."))
+        for name, allowed in _ALLOWED.items():
+            refuse_outside(name, getattr(self, name), allowed)
         remedy = "It must cover at least one completion: raise it, or lower max_completion_length."
         refuse_outside("budget_tokens", self.budget_tokens, whole(self.max_completion_length, remedy=remedy))
-        greedy = positive(remedy="Greedy decoding gives a single answer: raise it.")
-        refuse_outside("temperature", self.temperature, greedy)
-        refuse_outside("exploration", self.exploration, Range(0, remedy="0 follows the values alone."))
-        refuse_outside("accept_above", self.accept_above, Range())
-        for name in ("top_p", "seed"):
-            refuse_outside(name, getattr(self, name), RANGES[name])
         if isinstance(self.segmenter().rule, Turns):
             expected = "a separator, 're:<pattern>' or 'tokens:<n>'"
             remedy = "A search has no environment, so no turns: set a separator."
@@ -285,23 +288,15 @@ class Problem:
         index (`int`): Of the row.
         row (`Mapping[str, Any]`): With `prompt` and the columns that rewards need.
         tokenizer (`PreTrainedTokenizerBase`): The model's.
-        segmenter ([`StepSegmenter`]): Cuts whole continuations into steps.
-        settings ([`SearchSettings`]): Of the search.
+        settings ([`SearchSettings`]): Of the search; its segmenter cuts whole continuations into steps.
         by_steps (`bool`): Whether values come from a process reward model, so that single steps can be compared.
     """
 
-    def __init__(
-        self,
-        index: int,
-        row: Mapping[str, Any],
-        tokenizer: Any,
-        segmenter: StepSegmenter,
-        settings: SearchSettings,
-        by_steps: bool,
-    ):
+    def __init__(self, index: int, row: Mapping[str, Any], tokenizer: Any, settings: SearchSettings, by_steps: bool):
         self.index, self.prompt = index, row["prompt"]
         self.columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
-        self.tokenizer, self.segmenter, self.settings, self.by_steps = tokenizer, segmenter, settings, by_steps
+        self.tokenizer, self.settings, self.by_steps = tokenizer, settings, by_steps
+        self.segmenter = settings.segmenter()
         self.prompt_ids = tuple(prompt_ids(self.prompt, tokenizer))
         self.budget = Budget(settings.budget_tokens, settings.max_completion_length)
         self.root = Node()

@@ -94,17 +94,16 @@ class Appraiser:
 
     def _score(self, prm: StepScorer, found: Found) -> None:
         """Scores of the steps that were not seen yet; those at the end without text have none."""
-        paths = [(problem, node, node.readable_path()) for problem, node in found]
-        paths = [path for path in paths if path[2]]
-        if not paths:
+        found = [(problem, node) for problem, node in found if node.readable_path()]
+        if not found:
             return
-        ends = [(problem, node) for problem, node, _ in paths]
+        paths = [node.readable_path() for _, node in found]
         scores = prm.score_steps(
-            [Steps(tuple(s.raw for s in steps), tuple(s.num_tokens - 1 for s in steps)) for *_, steps in paths],
-            [list(problem.completion_ids(node)) for problem, node in ends],
-            **_call(ends),
+            [Steps(tuple(s.raw for s in steps), tuple(s.num_tokens - 1 for s in steps)) for steps in paths],
+            [list(problem.completion_ids(node)) for problem, node in found],
+            **_call(found),
         )
-        for (*_, steps), row in zip(paths, scores.rewards, strict=True):
+        for steps, row in zip(paths, scores.rewards, strict=True):
             for step, score in zip(steps, row, strict=True):
                 if not step.is_scored:
                     step.score, step.is_scored = score, True

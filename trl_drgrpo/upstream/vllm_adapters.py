@@ -31,7 +31,7 @@ from torch import nn
 from trl.generation import vllm_generation as of_trl
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
-from trl_drgrpo.search.served_adapters import RANKS, AdapterRefused, load_adapter, serve_command, unload_adapter
+from trl_drgrpo.search.sampling import RANKS, AdapterRefused, load_adapter, serve_command, unload_adapter
 from trl_drgrpo.upstream.private_state import swapped
 from trl_drgrpo.upstream.weight_sync import merged_while_read, why_merged
 

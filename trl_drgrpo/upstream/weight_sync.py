@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from trl.import_utils import is_vllm_available
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
-from trl_drgrpo.search.served_adapters import RANKS
+from trl_drgrpo.search.sampling import RANKS
 
 
 def load_translated(model: Any, folder: Path) -> Any:

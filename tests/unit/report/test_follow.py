@@ -13,7 +13,7 @@ from report_runs import append_lines, data_of, following, write_run_log
 
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.report.write import FollowedReport, FollowServer
+from trl_drgrpo.report.write import FollowServer
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_folder_that_is_gone(server, folder):
 
 
 def test_a_browser_that_goes_away_is_nothing_to_tell(server, capfd):
-    server.report.now = lambda: ('"1"', bytes(1 << 24))  # more than the buffers of a socket
+    server.now = lambda: ('"1"', bytes(1 << 24))  # more than the buffers of a socket
     handled = threading.Event()
     server.shutdown_request = lambda request, close=server.shutdown_request: (close(request), handled.set())
     with socket.create_connection(("127.0.0.1", server.server_port)) as browser:
@@ -82,7 +82,7 @@ def test_a_browser_that_goes_away_is_nothing_to_tell(server, capfd):
 
 def test_bad_input(folder, server, capsys):
     with pytest.raises(InputError, match="port: got .*expected a free port"):
-        FollowServer(FollowedReport([folder]), server.server_port)
+        FollowServer([folder], port=server.server_port)
     for arguments, message in (
         (["--port", "99999", "--follow"], "port: got 99999"),
         (["--port", "0"], "--port: got 0; expected --follow with it"),
