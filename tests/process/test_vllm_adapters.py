@@ -1,4 +1,5 @@
-"""Adapters to vLLM: stubs of engine and server around a real model that answer cached prefixes as vLLM does."""
+"""Adapters, and weights in this process, to vLLM: stubs of engine and server around a real model that answer cached
+prefixes as vLLM does; sleeping at level 2 fills the model with NaN, as a GPU would forget it."""
 
 import gc
 import os
@@ -39,18 +40,17 @@ def long_prompts(tokenizer):
 
 @pytest.fixture
 def run(settings, long_prompts, tokenizer, reward, saved_model):
-    """Trains adapters that move; gives the trainer."""
+    """Trains adapters that move, or all weights; gives the trainer."""
 
-    def run(do=train, model=saved_model, adapter=None, **changes):
+    def run(do=train, model=saved_model, adapter=None, lora=True, eval_dataset=None, **changes):
         options = {"r": 4, "task_type": "CAUSAL_LM", "target_modules": "all-linear", **(adapter or {})}
         values = {**settings, "max_steps": 2, "learning_rate": 0.1, "max_completion_length": 8, "use_vllm": True}
         values |= {"vllm_max_model_length": 128, **changes}
         loaded = AutoModelForCausalLM.from_pretrained(model)
+        given = {"peft_config": LoraConfig(**options) if lora else None, "eval_dataset": eval_dataset}
         before = dict(os.environ)
         try:
-            return do(
-                DrGRPOTrainer, values, long_prompts, tokenizer, reward, loaded, peft_config=LoraConfig(**options)
-            )
+            return do(DrGRPOTrainer, values, long_prompts, tokenizer, reward, loaded, **given)
         finally:  # TRL sets the variables of a process group, which the next trainer would join
             os.environ.clear()
             os.environ.update(before)
@@ -115,6 +115,37 @@ def test_merged_weights_train_as_adapters_do(run):
     assert "add_lora" not in LLM.instances[1].calls
     assert "enable_lora" not in LLM.instances[1].kwargs
     assert logged(second, "sampling/sync_bytes")[0] > 2 * logged(first, "sampling/sync_bytes")[0]
+
+
+# Weights: what TRL asks of the engine, in which order
+
+SYNC = ["load_weights", "reset_prefix_cache"]
+WEIGHTS = {"full": {"lora": False, "learning_rate": 1e-2}, "lora": {"vllm_lora": "merged"}}
+of_weights = pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+
+
+@of_weights
+def test_the_engine_generates_from_the_weights_that_are_trained(weights, run):
+    gaps = logged(run(**weights), GAP)
+    [engine] = LLM.instances
+    assert engine.calls == [*SYNC, "generate", *SYNC, "generate"]
+    assert engine.kwargs["logprobs_mode"] == "processed_logprobs"
+    assert engine.kwargs["quantization"] is None
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4
+
+
+@of_weights
+def test_an_engine_that_sleeps_is_woken_and_given_its_weights_before_it_generates(weights, run, long_prompts):
+    evaluation = {"eval_dataset": long_prompts.select(range(2)), "eval_strategy": "steps", "eval_steps": 1}
+    trainer = run(vllm_enable_sleep_mode=True, **evaluation, **weights)
+    [engine] = LLM.instances
+    awake = ["wake_up weights", *SYNC, "wake_up kv_cache", "generate", "sleep"]
+    # Training and evaluation at each step: the latter generates again although the weights are those of the step.
+    assert engine.calls == ["sleep", *awake * (len(engine.calls) // len(awake))]
+    assert engine.calls.count("generate") >= 4
+    for mode in ("", "eval_"):
+        assert max(logged(trainer, f"{mode}{GAP}")) < 1e-4
 
 
 # Lost and stale ones are seen

@@ -9,7 +9,7 @@ import copy
 import pytest
 import torch
 import vllm_stub
-from gradient_runs import EXACT, GEOMETRY, Watching, difference, half_dead
+from gradient_runs import EXACT, Watching, difference, gradients
 from peft import LoraConfig
 from runs import STOCK, logged, step_reward, train, weights
 from tiny import tiny_model
@@ -17,8 +17,8 @@ from trl import GRPOTrainer
 from vllm_server import MODEL_ID, Server
 from vllm_stub import Engine
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.parity import build_policy, record
+from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo.check.parity import build_policy
 from trl_drgrpo.process_rewards import MonteCarloScorer, TrainerRollouts
 
 GAP = "sampling/sampling_logp_difference/max"
@@ -195,36 +195,21 @@ def test_log_probs_before_temperature_are_warned_about(settings, prompts, tokeni
 # The same gradient under sampling correction, when rows are left out, regrouped and packed
 
 
-def gradients(micro_batching, *, lora=False, trainer_arguments=None, distortion=0.6, **settings):
+def measured(micro_batching, *, lora=False, trainer_arguments=None, **settings):
     """Per optimizer step, in float64; the engine samples from other probabilities than the policy's."""
-    seen = {"metrics": []}
+    seen = []
 
     class Noting(Watching):
         def log(self, logs, start_time=None):
             super().log(logs, start_time)
-            seen["metrics"].append(logs)
+            seen.append(logs)
 
     model, _ = build_policy(lora=False)
-    with Server(Engine(copy.deepcopy(model), distortion=distortion)) as server:
-        recording = record(
-            Noting,
-            DrGRPOConfig,
-            lora=lora,
-            plain_head=True,
-            reward=half_dead,
-            trainer_arguments=trainer_arguments,
-            **{
-                **GEOMETRY,
-                "logging_strategy": "steps",
-                "logging_steps": 1,
-                "run_log": False,  # all metrics are logged then
-                **server.settings,
-                "micro_batching": micro_batching,
-                **settings,
-            },
-        )
-    metrics = [logs for logs in seen["metrics"] if f"{RATIO}/max" in logs]
-    return [step.gradients for step in recording.steps], metrics
+    logging = {"logging_strategy": "steps", "logging_steps": 1, "run_log": False}  # all metrics are logged then
+    with Server(Engine(copy.deepcopy(model), distortion=0.6)) as server:
+        fields = {**logging, **server.settings, "micro_batching": micro_batching, **settings}
+        found = gradients(Noting, fields, lora=lora, trainer_arguments=trainer_arguments)
+    return found, [logs for logs in seen if f"{RATIO}/max" in logs]
 
 
 STEPS = {
@@ -270,9 +255,9 @@ RARE += ("process rewards",)
     "settings", [pytest.param(CORRECTIONS[n], id=n, marks=[pytest.mark.slow] * (n in RARE)) for n in CORRECTIONS]
 )
 def test_gradients_are_those_of_upstream_micro_batches(settings):
-    ours, metrics = gradients("exact", **settings)
+    ours, metrics = measured("exact", **settings)
     assert all(Watching.plans_seen)
-    upstream, upstream_metrics = gradients("upstream", **settings)
+    upstream, upstream_metrics = measured("upstream", **settings)
     assert difference(ours, upstream) <= EXACT
     assert len(metrics) == len(upstream_metrics)
     if not settings.get("vllm_importance_sampling_correction", True):
@@ -288,6 +273,6 @@ def test_gradients_are_those_of_upstream_micro_batches(settings):
 
 
 def test_control_the_correction_matters():
-    corrected, _ = gradients("exact", **CORRECTIONS["token_truncate"])
-    plain, _ = gradients("exact", vllm_importance_sampling_correction=False)
+    corrected, _ = measured("exact", **CORRECTIONS["token_truncate"])
+    plain, _ = measured("exact", vllm_importance_sampling_correction=False)
     assert difference(corrected[:2], plain[:2]) > 1e-2
