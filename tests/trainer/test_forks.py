@@ -13,11 +13,9 @@ from gradient_runs import GEOMETRY, difference
 from peft import LoraConfig
 from runs import assert_same_weights, short_run, step_reward, train, weights
 from tiny import tiny_model
-from walk import Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import build_policy, record
-from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.resume_state import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.private_state import PrivateState
@@ -239,34 +237,6 @@ def test_a_shared_token_is_trained_with_the_weight_of_its_leaves(depth, micro_ba
 
 
 # What cannot be
-
-
-def no_steps(step_ends, **kwargs):
-    return [[0.0] * len(ends) for ends in step_ends]
-
-
-DOUBT = {"fork_at": "doubt", "fork_threshold": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("fields", "arguments", "message"),
-    [
-        ({}, {"tools": [Walk().go]}, "forks: got 2 with tools; expected 1"),
-        ({}, {"rollout_func": print}, "forks: got 2 with rollout_func; expected 1"),
-        ({}, {"environment_factory": Walk}, "forks: got 2 with environment_factory; expected 1"),
-        (DOUBT, {}, "fork_at: got 'doubt' without step_reward_funcs; expected scores of steps"),
-    ],
-)
-def test_contradictions_are_errors_before_a_model_loads(fields, arguments, message, settings, prompts, reward):
-    with pytest.raises(InputError) as error:
-        DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**{**settings, **fields}), prompts, **arguments)
-    assert str(error.value).startswith(message)
-
-
-def test_images_are_refused_before_a_model_loads(settings, prompts, reward):
-    pictures = prompts.add_column("image", [None] * len(prompts))
-    with pytest.raises(InputError, match="^forks: got 2 with the column image; expected prompts without images"):
-        DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**settings), pictures)
 
 
 def test_a_segmenter_that_looks_ahead_is_warned_of_once(settings, prompts, tokenizer, reward, caplog):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.preflight import prepare
-from trl_drgrpo.process_rewards import StepJudge, step_verifier
+from trl_drgrpo.process_rewards import StepJudge
 from trl_drgrpo.process_rewards.named import scorer_of
 
 
@@ -109,33 +109,6 @@ def test_a_failing_step_function_saves_what_was_computed(settings, prompts, toke
 # Before a model loads
 
 
-def needs_solution(steps, solution, **kwargs):
-    return []
-
-
-def rule(prompt, previous_steps, step, solution, tolerance=0.1, **columns):
-    return 1.0
-
-
-def of_a_step(prompt, previous_steps, step, **columns):
-    return 1.0
-
-
-@pytest.mark.parametrize(
-    ("function", "fields", "message"),
-    [
-        (needs_solution, {}, ".*solution"),
-        (step_verifier(rule), {}, ".*reward rule: .*'solution'"),
-        (of_a_step, {}, r".*'of_a_step', which scores one step; .* Wrap it: .*step_verifier\(of_a_step\)"),
-        (parity, {"process_role": "baseline"}, "process_role: got 'baseline' without reward_funcs"),
-    ],
-)
-def test_functions_that_do_not_fit_are_refused(function, fields, message, settings, prompts):
-    args = DrGRPOConfig(**settings, **fields)
-    with pytest.raises(InputError, match=f"^{message}"):
-        DrGRPOTrainer("nobody/no-such-model", args=args, train_dataset=prompts, step_reward_funcs=function)
-
-
 def test_step_settings_without_step_rewards_are_said_to_do_nothing(settings, prompts, caplog):
     prepare(DrGRPOConfig(**settings), None, [length_reward], prompts)
     assert "no effect" not in caplog.text
@@ -189,8 +162,3 @@ def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, promp
     with pytest.raises(InputError, match=f"'baseline' with 'judge', 'implicit_prm', .*{remedies}"):
         prepare(DrGRPOConfig(**settings, process_role="baseline"), None, [length_reward], prompts, **functions)
     assert all("is_causal" in inspect.getdoc(type(func)) for func in functions["step_reward_funcs"])
-
-
-def test_one_ratio_per_row_is_refused_with_credit_per_step(settings, prompts, tokenizer):
-    with pytest.raises(InputError, match="^importance_sampling_level: got 'sequence' with step_reward_funcs"):
-        process({**settings, "importance_sampling_level": "sequence"}, prompts, tokenizer)

@@ -143,53 +143,6 @@ def test_without_a_length_limit_generation_fills_the_context(settings, prompts, 
     assert trainer.max_completion_length is None
 
 
-def needs_solution(completions, solution, **kwargs):
-    return [0.0] * len(completions)
-
-
-def needs_answer(completions, answer, **kwargs):
-    return [0.0] * len(completions)
-
-
-def of_prompts(*values):
-    return Dataset.from_dict({"prompt": list(values)})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"train_dataset": Dataset.from_dict({"question": ["?"] * 8})},
-            r'.*expected a column .prompt.\. Rename yours: .*\("question", "prompt"\)',
-        ),
-        ({"train_dataset": of_prompts("?")}, "train_dataset: got 1 prompts; expected at least 2"),
-        ({"train_dataset": {"train": of_prompts("?")}}, "train_dataset: got dict"),
-        ({"eval_dataset": {"x": of_prompts(*[""] * 8)}}, ".*an empty text as the prompt"),
-        ({"reward_funcs": needs_solution}, ".*solution"),
-        ({"reward_funcs": needs_answer, "eval_dataset": of_prompts("?")}, ".*answer"),
-        ({"reward_funcs": None}, "reward_funcs: got none; .* No reward source provided. Pass `reward_f"),
-        ({"reward_funcs": [len, 1.0]}, "reward_funcs: got float at position 1"),
-        ({"args": {"reward_weights": [1.0, 2.0]}}, "reward_weights: got 2 weights; expected 1"),
-        ({"args": {"correct_reward": "acuracy"}}, "correct_reward: got 'acuracy'; expected one of length_reward"),
-        (
-            {"args": {"max_completion_length": None, "loss_normalizer": 64}, "tools": [Walk().go]},
-            "max_completion_length: got None together with tools",
-        ),
-    ],
-)
-def test_inputs_are_checked_before_a_model_loads(changes, message, settings, prompts, reward):
-    """The model id does not exist: had it been looked up, the error would be another one."""
-    args = DrGRPOConfig(**{**settings, **changes.get("args", {})})
-    arguments = {"reward_funcs": reward, "train_dataset": prompts, **changes, "args": args}
-    with pytest.raises(InputError, match=f"^{message}"):
-        DrGRPOTrainer("nobody/no-such-model", **arguments)
-
-
-def test_args_of_another_kind(prompts, reward):
-    with pytest.raises(InputError, match="^args: got dict"):
-        DrGRPOTrainer("nobody/no-such-model", reward, {"beta": 0.1}, prompts)
-
-
 @pytest.mark.parametrize("launcher", [False, True])
 def test_sharding_on_cpus_is_refused(launcher, settings, prompts, reward, monkeypatch):
     from trl_drgrpo.config.preflight import prepare

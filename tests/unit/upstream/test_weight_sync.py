@@ -151,25 +151,6 @@ def arguments(**changes):
 FOUR, EIGHT = BitsAndBytesConfig(load_in_4bit=True), BitsAndBytesConfig(load_in_8bit=True)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"quantization_config": FOUR}, "load_in_4bit"),
-        ({"quantization_config": EIGHT}, "load_in_8bit"),
-        ({"model_init_kwargs": {"quantization_config": FOUR}}, "load_in_4bit"),
-        ({"model_init_kwargs": {"quantization_config": {"load_in_8bit": True}}}, "load_in_8bit"),
-        ({"model_init_kwargs": {"load_in_4bit": True}}, "load_in_4bit"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-    ],
-    ids=["4", "8", "4 in model_init_kwargs", "8 as a mapping", "4 as a flag", "fp8"],
-)
-def test_a_quantised_base_is_refused_before_a_model_loads(asked, said, prompts):
-    args = arguments(model_init_kwargs=asked.get("model_init_kwargs"))
-    given = {"quantization_config": asked["quantization_config"]} if "quantization_config" in asked else {}
-    with pytest.raises(InputError, match=rf"use_vllm: got True with a quantized base model \({said}\)"):
-        DrGRPOTrainer("a/model-that-does-not-exist", length_reward, args, train_dataset=prompts, **given)
-
-
 def test_a_checkpoint_that_is_stored_quantised_is_refused(tmp_path, tokenizer):
     tiny_model(tokenizer).config.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
