@@ -11,7 +11,7 @@ import torch
 import vllm_stub
 from gradient_runs import EXACT, Watching, difference, gradients
 from peft import LoraConfig
-from runs import STOCK, logged, step_reward, train, weights
+from runs import STOCK, logged, step_reward, weights
 from tiny import tiny_model
 from trl import GRPOTrainer
 from vllm_server import MODEL_ID, Server
@@ -33,17 +33,13 @@ def vllm():
 
 
 @pytest.fixture
-def run(settings, prompts, tokenizer, reward):
+def run(train, tokenizer):
     """Trains against a server that starts from other weights than the trainer's."""
 
     def run(trainer_class=DrGRPOTrainer, **changes):
-        of_the_trainer = ("peft_config", "step_reward_funcs", "eval_dataset")
-        extra = {name: changes.pop(name) for name in of_the_trainer if name in changes}
-        reward_func = changes.pop("reward_func", reward)
-        stock = STOCK if trainer_class is GRPOTrainer else {}
+        of_stock = STOCK if trainer_class is GRPOTrainer else {"use_cpu": True, "bf16": False}
         with Server(Engine(tiny_model(tokenizer, seed=7))) as server:
-            values = {**settings, "use_cpu": True, "bf16": False, **stock, **server.settings, **changes}
-            trainer = train(trainer_class, values, prompts, tokenizer, reward_func, **extra)
+            trainer = train(trainer_class=trainer_class, **{**of_stock, **server.settings, **changes})
         return trainer, server
 
     return run
@@ -73,7 +69,7 @@ def test_a_batch_is_filled_in_several_rounds_after_one_update_of_the_weights(run
         return [float(len(calls) > 1 and sum(ids) % 2) for ids in completion_ids]
 
     trainer, server = run(
-        dynamic_sampling=True, max_sampling_rounds=2, max_steps=2, reward_func=first_round_is_dead, run_log=False
+        dynamic_sampling=True, max_sampling_rounds=2, max_steps=2, reward=first_round_is_dead, run_log=False
     )
     assert max(logged(trainer, GAP)) < 1e-4
     assert logged(trainer, "sampling/rounds")[0] == 2
@@ -186,9 +182,9 @@ def test_branches_begin_with_the_tokens_of_their_parent(run, settings):
             assert torch.equal(log_probs[i][:cut], log_probs[i + 1][:cut])
 
 
-def test_log_probs_before_temperature_are_warned_about(settings, prompts, tokenizer, reward, caplog):
+def test_log_probs_before_temperature_are_warned_about(train, tokenizer, caplog):
     with Server(Engine(tiny_model(tokenizer)), logprobs_mode="raw_logprobs") as server:
-        train(DrGRPOTrainer, {**settings, **server.settings, "max_steps": 1}, prompts, tokenizer, reward)
+        train(**server.settings, max_steps=1)
     assert "--logprobs-mode raw_logprobs" in caplog.text
 
 

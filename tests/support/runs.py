@@ -82,6 +82,22 @@ def train(*arguments, resume=None, **trainer_arguments):
     return trainer
 
 
+ARGUMENTS = ("model", "resume", "eval_dataset", "callbacks", "optimizers", "peft_config", "quantization_config")
+ARGUMENTS += ("tools", "environment_factory", "rollout_func", "step_reward_funcs", "step_segmenter", "advantage_func")
+
+
+def sharing(do, settings, prompts, tokenizer, reward):
+    """`build` or `train` with these unless others are given: `ARGUMENTS` of theirs, or else fields of the
+    configuration."""
+    from trl_drgrpo import DrGRPOTrainer
+
+    def call(reward=reward, *, trainer_class=DrGRPOTrainer, data=prompts, **given):
+        arguments = {name: given.pop(name) for name in ARGUMENTS if name in given}
+        return do(trainer_class, {**settings, **given}, data, tokenizer, reward, **arguments)
+
+    return call
+
+
 def logged(trainer, metric):
     """Its values, log by log."""
     return [entry[metric] for entry in trainer.state.log_history if metric in entry]

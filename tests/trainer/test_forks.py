@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import oracles
 import pytest
+import runs
 import torch
 from gradient_runs import GEOMETRY, difference
 from peft import LoraConfig
-from runs import assert_same_weights, short_run, step_reward, train, weights
+from runs import assert_same_weights, short_run, step_reward, weights
 from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -38,7 +39,9 @@ def settings(tmp_path):
     return {**short_run(tmp_path / "run"), **FORKED, "run_log": False}  # all metrics are logged then
 
 
-run = partial(train, Spy)
+@pytest.fixture
+def run(train):
+    return partial(train, trainer_class=Spy)
 
 
 def assert_forked(batch, trainer):
@@ -89,9 +92,9 @@ RARE = ("the worst step", "adapters", "running scale")
 
 
 @pytest.mark.parametrize("variant", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in VARIANTS])
-def test_it_trains(variant, settings, prompts, tokenizer, reward):
+def test_it_trains(variant, run, tokenizer):
     fields, arguments = VARIANTS[variant]
-    trainer = run({**settings, **fields}, prompts, tokenizer, reward, **arguments)
+    trainer = run(**fields, **arguments)
     before = weights(type("Untrained", (), {"model": tiny_model(tokenizer)}))
     after = weights(trainer)
     if "peft_config" not in arguments:
@@ -113,9 +116,8 @@ def test_it_trains(variant, settings, prompts, tokenizer, reward):
     assert trainer.describing.failures == {}
 
 
-def test_batches_are_filled_with_groups_that_fork(settings, prompts, tokenizer, reward):
-    fields = {"dynamic_sampling": True, "curriculum": True, "correct_threshold": 1.0, "max_sampling_rounds": 4}
-    trainer = run({**settings, **fields}, prompts, tokenizer, reward)
+def test_batches_are_filled_with_groups_that_fork(run):
+    trainer = run(dynamic_sampling=True, curriculum=True, correct_threshold=1.0, max_sampling_rounds=4)
     assert len(trainer.seen) >= 2  # rounds
     assert trainer.forks.batches == len(trainer.seen)
     for batch in trainer.seen:
@@ -129,19 +131,19 @@ def whole(tmp_path_factory, prompts, tokenizer, reward):
     folder = tmp_path_factory.mktemp("forks")
     saved = {"save_strategy": "steps", "save_steps": 1, "num_iterations": 2, "max_steps": 5, "fork_depth": 1}
     settings = {**short_run(folder), **FORKED, **saved, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
-    trainer = run(settings, prompts, tokenizer, reward, eval_dataset=prompts.select(range(4)))
+    trainer = runs.train(Spy, settings, prompts, tokenizer, reward, eval_dataset=prompts.select(range(4)))
     trainer.weights_at_the_end, trainer.settings = weights(trainer), settings
     return trainer
 
 
 # the latter in the middle of a batch's second use
 @pytest.mark.parametrize("saved", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, prompts, tokenizer, reward):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, run):
     folder = Path(whole.settings["output_dir"]) / f"checkpoint-{saved}"
     state = json.loads((folder / FEATURES_FILE).read_text())["ForkedRollouts"]
     assert state["batches"] == (saved + 1) // 2
     assert 0 < state["mean_length"] <= 12
-    resumed = run({**whole.settings, "save_strategy": "no"}, prompts, tokenizer, reward, resume=folder)
+    resumed = run(**{**whole.settings, "save_strategy": "no"}, resume=folder)
     assert_same_weights(weights(resumed), whole.weights_at_the_end)
     assert resumed.seen[-1].forks.cuts == next(b for b in reversed(whole.seen) if b.training).forks.cuts
     assert resumed.forks.batches == 3
@@ -236,10 +238,7 @@ def test_a_shared_token_is_trained_with_the_weight_of_its_leaves(depth, micro_ba
         assert difference([step.gradients] * 2, [ours] * 2) < 1e-6  # advantages are float32
 
 
-# What cannot be
-
-
-def test_a_segmenter_that_looks_ahead_is_warned_of_once(settings, prompts, tokenizer, reward, caplog):
+def test_a_segmenter_that_looks_ahead_is_warned_of_once(run, caplog):
     ahead = step_segmenter(r"re:(?s).(?=.[\x20-\x7f])")
-    run(settings, prompts, tokenizer, reward, step_segmenter=ahead)
+    run(step_segmenter=ahead)
     assert caplog.text.count("ends a step depends on the text after it, which slightly biases forks") == 1

@@ -1,5 +1,6 @@
 """The package as others get it: light to import and of the versions it names; `test_distribution.py` has the wheel."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -110,3 +111,28 @@ def test_the_oldest_stack_is_what_pyproject_allows_and_else_the_tested_one():
     assert floors.keys() == {"trl", "transformers", "torch", "accelerate", "datasets", "peft"}
     for name in floors.keys() - {"torch"}:  # the newest torch serves all of them, and is large
         assert oldest[name].removesuffix(".0") == floors[name].removesuffix(".0"), name
+
+
+# Lazy packages: an import under `TYPE_CHECKING` is the whole declaration of a public name
+
+
+PACKAGES = sorted((ROOT / "trl_drgrpo").rglob("__init__.py"))
+LAZY = [path for path in PACKAGES if "\nattach(__name__)\n" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", LAZY, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_what_a_type_checker_sees_is_public(path):
+    package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
+    block = next(node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If))
+    imported = [(node.module, alias) for node in block.body for alias in node.names]
+    assert package.__all__ == sorted(alias.asname for _, alias in imported)
+    assert [n for n in dir(package) if n[:2] != "__"] == [n for n in package.__all__ if n[:2] != "__"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_a_name_is_the_one_of_its_module():
+    from trl_drgrpo.rewards import contract
+
+    assert len(LAZY) >= 8
+    assert importlib.import_module("trl_drgrpo.rewards.isolation").Limits is contract.Limits
