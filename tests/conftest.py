@@ -123,3 +123,15 @@ def train(settings, prompts, tokenizer, reward):
 def output(settings):
     """Where such a run writes to."""
     return Path(settings["output_dir"])
+
+
+@pytest.fixture
+def ran(capfd):
+    """What a command prints, to standard output and error; it ends with this code."""
+    from trl_drgrpo.cli.main import main
+
+    def ran(argv, code=0):
+        assert main(argv) == code
+        return capfd.readouterr()
+
+    return ran

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import oracles
 import pytest
 import torch
-from runs import short_run, train
+from runs import Keeping, short_run, train
 from sampling_correction import BOUND, SAMPLING_CORRECTIONS, Mismatched, modeled
 
 from trl_drgrpo import DrGRPOTrainer, dr_grpo_loss
@@ -28,18 +28,10 @@ NAN = float("nan")
 WIDTH = 12
 
 
-class Spy(DrGRPOTrainer):
-    """Keeps generation batches with their advantages, before they are shuffled, and what goes to TRL's loss."""
+class Spy(Keeping, DrGRPOTrainer):
+    """Keeps what goes to TRL's loss, too."""
 
     handed = ()
-
-    def on_rollouts(self, rollouts):
-        self.seen = super().on_rollouts(rollouts)
-        return self.seen
-
-    def on_credit(self, batch):
-        self.credited = batch
-        super().on_credit(batch)
 
     def loss_constants(self, inputs):
         constants = super().loss_constants(inputs)
@@ -72,7 +64,7 @@ def trained(tmp_path_factory, prompts, tokenizer, saved_model):
         "run_log": False,
     }
     trainer = train(Spy, settings, prompts, tokenizer, [first, second], saved_model)
-    trainer.run = SimpleNamespace(seen=trainer.seen, credited=trainer.credited, handed=trainer.handed)
+    trainer.run = SimpleNamespace(seen=trainer.rollouts, credited=trainer.credited, handed=trainer.handed)
     return trainer
 
 

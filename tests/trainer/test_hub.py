@@ -21,7 +21,6 @@ from runs import assert_same_weights, weights
 from tiny import save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError, PushError
 from trl_drgrpo.features.resume.checkpoints import why_incomplete
 
@@ -246,7 +245,7 @@ def test_uploads_that_fail_beside_the_training_are_said_once_each(hub, build, ca
     assert "The model is saved in" in said[0]
 
 
-def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, monkeypatch, capsys):
+def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, monkeypatch, ran):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.refuse = {"/commit/": 500}
@@ -255,13 +254,10 @@ def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, 
         "--max_completion_length 8 --max_steps 1 --per_device_train_batch_size 8 --output_dir out --report_to none "
     )
     flags += "--push_to_hub true --hub_model_id tester/run"
-    code = main(["train", *flags.split()])
-    captured = capsys.readouterr()
-    assert code == 1
-    last = captured.err.strip().splitlines()[-1]
+    last = ran(["train", *flags.split()], 1).err.strip().splitlines()[-1]
     assert last.startswith(f"error: push_to_hub: the upload to tester/run at {hub.url} failed (")
     assert "The model is saved in out: push it later with `hf upload tester/run out" in last
     assert (tmp_path / "out" / "model.safetensors").exists()
     hub.refuse = {}
-    assert main(["train", *flags.split(), "--resume_from_checkpoint", "true"]) == 0
+    ran(["train", *flags.split(), "--resume_from_checkpoint", "true"])
     assert "README.md" in hub.files("tester/run")

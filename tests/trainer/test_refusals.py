@@ -17,19 +17,7 @@ def of_prompts(*values):
     return Dataset.from_dict({"prompt": list(values)})
 
 
-def needs_solution(completions, solution, **kwargs):
-    return [0.0] * len(completions)
-
-
-def needs_answer(completions, answer, **kwargs):
-    return [0.0] * len(completions)
-
-
 def no_steps(steps, **kwargs):
-    return []
-
-
-def solved_steps(steps, solution, **kwargs):
     return []
 
 
@@ -62,15 +50,15 @@ DATA = [
     ],
 ]
 REWARDS = [
-    ({"reward_funcs": needs_solution}, ".*solution"),
-    ({"reward_funcs": needs_answer, "eval_dataset": of_prompts("?")}, ".*answer"),
+    ({"reward_funcs": lambda completions, solution, **columns: []}, ".*solution"),
+    ({"reward_funcs": lambda completions, answer, **columns: [], "eval_dataset": of_prompts("?")}, ".*answer"),
     ({"reward_funcs": None}, "reward_funcs: got none; .* No reward source provided. Pass `reward_f"),
     ({"reward_funcs": [len, 1.0]}, "reward_funcs: got float at position 1"),
     ({"args": {"reward_weights": [1.0, 2.0]}}, "reward_weights: got 2 weights; expected 1"),
     ({"args": {"correct_reward": "acuracy"}}, "correct_reward: got 'acuracy'; expected one of length_reward"),
 ]
 STEP_REWARDS = [
-    ({"step_reward_funcs": solved_steps}, ".*solution"),
+    ({"step_reward_funcs": lambda steps, solution, **columns: []}, ".*solution"),
     ({"step_reward_funcs": step_verifier(rule)}, ".*reward rule: .*'solution'"),
     (
         {"step_reward_funcs": of_a_step},

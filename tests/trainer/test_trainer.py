@@ -87,21 +87,18 @@ def test_the_quick_start_script_runs_with_the_class_swapped(saved_model, tmp_pat
     assert trainer.state.global_step == 1
 
 
-def test_a_plain_grpo_config_is_read_as_dr_grpo(settings, prompts, tokenizer, reward):
-    plain = GRPOConfig(**settings, use_cpu=True, bf16=False)
-    trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, plain, prompts, processing_class=tokenizer)
-    assert isinstance(trainer.args, DrGRPOConfig)
-    assert (trainer.loss_type, trainer.scale_rewards) == ("dr_grpo", "none")
-
-
 class NamedConfig(GRPOConfig):
     def name_in_capitals(self):
         return self.output_dir.upper()
 
 
-def test_what_is_assigned_to_a_plain_grpo_config_later_is_seen(settings, prompts, tokenizer, reward, output):
+def test_a_plain_grpo_config_is_read_as_dr_grpo_and_what_is_assigned_to_it_later_is_seen(
+    settings, prompts, tokenizer, reward, output
+):
     plain = NamedConfig(**settings, use_cpu=True, bf16=False)
     trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, plain, prompts, processing_class=tokenizer)
+    assert isinstance(trainer.args, DrGRPOConfig)
+    assert (trainer.loss_type, trainer.scale_rewards) == ("dr_grpo", "none")
     plain.max_steps = 3
     trainer.evaluate(prompts)
     plain.max_steps = 1

@@ -10,7 +10,7 @@ import pytest
 import runs
 from datasets import Dataset
 from loopback import Handler, Loopback
-from runs import assert_same_weights, short_run, weights
+from runs import Keeping, assert_same_weights, short_run, weights
 from walk import SAYS, Scripted, Walk, with_tools
 
 from trl_drgrpo.cli.main import main
@@ -25,16 +25,8 @@ TO_GO = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, -2 / 3, 0.0], [2 - 9 / 3, -2 / 3], [
 BY_STATE = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, 0.0, 0.0], [2 - 9 / 3, -2.0], [4 - 7 / 3]]
 
 
-class Kept(Scripted):
+class Kept(Keeping, Scripted):
     """Keeps the batches."""
-
-    def on_rollouts(self, rollouts):
-        self.rollouts = super().on_rollouts(rollouts)
-        return self.rollouts
-
-    def on_credit(self, batch):
-        self.credited = batch
-        super().on_credit(batch)
 
 
 def build(folder, data=({},), **changes):

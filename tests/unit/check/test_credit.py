@@ -30,7 +30,6 @@ from trl_drgrpo.check.policies import (
     total,
     two_turns,
 )
-from trl_drgrpo.cli import main as cli
 from trl_drgrpo.objective.advantages import select_groups
 
 CASES = credit_cases()
@@ -162,16 +161,14 @@ def test_nothing_to_compare_proves_nothing():
     assert not run_credit_case(CreditCase("", "", lambda: [(nothing * torch.nan, nothing + 1)])).passed
 
 
-def test_the_command_runs_credit_alone(monkeypatch, capsys):
+def test_the_command_runs_credit_alone(monkeypatch, ran):
     kept = [named("stop or go", "to_go"), named("two turns", "z-score at the same turn")]
     monkeypatch.setattr(credit, "credit_cases", lambda: kept)
-    assert cli.main(["check", "--credit", "-v"]) == 0
-    out = capsys.readouterr().out
+    out = ran(["check", "--credit", "-v"]).out
     assert "2 of 2 cases passed: step credit is unbiased here." in out
     assert "z-score at the same turn (must differ" in out
     assert "Loss and gradient" not in out
-    assert cli.main(["check", "--credit", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(ran(["check", "--credit", "--json"]).out)
     assert [case["control"] for case in report["credit"]] == [False, True]
     assert "cases" not in report
 

@@ -13,7 +13,6 @@ from tiny_bases import load, nf4, save_base
 from transformers import AutoTokenizer
 
 from trl_drgrpo import lora_preset
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu import merging
 from trl_drgrpo.single_gpu.merging import merge_adapter
@@ -59,13 +58,12 @@ def assert_merged(adapter, output, base):
     torch.testing.assert_close(logits(load(output)), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
 
 
-def test_a_qlora_run_is_merged_into_the_full_precision_base(base, tmp_path, train, output, tokenizer, capfd):
+def test_a_qlora_run_is_merged_into_the_full_precision_base(base, tmp_path, train, output, tokenizer, ran, capfd):
     each_step = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     train(model=base, peft_config=lora_preset("qlora"), **each_step).save_model()
     whole = tmp_path / "merged"
     capfd.readouterr()
-    assert main(["merge", str(output), "--output", str(whole)]) == 0
-    report = yaml.safe_load(capfd.readouterr().out)
+    report = yaml.safe_load(ran(["merge", str(output), "--output", str(whole)]).out)
     assert (report["output_dir"], report["base"], report["dtype"]) == (str(whole), base, "float32")
     assert report["max_logit_difference"] < 1e-4 < report["adapter_effect"]
     merged = load(whole)
@@ -199,12 +197,11 @@ def test_use_cache_is_restored_and_the_adapters_tokenizer_wins(base, adapter, to
     assert AutoTokenizer.from_pretrained(tmp_path / "m").chat_template == "of the run"
 
 
-def test_a_base_that_has_moved(base, adapter, tmp_path, capsys):
+def test_a_base_that_has_moved(base, adapter, tmp_path, ran):
     copy = shutil.copytree(adapter, tmp_path / "adapter")
     content = json.loads((copy / "adapter_config.json").read_text())
     (copy / "adapter_config.json").write_text(json.dumps({**content, "base_model_name_or_path": "/gone/base"}))
-    assert main(["merge", str(copy), "--output", str(tmp_path / "m")]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    error = ran(["merge", str(copy), "--output", str(tmp_path / "m")], 2).err.strip().splitlines()[-1]
     assert error == (
         "error: base: got /gone/base, which does not exist; expected a model's folder or Hub id. "
         "Check the path. If it has moved, name where it is now with --base (base=...)."
