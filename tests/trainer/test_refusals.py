@@ -1,11 +1,14 @@
 """What a trainer cannot work with is one error before a model loads."""
 
+import importlib.util
+
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
 from tiny_bases import nf4
 from tiny_vision import pictures
 from transformers import BitsAndBytesConfig
+from trl.rewards import accuracy_reward, think_format_reward
 from walk import Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
@@ -113,29 +116,56 @@ ADAPTERS = [
     ({"args": {"model_init_kwargs": {"quantization_config": nf4()}}}, ".*without an adapter"),
 ]
 MERGED = {"use_vllm": True, "vllm_lora": "merged", "use_cpu": True, "bf16": False}
-FOUR, EIGHT = BitsAndBytesConfig(load_in_4bit=True), BitsAndBytesConfig(load_in_8bit=True)
+IN_4_BITS = BitsAndBytesConfig(load_in_4bit=True)
+EIGHT = BitsAndBytesConfig(load_in_8bit=True)
 QUANTIZED = [
     (
         {"args": {**MERGED, "model_init_kwargs": in_model}, "quantization_config": given},
         rf"use_vllm: got True with a quantized base model \({said}\)",
     )
     for given, in_model, said in [
-        (FOUR, None, "load_in_4bit"),
+        (IN_4_BITS, None, "load_in_4bit"),
         (EIGHT, None, "load_in_8bit"),
-        (None, {"quantization_config": FOUR}, "load_in_4bit"),
+        (None, {"quantization_config": IN_4_BITS}, "load_in_4bit"),
         (None, {"quantization_config": {"load_in_8bit": True}}, "load_in_8bit"),
         (None, {"load_in_4bit": True}, "load_in_4bit"),
         ({"quant_method": "fp8"}, None, "fp8"),
     ]
 ]
 
+PROBLEMS = Dataset.from_dict({"prompt": ["?"] * 8, "solution": ["1"] * 8})
+PACKAGES = [
+    *[
+        ({"without": "bitsandbytes", **given}, message)
+        for config in (IN_4_BITS, {"load_in_8bit": True})
+        for given, message in (
+            ({"quantization_config": config}, r'quantization_config: .* `pip install "trl-drgrpo\[qlora\]"`'),
+            ({"args": {"model_init_kwargs": {"quantization_config": config}}}, ".*bitsandbytes is not installed"),
+        )
+    ],
+    (
+        {"without": "math_verify", "reward_funcs": accuracy_reward, "train_dataset": PROBLEMS},
+        r'.*TRL\'s accuracy_reward, .* `pip install "trl-drgrpo\[math\]"`',
+    ),
+    # another one of TRL's goes on to the model
+    ({"without": "math_verify", "reward_funcs": think_format_reward}, "model_name_or_path: got "),
+    (
+        {"without": "vllm", "args": {"use_vllm": True}},
+        r'use_vllm: got True, but vllm .* `pip install "trl-drgrpo\[vllm\]"`',
+    ),
+]
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [*DATA, *REWARDS, *STEP_REWARDS, *FORKS, *ENVIRONMENTS, *ADAPTERS, *QUANTIZED],
+    [*PACKAGES, *DATA, *REWARDS, *STEP_REWARDS, *FORKS, *ENVIRONMENTS, *ADAPTERS, *QUANTIZED],
 )
-def test_inputs_are_checked_before_a_model_loads(changes, message, settings, prompts, reward):
-    """The model id does not exist: had it been looked up, the error would be another one."""
+def test_inputs_are_checked_before_a_model_loads(changes, message, settings, prompts, reward, monkeypatch):
+    """The model id does not exist: had it been looked up, the error would be another one. `without`: a package that is
+    not installed."""
+    find, without = importlib.util.find_spec, changes.get("without")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == without else find(name, *rest))
+    changes = {name: value for name, value in changes.items() if name != "without"}
     args = DrGRPOConfig(**{**settings, **changes.get("args", {})})
     arguments = {"reward_funcs": reward, "train_dataset": prompts, **changes, "args": args}
     with pytest.raises(InputError, match=f"^{message}"):
