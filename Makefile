@@ -8,8 +8,7 @@ OFFLINE = HF_HUB_OFFLINE=1
 
 OLDEST_VENV ?= .venv-oldest
 OLDEST_PIP = $(OLDEST_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
-OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py \
-	tests/process/test_vllm_colocate.py tests/process/test_vllm_adapters.py \
+OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py tests/process/test_vllm_adapters.py \
 	tests/unit/upstream tests/unit/config tests/unit/features tests/unit/test_check.py
 
 VLLM_VENV ?= .venv-vllm

@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -100,3 +101,37 @@ def reward():
     from runs import length_reward
 
     return length_reward
+
+
+@pytest.fixture
+def build(settings, prompts, tokenizer, reward):
+    """Builds a trainer of the tiny model, see `sharing`."""
+    from runs import build, sharing
+
+    return sharing(build, settings, prompts, tokenizer, reward)
+
+
+@pytest.fixture
+def train(settings, prompts, tokenizer, reward):
+    """The same, trained."""
+    from runs import sharing, train
+
+    return sharing(train, settings, prompts, tokenizer, reward)
+
+
+@pytest.fixture
+def output(settings):
+    """Where such a run writes to."""
+    return Path(settings["output_dir"])
+
+
+@pytest.fixture
+def ran(capfd):
+    """What a command prints, to standard output and error; it ends with this code."""
+    from trl_drgrpo.cli.main import main
+
+    def ran(argv, code=0):
+        assert main(argv) == code
+        return capfd.readouterr()
+
+    return ran

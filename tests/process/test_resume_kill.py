@@ -1,13 +1,12 @@
 """A run that is killed (SIGKILL) at any moment of a checkpoint and resumed ends with the weights of a whole one."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import asked
 
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
 
@@ -18,18 +17,10 @@ FIRST = 5  # the step whose checkpoint is interrupted: two passes into the secon
 @pytest.fixture(scope="module")
 def worker():
     """Sends a request to a process that forks a run per request."""
-    environment = {**os.environ, "PYTHONPATH": str(WORKER.parents[2])}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, str(WORKER)], env=environment, text=True, **pipes)
-
-    def ask(folder, resume=True, **request):
-        process.stdin.write(json.dumps({"folder": str(folder), "resume": resume, **request}) + "\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
-
-    yield ask
-    process.stdin.close()
-    process.wait(timeout=30)
+    with asked(WORKER, 240, PYTHONPATH=str(WORKER.parents[2])) as ask:
+        yield lambda folder, resume=True, **request: json.loads(
+            ask(json.dumps({"folder": str(folder), "resume": resume, **request}))
+        )
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Adapters to vLLM: stubs of engine and server around a real model that answer cached prefixes as vLLM does."""
+"""Adapters, and weights in this process, to vLLM: stubs of engine and server around a real model that answer cached
+prefixes as vLLM does; sleeping at level 2 fills the model with NaN, as a GPU would forget it."""
 
 import gc
 import os
@@ -8,14 +9,12 @@ import pytest
 import vllm_stub
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from runs import build, logged, train
+from runs import logged
 from tiny import save_tiny, tiny_model
 from transformers import AutoModelForCausalLM
 from vllm_server import Server
 from vllm_stub import BLOCK, LLM, Engine
 
-from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream import vllm_adapters
 
@@ -38,19 +37,17 @@ def long_prompts(tokenizer):
 
 
 @pytest.fixture
-def run(settings, long_prompts, tokenizer, reward, saved_model):
-    """Trains adapters that move; gives the trainer."""
+def run(train, build, long_prompts, saved_model):
+    """Trains adapters that move, or all weights; gives the trainer."""
 
-    def run(do=train, model=saved_model, adapter=None, **changes):
+    def run(trained=True, model=saved_model, adapter=None, lora=True, **changes):
         options = {"r": 4, "task_type": "CAUSAL_LM", "target_modules": "all-linear", **(adapter or {})}
-        values = {**settings, "max_steps": 2, "learning_rate": 0.1, "max_completion_length": 8, "use_vllm": True}
-        values |= {"vllm_max_model_length": 128, **changes}
-        loaded = AutoModelForCausalLM.from_pretrained(model)
+        given = {"data": long_prompts, "peft_config": LoraConfig(**options) if lora else None}
+        given |= {"max_steps": 2, "learning_rate": 0.1, "max_completion_length": 8, "use_vllm": True}
+        given |= {"vllm_max_model_length": 128, "model": AutoModelForCausalLM.from_pretrained(model), **changes}
         before = dict(os.environ)
         try:
-            return do(
-                DrGRPOTrainer, values, long_prompts, tokenizer, reward, loaded, peft_config=LoraConfig(**options)
-            )
+            return (train if trained else build)(**given)
         finally:  # TRL sets the variables of a process group, which the next trainer would join
             os.environ.clear()
             os.environ.update(before)
@@ -115,6 +112,37 @@ def test_merged_weights_train_as_adapters_do(run):
     assert "add_lora" not in LLM.instances[1].calls
     assert "enable_lora" not in LLM.instances[1].kwargs
     assert logged(second, "sampling/sync_bytes")[0] > 2 * logged(first, "sampling/sync_bytes")[0]
+
+
+# Weights: what TRL asks of the engine, in which order
+
+SYNC = ["load_weights", "reset_prefix_cache"]
+WEIGHTS = {"full": {"lora": False, "learning_rate": 1e-2}, "lora": {"vllm_lora": "merged"}}
+of_weights = pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+
+
+@of_weights
+def test_the_engine_generates_from_the_weights_that_are_trained(weights, run):
+    gaps = logged(run(**weights), GAP)
+    [engine] = LLM.instances
+    assert engine.calls == [*SYNC, "generate", *SYNC, "generate"]
+    assert engine.kwargs["logprobs_mode"] == "processed_logprobs"
+    assert engine.kwargs["quantization"] is None
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4
+
+
+@of_weights
+def test_an_engine_that_sleeps_is_woken_and_given_its_weights_before_it_generates(weights, run, long_prompts):
+    evaluation = {"eval_dataset": long_prompts.select(range(2)), "eval_strategy": "steps", "eval_steps": 1}
+    trainer = run(vllm_enable_sleep_mode=True, **evaluation, **weights)
+    [engine] = LLM.instances
+    awake = ["wake_up weights", *SYNC, "wake_up kv_cache", "generate", "sleep"]
+    # Training and evaluation at each step: the latter generates again although the weights are those of the step.
+    assert engine.calls == ["sleep", *awake * (len(engine.calls) // len(awake))]
+    assert engine.calls.count("generate") >= 4
+    for mode in ("", "eval_"):
+        assert max(logged(trainer, f"{mode}{GAP}")) < 1e-4
 
 
 # Lost and stale ones are seen
@@ -189,15 +217,12 @@ def test_other_kinds_are_merged_and_the_log_says_why(adapter, reason, run, caplo
     assert "add_lora" not in LLM.instances[0].calls
     assert f"vLLM gets merged weights in the place of the adapter: {reason}." in caplog.text
     with pytest.raises(InputError, match="vllm_lora: got 'adapter', but"):
-        run(build, adapter=adapter, vllm_lora="adapter", output_dir="unused")
+        run(trained=False, adapter=adapter, vllm_lora="adapter", output_dir="unused")
 
 
-def test_adapter_without_an_adapter_is_refused(settings, long_prompts, tokenizer, reward, saved_model):
-    values = {**settings, "use_vllm": True, "vllm_max_model_length": 128, "vllm_lora": "adapter"}
+def test_adapter_without_an_adapter_is_refused(run):
     with pytest.raises(InputError, match="vllm_lora: got 'adapter', but all weights are trained"):
-        build(
-            DrGRPOTrainer, values, long_prompts, tokenizer, reward, AutoModelForCausalLM.from_pretrained(saved_model)
-        )
+        run(trained=False, lora=False, vllm_lora="adapter")
 
 
 SERVERS = {
@@ -212,7 +237,7 @@ SERVERS = {
 @pytest.mark.parametrize(("options", "said"), SERVERS.values(), ids=SERVERS)
 def test_what_a_server_lacks_is_one_line_with_the_command(options, said, run, tokenizer, saved_model):
     with server(tokenizer, saved_model, **options) as served, pytest.raises(InputError) as error:
-        run(build, **served.settings)
+        run(trained=False, **served.settings)
     message = str(error.value)
     assert f"vllm_server_base_url: got {served.url}, to which no adapter can be sent: {said}" in message
     command = f"vllm serve {saved_model} --enable-lora --max-lora-rank 8 --logprobs-mode processed_logprobs"
@@ -228,7 +253,7 @@ def test_a_server_that_takes_weights_gets_merged_ones(options, said, run, tokeni
         assert served.routes.count("/update_weights") == 2
         assert f"vLLM gets merged weights in the place of the adapter: {said}" in caplog.text
         with pytest.raises(InputError, match="to which no adapter can be sent"):
-            run(build, vllm_lora="adapter", **served.settings)
+            run(trained=False, vllm_lora="adapter", **served.settings)
 
 
 # The folder
@@ -255,7 +280,7 @@ def test_what_a_crash_has_left_is_removed_and_what_lives_is_not(tmp_path, monkey
 
 
 def test_the_newest_assignment_of_the_field_is_refused(run):
-    trainer = run(build)
+    trainer = run(trained=False)
     trainer.args.vllm_lora = "merged"
     with pytest.raises(InputError, match="vllm_lora: got 'merged', assigned after the trainer was built"):
         trainer.train()
@@ -306,22 +331,21 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_adapters_folder_is_loaded_by_the_server_and_unloaded(command, adapter, saved_model):
+def test_an_adapters_folder_is_loaded_by_the_server_and_unloaded(command, adapter, saved_model, ran):
     flags = ["--model", adapter, *COMMANDS[command], "--max_completion_length", "8"]
     with Sampling(Engine(AutoModelForCausalLM.from_pretrained(saved_model)), max_lora_rank=8) as served:
-        assert main([command, *flags, "--vllm_server_base_url", served.url]) == 0
+        ran([command, *flags, "--vllm_server_base_url", served.url])
         gc.collect()
         assert {body["model"].partition("-")[0] for body in served.completions} == {"adapter"}
         assert served.routes[0] == "/v1/load_lora_adapter"
         assert not served.adapters
 
 
-def test_a_server_that_does_not_load_it_is_one_line_with_the_command(adapter, saved_model, capsys):
+def test_a_server_that_does_not_load_it_is_one_line_with_the_command(adapter, saved_model, ran):
     flags = ["--model", adapter, "1+1=", "--max_completion_length", "8", "--vllm_server_base_url"]
     with Sampling(Engine(AutoModelForCausalLM.from_pretrained(saved_model)), updates=False) as served:
-        assert main(["generate", *flags, served.url]) == 2
-    said = capsys.readouterr().err
+        said = ran(["generate", *flags, served.url], 2).err
     assert f"vllm_server_base_url: got {served.url}, which does not load the adapter" in said
     assert f"vllm serve {saved_model} --enable-lora --max-lora-rank 8" in said
-    assert main(["generate", *flags, "http://127.0.0.1:9"]) == 2  # nobody is there
-    assert "which does not load the adapter" in capsys.readouterr().err
+    said = ran(["generate", *flags, "http://127.0.0.1:9"], 2).err  # nobody is there
+    assert "which does not load the adapter" in said

@@ -9,16 +9,16 @@ import copy
 import pytest
 import torch
 import vllm_stub
-from gradient_runs import EXACT, GEOMETRY, Watching, difference, half_dead
+from gradient_runs import EXACT, Watching, difference, gradients
 from peft import LoraConfig
-from runs import STOCK, logged, step_reward, train, weights
+from runs import STOCK, logged, step_reward, weights
 from tiny import tiny_model
 from trl import GRPOTrainer
 from vllm_server import MODEL_ID, Server
 from vllm_stub import Engine
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.parity import build_policy, record
+from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo.check.parity import build_policy
 from trl_drgrpo.process_rewards import MonteCarloScorer, TrainerRollouts
 
 GAP = "sampling/sampling_logp_difference/max"
@@ -33,17 +33,13 @@ def vllm():
 
 
 @pytest.fixture
-def run(settings, prompts, tokenizer, reward):
+def run(train, tokenizer):
     """Trains against a server that starts from other weights than the trainer's."""
 
     def run(trainer_class=DrGRPOTrainer, **changes):
-        of_the_trainer = ("peft_config", "step_reward_funcs", "eval_dataset")
-        extra = {name: changes.pop(name) for name in of_the_trainer if name in changes}
-        reward_func = changes.pop("reward_func", reward)
-        stock = STOCK if trainer_class is GRPOTrainer else {}
+        of_stock = STOCK if trainer_class is GRPOTrainer else {"use_cpu": True, "bf16": False}
         with Server(Engine(tiny_model(tokenizer, seed=7))) as server:
-            values = {**settings, "use_cpu": True, "bf16": False, **stock, **server.settings, **changes}
-            trainer = train(trainer_class, values, prompts, tokenizer, reward_func, **extra)
+            trainer = train(trainer_class=trainer_class, **{**of_stock, **server.settings, **changes})
         return trainer, server
 
     return run
@@ -73,7 +69,7 @@ def test_a_batch_is_filled_in_several_rounds_after_one_update_of_the_weights(run
         return [float(len(calls) > 1 and sum(ids) % 2) for ids in completion_ids]
 
     trainer, server = run(
-        dynamic_sampling=True, max_sampling_rounds=2, max_steps=2, reward_func=first_round_is_dead, run_log=False
+        dynamic_sampling=True, max_sampling_rounds=2, max_steps=2, reward=first_round_is_dead, run_log=False
     )
     assert max(logged(trainer, GAP)) < 1e-4
     assert logged(trainer, "sampling/rounds")[0] == 2
@@ -186,45 +182,30 @@ def test_branches_begin_with_the_tokens_of_their_parent(run, settings):
             assert torch.equal(log_probs[i][:cut], log_probs[i + 1][:cut])
 
 
-def test_log_probs_before_temperature_are_warned_about(settings, prompts, tokenizer, reward, caplog):
+def test_log_probs_before_temperature_are_warned_about(train, tokenizer, caplog):
     with Server(Engine(tiny_model(tokenizer)), logprobs_mode="raw_logprobs") as server:
-        train(DrGRPOTrainer, {**settings, **server.settings, "max_steps": 1}, prompts, tokenizer, reward)
+        train(**server.settings, max_steps=1)
     assert "--logprobs-mode raw_logprobs" in caplog.text
 
 
 # The same gradient under sampling correction, when rows are left out, regrouped and packed
 
 
-def gradients(micro_batching, *, lora=False, trainer_arguments=None, distortion=0.6, **settings):
+def measured(micro_batching, *, lora=False, trainer_arguments=None, **settings):
     """Per optimizer step, in float64; the engine samples from other probabilities than the policy's."""
-    seen = {"metrics": []}
+    seen = []
 
     class Noting(Watching):
         def log(self, logs, start_time=None):
             super().log(logs, start_time)
-            seen["metrics"].append(logs)
+            seen.append(logs)
 
     model, _ = build_policy(lora=False)
-    with Server(Engine(copy.deepcopy(model), distortion=distortion)) as server:
-        recording = record(
-            Noting,
-            DrGRPOConfig,
-            lora=lora,
-            plain_head=True,
-            reward=half_dead,
-            trainer_arguments=trainer_arguments,
-            **{
-                **GEOMETRY,
-                "logging_strategy": "steps",
-                "logging_steps": 1,
-                "run_log": False,  # all metrics are logged then
-                **server.settings,
-                "micro_batching": micro_batching,
-                **settings,
-            },
-        )
-    metrics = [logs for logs in seen["metrics"] if f"{RATIO}/max" in logs]
-    return [step.gradients for step in recording.steps], metrics
+    logging = {"logging_strategy": "steps", "logging_steps": 1, "run_log": False}  # all metrics are logged then
+    with Server(Engine(copy.deepcopy(model), distortion=0.6)) as server:
+        fields = {**logging, **server.settings, "micro_batching": micro_batching, **settings}
+        found = gradients(Noting, fields, lora=lora, trainer_arguments=trainer_arguments)
+    return found, [logs for logs in seen if f"{RATIO}/max" in logs]
 
 
 STEPS = {
@@ -270,9 +251,9 @@ RARE += ("process rewards",)
     "settings", [pytest.param(CORRECTIONS[n], id=n, marks=[pytest.mark.slow] * (n in RARE)) for n in CORRECTIONS]
 )
 def test_gradients_are_those_of_upstream_micro_batches(settings):
-    ours, metrics = gradients("exact", **settings)
+    ours, metrics = measured("exact", **settings)
     assert all(Watching.plans_seen)
-    upstream, upstream_metrics = gradients("upstream", **settings)
+    upstream, upstream_metrics = measured("upstream", **settings)
     assert difference(ours, upstream) <= EXACT
     assert len(metrics) == len(upstream_metrics)
     if not settings.get("vllm_importance_sampling_correction", True):
@@ -288,6 +269,6 @@ def test_gradients_are_those_of_upstream_micro_batches(settings):
 
 
 def test_control_the_correction_matters():
-    corrected, _ = gradients("exact", **CORRECTIONS["token_truncate"])
-    plain, _ = gradients("exact", vllm_importance_sampling_correction=False)
+    corrected, _ = measured("exact", **CORRECTIONS["token_truncate"])
+    plain, _ = measured("exact", vllm_importance_sampling_correction=False)
     assert difference(corrected[:2], plain[:2]) > 1e-2

@@ -11,8 +11,8 @@ rows: three groups of 6 per step, so that with 9 rows per rank the second group 
 import os
 import socket
 import sys
-import traceback
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import kept
 import torch
@@ -276,51 +276,31 @@ def trained(output, processes, mode, server, address):
         torch.save(result, output)
 
 
-def fork_ranks(output, processes, mode):
-    """0 if all ranks ended well, else 1."""
+def fork_ranks(line):
+    """0 if all ranks of a job ended well, else 1."""
+    output, processes, mode = job_of(line)
     with socket.create_server(("127.0.0.1", 0)) as free:
         ranks = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
-    children = []
-    for rank in range(processes):
-        child = os.fork()
-        if child:
-            children.append(child)
-            continue
-        code = 1
-        try:
-            with open(f"{output}.log", "a") as log:
-                os.dup2(log.fileno(), 1)
-                os.dup2(log.fileno(), 2)
-            if processes > 1:
-                ranks |= {"RANK": rank, "LOCAL_RANK": rank}
-                os.environ.update({name: str(value) for name, value in ranks.items()})
-            main(output, processes, mode)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+
+    def run(rank):
+        if processes > 1:
+            own = ranks | {"RANK": rank, "LOCAL_RANK": rank}
+            os.environ.update({name: str(value) for name, value in own.items()})
+        main(output, processes, mode)
+
+    children = [kept.forked(f"{output}.log", partial(run, rank)) for rank in range(processes)]
     codes = [os.waitpid(child, 0)[1] for child in children]  # all of them end before the next job
     return int(any(codes))
 
 
-def answer(read, write):
-    """Jobs as they are read, until there are no more."""
-    kept.imports_are_not_collected()
-    kept.metadata_is_read_once()
-    for line in read:
-        output, processes, mode = line.strip().split(":")
-        write.write(f"{fork_ranks(output, int(processes), mode)}\n")
-        write.flush()
+def job_of(text):
+    output, processes, mode = text.strip().split(":")
+    return output, int(processes), mode
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
         for job in sys.argv[1:]:
-            output, processes, mode = job.split(":")
-            main(output, int(processes), mode)
+            main(*job_of(job))
     else:
-        answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # whatever else is printed is no answer
-        answer(sys.stdin, answers)
+        kept.answer(fork_ranks)

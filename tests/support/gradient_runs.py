@@ -2,13 +2,13 @@
 
 import math
 
-from trl import GRPOConfig, GRPOTrainer
+from runs import STOCK
+from trl import GRPOConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import DEFAULTS, record
 from trl_drgrpo.features.fast_path.window import PLAN
 
-STOCK = {"loss_type": "dr_grpo", "scale_rewards": "none"}
 EXACT = 1e-12  # relative, float64
 GEOMETRY = {
     **DEFAULTS,
@@ -29,8 +29,7 @@ def half_dead(completion_ids):
 
 
 def gradients(trainer_class, settings, *, lora=False, **options):
-    config_class = GRPOConfig if trainer_class is GRPOTrainer else DrGRPOConfig
-    extra = STOCK if trainer_class is GRPOTrainer else {}
+    config_class, extra = (DrGRPOConfig, {}) if issubclass(trainer_class, DrGRPOTrainer) else (GRPOConfig, STOCK)
     options = {"reward": half_dead, "plain_head": True, **options}
     recording = record(trainer_class, config_class, lora=lora, **options, **{**GEOMETRY, **settings, **extra})
     return [step.gradients for step in recording.steps]

@@ -95,44 +95,28 @@ class Moments:
         return saves
 
 
-def run(request):
+def run(line):
     """Fork a run, and say what is left."""
+    request = json.loads(line)
     folder = Path(request["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "log.txt").touch()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with (folder / "log.txt").open("a") as log:
-                os.dup2(log.fileno(), 1)
-                os.dup2(log.fileno(), 2)
-            if request.get("point") is not None:
-                Moments(folder, request["first"], request["point"])
-            train(folder, request["resume"])
-            code = 0
-        except BaseException:
-            import traceback
 
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+    def killed_or_whole():
+        if request.get("point") is not None:
+            Moments(folder, request["first"], request["point"])
+        train(folder, request["resume"])
+
+    child = kept.forked(folder / "log.txt", killed_or_whole)
     _, status = os.waitpid(child, 0)
     checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
-    return {
+    left = {
         "killed": os.WIFSIGNALED(status),
         "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
         "half_written": [name for name in checkpoints if (folder / name / "drgrpo_state.part").exists()],
         "threads_before_fork": threading.active_count(),
     }
+    return json.dumps(left)
 
 
 if __name__ == "__main__":
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    kept.imports_are_not_collected()
-    kept.metadata_is_read_once()
-    for line in sys.stdin:
-        answers.write(json.dumps(run(json.loads(line))) + "\n")
-        answers.flush()
+    kept.answer(run)

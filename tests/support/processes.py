@@ -1,9 +1,13 @@
-"""Which processes are there, whether those that should end do, and what one has loaded."""
+"""Which processes are there, whether those that should end do, what one has loaded, and one that is asked lines."""
 
 import ast
+import os
+import select
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import psutil
 
@@ -55,3 +59,22 @@ def loaded_after(code, heavy=HEAVY):
     script = f"{code}\nimport sys; print('LOADED', [m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return ast.literal_eval(done.stdout.rsplit("LOADED", 1)[1].strip())
+
+
+@contextmanager
+def asked(script, seconds, **environment):
+    """Inside the block a script of Python runs, the leader of its group: gives what sends it a line and reads its
+    answer, or kills the group after so many seconds (what is asked later fails, too)."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
+    environment = {**os.environ, **environment}
+    process = subprocess.Popen([sys.executable, str(script)], env=environment, text=True, bufsize=1, **pipes)
+
+    def ask(line):
+        process.stdin.write(f"{line}\n")
+        if not select.select([process.stdout], [], [], seconds)[0]:
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.stdout.readline().strip()
+
+    yield ask
+    process.stdin.close()
+    process.wait(timeout=30)

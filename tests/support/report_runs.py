@@ -8,6 +8,8 @@ import statistics
 import threading
 from contextlib import contextmanager
 
+from runs import write_lines
+
 from trl_drgrpo.report.write import FollowServer
 
 BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
@@ -19,12 +21,6 @@ HOSTILE = [
     "bidi \u202eevil\u202c \u2066isolate\u2069 lone \ud800 surrogate \udfff",
     "{{ 7*7 }} {% raw %} ${7*7} javascript:alert(1) ' onmouseover='window.__hacked=1' \" &lt;b&gt;",
 ]
-
-
-def write_lines(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def append_lines(path, *lines):

@@ -82,6 +82,37 @@ def train(*arguments, resume=None, **trainer_arguments):
     return trainer
 
 
+ARGUMENTS = ("model", "resume", "eval_dataset", "callbacks", "optimizers", "peft_config", "quantization_config")
+ARGUMENTS += ("tools", "environment_factory", "rollout_func", "step_reward_funcs", "step_segmenter", "advantage_func")
+
+
+def sharing(do, settings, prompts, tokenizer, reward):
+    """`build` or `train` with these unless others are given: `ARGUMENTS` of theirs, or else fields of the
+    configuration."""
+    from trl_drgrpo import DrGRPOTrainer
+
+    def call(reward=reward, *, trainer_class=DrGRPOTrainer, data=prompts, **given):
+        arguments = {name: given.pop(name) for name in ARGUMENTS if name in given}
+        return do(trainer_class, {**settings, **given}, data, tokenizer, reward, **arguments)
+
+    return call
+
+
+class Keeping:
+    """In front of a trainer's class: it keeps generation batches with their advantages, before they are shuffled, and
+    those that are credited."""
+
+    credits: tuple = ()
+
+    def on_rollouts(self, rollouts):
+        self.rollouts = super().on_rollouts(rollouts)
+        return self.rollouts
+
+    def on_credit(self, batch):
+        self.credited, self.credits = batch, (*self.credits, batch)
+        super().on_credit(batch)
+
+
 def logged(trainer, metric):
     """Its values, log by log."""
     return [entry[metric] for entry in trainer.state.log_history if metric in entry]
@@ -112,10 +143,11 @@ def written_elsewhere(path, is_file=False):
 
 
 def write_lines(path, rows):
-    """Writes JSON Lines."""
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """Writes JSON Lines, and their folder if need be."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def read_lines(path):
     """What JSON Lines hold."""
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]

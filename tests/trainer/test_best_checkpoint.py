@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-import runs
 import torch
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback
 
-from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 
 LEVELS = (0.0, 1.0, 3.0, 2.0, 2.0, 2.0, 2.0)  # of the reward, by the optimizer steps done
@@ -20,18 +18,13 @@ def level(completions, trainer_state, **kwargs):
 
 
 @pytest.fixture
-def build(settings, prompts, tokenizer):
+def build(build, prompts):
     """Evaluates and saves at each of 6 steps, keeps two checkpoints, stops after two evaluations without a better."""
-
-    def build(reward=level, **fields):
-        each_step = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
-        each_step |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
-        best = {"load_best_model_at_end": True, "metric_for_best_model": "reward"}  # the prefix may be left out
-        arguments = {"eval_dataset": prompts.select(range(1)), "callbacks": [EarlyStoppingCallback(2)]}
-        fields = settings | each_step | best | fields
-        return runs.build(DrGRPOTrainer, fields, prompts, tokenizer, reward, **arguments)
-
-    return build
+    each_step = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    each_step |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "reward"}  # the prefix may be left out
+    given = {"reward": level, "eval_dataset": prompts.select(range(1)), **each_step, **best}
+    return lambda **changes: build(**{**given, "callbacks": [EarlyStoppingCallback(2)], **changes})
 
 
 def checkpoints(trainer):

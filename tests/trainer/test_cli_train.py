@@ -64,9 +64,8 @@ def moved(saved_model, output_dir) -> bool:
     return any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_train(recipe, saved_model, capfd):
-    assert main(recipe()) == 0
-    out, err = capfd.readouterr()
+def test_train(recipe, saved_model, ran):
+    out, err = ran(recipe())
     result = yaml.safe_load(out)  # stdout holds the result and nothing else
     assert result.keys() == {"output_dir", "steps", "reward_first", "reward_last"}
     assert (result["output_dir"], result["steps"]) == ("out", 2)
@@ -78,18 +77,17 @@ def test_train(recipe, saved_model, capfd):
         ["hf", "upload"],
     ]
     kept = kept_recipe("out")
-    assert main(["train", "--config", str(kept), "--output_dir", "other", "--dry_run"]) == 0
-    assert yaml.safe_load(capfd.readouterr().out)["reward_funcs"] == ["mine.py:varied"]
+    again = ran(["train", "--config", str(kept), "--output_dir", "other", "--dry_run"])
+    assert yaml.safe_load(again.out)["reward_funcs"] == ["mine.py:varied"]
     assert was_trained_on_messages("out") is False
     assert moved(saved_model, "out")
     # The keywords that `check_columns` relies on are those that TRL passes, and the columns but `prompt`.
     assert set(Path("keywords.txt").read_text().split()) == {*columns.ALWAYS_PASSED, "answer"}
 
 
-def test_an_interrupted_run_and_one_that_is_asked_to_end_say_how_to_go_on(recipe, capfd):
+def test_an_interrupted_run_and_one_that_is_asked_to_end_say_how_to_go_on(recipe, ran, capfd):
     argv = recipe(reward_funcs=["mine.py:interrupting"], save_strategy="steps", save_steps=1, output_dir="first")
-    assert main(argv) == 130
-    safe, last = capfd.readouterr().err.splitlines()[-2:]
+    safe, last = ran(argv, 130).err.splitlines()[-2:]
     go_on = "Saved: {0}. To continue: the same command with --resume_from_checkpoint {0}, without --overwrite"
     go_on += "_output_dir."
     assert (safe, last) == (go_on.format("first/checkpoint-1"), "interrupted")
@@ -100,8 +98,7 @@ def test_an_interrupted_run_and_one_that_is_asked_to_end_say_how_to_go_on(recipe
     out, err = capfd.readouterr()
     assert (out, err.splitlines()[-1]) == ("", go_on.format("out/checkpoint-2"))
     assert json.loads(Path("out/_drgrpo/run.json").read_text())["ended"]["how"] == "failed: Terminated"
-    assert main([*argv, "--resume_from_checkpoint", "out/checkpoint-2"]) == 0
-    assert yaml.safe_load(capfd.readouterr().out)["steps"] == 4
+    assert yaml.safe_load(ran([*argv, "--resume_from_checkpoint", "out/checkpoint-2"]).out)["steps"] == 4
 
 
 def test_a_run_that_is_asked_to_end_before_its_first_step_leaves_nothing(recipe, monkeypatch, caplog):
@@ -116,45 +113,41 @@ def test_a_run_that_is_asked_to_end_before_its_first_step_leaves_nothing(recipe,
     assert not Path("out").exists()
 
 
-def test_a_folder_to_which_another_process_writes(recipe, capsys):
+def test_a_folder_to_which_another_process_writes(recipe, ran):
     argv = recipe()
     with written_elsewhere("out") as holder:
-        assert main(argv) == 2
-        error = capsys.readouterr().err
-        assert main([*argv, "--dry_run"]) == 0  # it only reads
+        error = ran(argv, 2).err
+        ran([*argv, "--dry_run"])  # it only reads
     assert error.startswith(f"error: output_dir: got out, to which process {holder.pid} on ")
     assert error.count("\n") == 1
 
 
-def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, capfd):
+def test_train_with_lora_evaluation_checkpoint_and_resume(recipe, ran):
     adapter = {"use_peft": True, "lora_target_modules": "all-linear"}
     evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
     argv = recipe(**adapter, **evaluation, save_strategy="steps", save_steps=1)
-    assert main([*argv, "--max_steps", "1"]) == 0
+    ran([*argv, "--max_steps", "1"])
     assert Path("out/adapter_config.json").is_file()
     assert Path("out/checkpoint-1").is_dir()
-    capfd.readouterr()
-    assert main([*argv, "--resume_from_checkpoint", "true"]) == 0
-    out, err = capfd.readouterr()
+    out, err = ran([*argv, "--resume_from_checkpoint", "true"])
     result = yaml.safe_load(out)
     assert result["steps"] == 2
     assert {"eval_reward_first", "eval_reward_last"} <= set(result)
     assert "evaluation at step 2" in err
 
 
-def test_early_stopping(recipe, capfd):
+def test_early_stopping(recipe, ran):
     evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
     best = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "load_best_model_at_end": True}
     rewards = ["mine.py:worse_and_worse"]
     argv = recipe(reward_funcs=rewards, max_steps=4, early_stopping_patience=1, **evaluation, **best)
-    assert main(argv) == 0
-    assert yaml.safe_load(capfd.readouterr().out)["steps"] == 2
+    assert yaml.safe_load(ran(argv).out)["steps"] == 2
     assert [path.name for path in Path("out").glob("checkpoint-*")] == ["checkpoint-1"]
     best, saved = (load_file(f"out/{name}model.safetensors") for name in ("checkpoint-1/", ""))
     assert all(torch.equal(best[name], saved[name]) for name in best)
 
 
-def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
+def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, ran):
     argv = recipe(save_strategy="steps", save_steps=1)
     save = torch.save
 
@@ -165,32 +158,28 @@ def test_a_full_disk_a_second_run_and_a_resumed_one(recipe, monkeypatch, capfd):
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
-        assert main(argv) == 1
-    error = capfd.readouterr().err.splitlines()[-1]
+        error = ran(argv, 1).err.splitlines()[-1]
     assert error.startswith("error: disk full: out/checkpoint-2/optimizer.pt could not be written")
     assert f"The run up to {Path('out/checkpoint-1').resolve()} is saved" in error
     go_on = re.search(r"--resume_from_checkpoint (\S+)", error)
 
     with monkeypatch.context() as patch:
         patch.setattr("trl_drgrpo.cli.job.prepare", lambda given: pytest.fail("refused too late"))
-        assert main(argv) == 2
-        assert "error: output_dir: got out, which holds another run (checkpoint-1);" in capfd.readouterr().err
-        assert main([*argv, "--resume_from_checkpoint", "true", "--overwrite_output_dir", "true"]) == 2
-        assert "overwrite_output_dir: got true beside resume_from_checkpoint true" in capfd.readouterr().err
-    assert main([*argv, *go_on.group().split()]) == 0
-    out, err = capfd.readouterr()
+        assert "error: output_dir: got out, which holds another run (checkpoint-1);" in ran(argv, 2).err
+        both = ran([*argv, "--resume_from_checkpoint", "true", "--overwrite_output_dir", "true"], 2)
+        assert "overwrite_output_dir: got true beside resume_from_checkpoint true" in both.err
+    out, err = ran([*argv, *go_on.group().split()])
     assert yaml.safe_load(out)["steps"] == 2
     assert "starting from scratch" not in err
 
 
-def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, capsys):
+def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, ran):
     monkeypatch.setattr("trl.GRPOTrainer.__init__", lambda *a, **k: pytest.fail("a model was about to load"))
     monkeypatch.setenv("TRL_DRGRPO_TEST", "before")
     own = {"scale_rewards": False, "hub_token": "hf_secret", "beta": 0.0, "temperature": 1.0, "lora_r": 16}
     argv = [*recipe(**own, env={"TRL_DRGRPO_TEST": 5}), "--dry_run", "--learning_rate", "3e-4"]
-    assert main(argv) == 0
+    out = ran(argv).out
     assert os.environ["TRL_DRGRPO_TEST"] == "5"  # set before anything else
-    out = capsys.readouterr().out
     shown = yaml.safe_load(out)
     assert shown["scale_rewards"] == "none"
     assert shown["loss_normalizer"] == 8  # max_completion_length
@@ -204,34 +193,32 @@ def test_dry_run_is_a_recipe_and_loads_no_model(recipe, folder, monkeypatch, cap
     assert "# train data: 8 rows, columns prompt, answer" in out
     assert not Path("out").exists()
     (folder / "again.yaml").write_text(out)
-    assert main(["train", "--config", "again.yaml", "--dry_run"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out) == shown
+    assert yaml.safe_load(ran(["train", "--config", "again.yaml", "--dry_run"]).out) == shown
 
 
-def test_pass_rates_of_one_run_guide_the_next(recipe, folder, capfd):
+def test_pass_rates_of_one_run_guide_the_next(recipe, folder, ran):
     """The prompts of the table that a run logs are those of the next run: a message list here."""
     fields = {"reward_funcs": ["mine.py:odd"], "system_prompt": "Add.", "max_steps": 1}
-    assert main(recipe(**fields, log_completions=True, output_dir="first")) == 0
+    ran(recipe(**fields, log_completions=True, output_dir="first"))
     argv = ["--rewards", "mine.py:odd", "--data", "first/completions", "--pass_rates", "rates.jsonl"]
-    assert main(["score", *argv]) == 0
+    said = ran(["score", *argv]).err
     rates = read_lines("rates.jsonl")
     assert [rate["completions"] for rate in rates] == [4, 4]
     assert all(rate["prompt"].startswith("Add. ") for rate in rates)
-    assert "Pass rates of 2 prompts by odd: rates.jsonl" in capfd.readouterr().err
+    assert "Pass rates of 2 prompts by odd: rates.jsonl" in said
 
     write_lines("rates.jsonl", [{**rate, "pass_rate": 0.0} for rate in rates])
     guided = recipe(**fields, curriculum=True, prior_pass_rates="rates.jsonl", max_sampling_rounds=2, save_steps=1)
-    assert main([*guided, "--save_strategy", "steps"]) == 0
+    ran([*guided, "--save_strategy", "steps"])
     state = json.loads(Path("out/checkpoint-1/drgrpo_features.json").read_text())["PromptSampling"]
     assert {rate["key"] for rate in rates} <= set(state["pass_rates"]["counts"])
     strangers = recipe(**{**fields, "system_prompt": "Subtract."}, prior_pass_rates="rates.jsonl")
-    assert main([*strangers, "--output_dir", "other", "--curriculum", "--max_sampling_rounds", "2"]) == 2
-    said = "rates.jsonl, which has none of the prompts; expected pass rates of the same prompts."
-    assert said in capfd.readouterr().err
+    said = ran([*strangers, "--output_dir", "other", "--curriculum", "--max_sampling_rounds", "2"], 2).err
+    assert "rates.jsonl, which has none of the prompts; expected pass rates of the same prompts." in said
 
 
 @pytest.mark.parametrize(("source", "named"), [("data", None), ("some/name", "some/name")])
-def test_push_to_hub_names_only_a_hub_dataset(recipe, monkeypatch, capsys, source, named):
+def test_push_to_hub_names_only_a_hub_dataset(recipe, monkeypatch, ran, source, named):
     from trl_drgrpo.cli import data
     from trl_drgrpo.trainer import DrGRPOTrainer
 
@@ -240,16 +227,14 @@ def test_push_to_hub_names_only_a_hub_dataset(recipe, monkeypatch, capsys, sourc
     monkeypatch.setattr(data, "load_data", lambda _, **keywords: load("data", **keywords))
     monkeypatch.setattr(DrGRPOTrainer, "init_hf_repo", lambda self, *a: setattr(self, "hub_model_id", "me/it"))
     monkeypatch.setattr(DrGRPOTrainer, "push_to_hub", lambda self, **keywords: calls.append(keywords))
-    assert main(recipe(dataset_name=source, push_to_hub=True, max_steps=1)) == 0
+    assert "https://huggingface.co/me/it" in ran(recipe(dataset_name=source, push_to_hub=True, max_steps=1)).err
     assert calls[-1] == {"dataset_name": named}
-    assert "https://huggingface.co/me/it" in capsys.readouterr().err
 
 
-def test_a_mixture_of_datasets(recipe, folder, capsys):
+def test_a_mixture_of_datasets(recipe, folder, ran):
     entry = {"path": "json", "data_files": str(folder / "data" / "train.jsonl")}
     argv = recipe(dataset_name=None, datasets=[entry, {**entry, "columns": ["question", "answer"]}])
-    assert main([*argv, "--dry_run"]) == 0
-    assert "# train data: 16 rows" in capsys.readouterr().out
+    assert "# train data: 16 rows" in ran([*argv, "--dry_run"]).out
 
 
 def test_the_flags_mean_what_they_mean_to_trl(recipe):
@@ -277,25 +262,22 @@ def test_the_flags_mean_what_they_mean_to_trl(recipe):
 
 
 @pytest.mark.parametrize(("_", "changes", "message"), cases("cli.tsv", "train"))
-def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, recipe, monkeypatch, capsys):
+def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, recipe, monkeypatch, ran):
     loads = "trl_drgrpo.upstream.trl_overrides.HostTrainer.__init__"
     monkeypatch.setattr(loads, lambda *a, **k: pytest.fail("a model was about to load"))
     changes = yaml.safe_load(changes)
-    assert main(recipe(**changes)) == 2
-    out, err = capsys.readouterr()
+    out, err = ran(recipe(**changes), 2)
     assert out == ""
     assert "Traceback" not in err
     error = err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
     if changes.keys() <= {"report_to", "model_init_kwargs"}:  # a dry run checks inputs and model as the trainer does
-        assert main([*recipe(**changes), "--dry_run"]) == 2
-        assert message in capsys.readouterr().err
+        assert message in ran([*recipe(**changes), "--dry_run"], 2).err
 
 
-def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, capsys):
-    assert main(recipe(reward_funcs=["mine.py:short_later"])) == 2
-    err = capsys.readouterr().err
+def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, ran):
+    err = ran(recipe(reward_funcs=["mine.py:short_later"]), 2).err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("error: reward function 'short_later': got 1 rewards; expected a list of 8")
     assert (folder / "out" / "checkpoint-1").exists()
@@ -311,10 +293,8 @@ def test_two_processes_print_one_result(recipe):
     assert yaml.safe_load(done.stdout)["steps"] == 2  # two documents would not parse as one mapping
 
 
-def test_the_qlora_preset_trains_an_adapter_on_a_4_bit_base(recipe, capfd):
-    assert main(recipe(preset="qlora", learning_rate=None, lora_r=2)) == 0
-    out = capfd.readouterr().out
-    assert yaml.safe_load(out)["steps"] == 2
+def test_the_qlora_preset_trains_an_adapter_on_a_4_bit_base(recipe, ran):
+    assert yaml.safe_load(ran(recipe(preset="qlora", learning_rate=None, lora_r=2)).out)["steps"] == 2
     adapter = json.loads(Path("out/adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"], adapter["lora_dropout"]) == (2, 32, 0.0)  # what is given wins
     assert {"q_proj", "down_proj"} <= {name.rpartition(".")[2] for name in adapter["target_modules"]}
@@ -326,9 +306,8 @@ def test_the_qlora_preset_trains_an_adapter_on_a_4_bit_base(recipe, capfd):
     assert all(w.any() for name, w in weights.items() if "lora_B" in name)  # it has moved away from 0
 
 
-def test_the_dry_run_shows_what_the_preset_sets_and_stays_a_recipe(recipe, folder, capsys):
-    assert main([*recipe(learning_rate=None), "--preset", "qlora", "--lora_r", "4", "--dry_run"]) == 0
-    out = capsys.readouterr().out
+def test_the_dry_run_shows_what_the_preset_sets_and_stays_a_recipe(recipe, folder, ran):
+    out = ran([*recipe(learning_rate=None), "--preset", "qlora", "--lora_r", "4", "--dry_run"]).out
     shown = yaml.safe_load(out)
     assert (shown["preset"], shown["lora_r"]) == ("qlora", 4)
     assert "learning_rate" not in shown  # on another device the preset chooses anew
@@ -337,5 +316,4 @@ def test_the_dry_run_shows_what_the_preset_sets_and_stays_a_recipe(recipe, folde
     assert "load_in_4bit True" in line
     assert "lora_r" not in line
     (folder / "again.yaml").write_text(out)
-    assert main(["train", "--config", "again.yaml", "--dry_run"]) == 0
-    assert capsys.readouterr().out == out
+    assert ran(["train", "--config", "again.yaml", "--dry_run"]).out == out

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import oracles
 import pytest
 import torch
-from runs import short_run, train
+from runs import Keeping, short_run, train
+from sampling_correction import BOUND, SAMPLING_CORRECTIONS, Mismatched, modeled
 
 from trl_drgrpo import DrGRPOTrainer, dr_grpo_loss
 from trl_drgrpo.common.errors import RewardError
+from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.step_advantages import STEP_BASELINES
 from trl_drgrpo.objective.value_baseline import ValueBaseline, value_differences
@@ -26,18 +28,10 @@ NAN = float("nan")
 WIDTH = 12
 
 
-class Spy(DrGRPOTrainer):
-    """Keeps generation batches with their advantages, before they are shuffled, and what goes to TRL's loss."""
+class Spy(Keeping, DrGRPOTrainer):
+    """Keeps what goes to TRL's loss, too."""
 
     handed = ()
-
-    def on_rollouts(self, rollouts):
-        self.seen = super().on_rollouts(rollouts)
-        return self.seen
-
-    def on_credit(self, batch):
-        self.credited = batch
-        super().on_credit(batch)
 
     def loss_constants(self, inputs):
         constants = super().loss_constants(inputs)
@@ -70,7 +64,7 @@ def trained(tmp_path_factory, prompts, tokenizer, saved_model):
         "run_log": False,
     }
     trainer = train(Spy, settings, prompts, tokenizer, [first, second], saved_model)
-    trainer.run = SimpleNamespace(seen=trainer.seen, credited=trainer.credited, handed=trainer.handed)
+    trainer.run = SimpleNamespace(seen=trainer.rollouts, credited=trainer.credited, handed=trainer.handed)
     return trainer
 
 
@@ -388,3 +382,25 @@ def test_without_a_generation_engine_no_weights_are_logged(trained):
 
 def test_describing_all_this_failed_nowhere(trained):
     assert trained.describing.failures == {}
+
+
+# TRL's correction for an engine whose probabilities are another's: what it weighs a row, by mode
+
+
+LENGTHS, SIGMA = (4, 16, 64, 256), 0.14  # T sigma^2 as with 512 to 2048 tokens at sigma = .05 for the last two
+
+
+@pytest.fixture(scope="module")
+def weighed(tmp_path_factory):
+    """Mean weight of a row by its length, for each mode under the same noise: 512 rows of each length."""
+    trainer = Mismatched(tmp_path_factory.mktemp("mismatched"), rows=2048, lengths=LENGTHS, sigma=SIGMA)
+    weights = {mode: trainer.weights(mode, seed=1) for mode in SAMPLING_CORRECTIONS}
+    assert trainer.describing.failures == {}
+    return {mode: [logged[name] for name in QUARTERS] for mode, logged in weights.items()}
+
+
+@pytest.mark.parametrize("mode", SAMPLING_CORRECTIONS)
+def test_each_mode_weighs_rows_as_a_lognormal_model_says(mode, weighed):
+    expected = [modeled(mode, length, SIGMA) for length in LENGTHS]
+    spread = BOUND / 2 / 512**0.5  # of a mean of 512 values between 0 and the bound, at most
+    assert weighed[mode] == pytest.approx(expected, abs=0.01 if mode.startswith("token") else 3 * spread)

@@ -10,7 +10,7 @@ from runs import logged, parity_reward, short_run
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from trl_drgrpo import DrGRPOTrainer, ProgressCallback
+from trl_drgrpo import ProgressCallback
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescriptionGuard
@@ -59,10 +59,9 @@ class Said(logging.Handler):
         self.records.append(record)
 
 
-def build(folder, prompts, tokenizer, **arguments):
+def build(folder, prompts, tokenizer, **given):
     fields = {**short_run(folder), "save_strategy": "steps", "save_steps": 2, "step_separator": ["tokens:3"]}
-    fields |= arguments.pop("fields", {})
-    return runs.build(DrGRPOTrainer, fields, prompts, tokenizer, parity_reward, **arguments)
+    return runs.sharing(runs.build, fields, prompts, tokenizer, parity_reward)(**given)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +70,8 @@ def broken(tmp_path_factory, prompts, tokenizer):
     said = Said()
     logger = logging.getLogger("trl_drgrpo.upstream.description")
     logger.addHandler(said)
-    arguments = {"callbacks": [ProgressCallback()], "step_reward_funcs": step_reward}
-    trainer = build(tmp_path_factory.mktemp("run"), prompts, tokenizer, **arguments, fields={"log_completions": True})
+    given = {"callbacks": [ProgressCallback()], "step_reward_funcs": step_reward, "log_completions": True}
+    trainer = build(tmp_path_factory.mktemp("run"), prompts, tokenizer, **given)
     with pytest.MonkeyPatch.context() as patch:
         for target in BROKEN:
             patch.setattr(target, breaks)
@@ -106,15 +105,15 @@ def test_the_run_is_trained_and_saved_all_the_same(broken, tokenizer):
 
 def test_its_checkpoint_resumes(broken, prompts, tokenizer):
     trainer, _ = broken
-    arguments = {"step_reward_funcs": step_reward, "fields": {"max_steps": 4, "save_strategy": "no"}}
-    again = build(trainer.args.output_dir, prompts, tokenizer, **arguments)
+    given = {"step_reward_funcs": step_reward, "max_steps": 4, "save_strategy": "no"}
+    again = build(trainer.args.output_dir, prompts, tokenizer, **given)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 4
     assert again.describing.failures == {}
 
 
 def test_a_rank_that_cannot_look_at_its_rows_takes_part_in_every_exchange(tmp_path, prompts, tokenizer, monkeypatch):
-    trainer = build(tmp_path, prompts, tokenizer, fields={"max_steps": 4, "save_strategy": "no"})
+    trainer = build(tmp_path, prompts, tokenizer, max_steps=4, save_strategy="no")
     exchanges, original = [], trainer.gathered
     elsewhere = {3: [None]}  # in the third step another rank has nothing to say
 
@@ -151,9 +150,8 @@ def test_a_callback_of_the_user_may_end_the_run_when_logging(tmp_path, prompts, 
         def on_log(self, *args, **kwargs):
             raise Enough
 
-    fields = {"save_strategy": "no", "max_steps": 1}
     with pytest.raises(Enough):
-        build(tmp_path, prompts, tokenizer, fields=fields, callbacks=[Stops()]).train()
+        build(tmp_path, prompts, tokenizer, max_steps=1, save_strategy="no", callbacks=[Stops()]).train()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

@@ -8,8 +8,9 @@ import statistics
 from pathlib import Path
 
 import pytest
+import runs
 import torch
-from runs import STOCK, assert_same_weights, failing, parity_reward, short_run, step_reward, train, weights
+from runs import STOCK, assert_same_weights, failing, parity_reward, read_lines, short_run, step_reward, weights
 from transformers import HfArgumentParser, TrainerCallback
 from trl import GRPOTrainer
 
@@ -30,16 +31,14 @@ from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}
 
 
-def run(settings, prompts, tokenizer, reward=parity_reward, trainer_arguments=None, **fields):
-    fields = {**settings, **fields}
-    return train(DrGRPOTrainer, fields, prompts, tokenizer, reward, **(trainer_arguments or {}))
+@pytest.fixture
+def run(train):
+    return lambda reward=parity_reward, **given: train(reward, **given)
 
 
-def read(settings, name):
-    path = Path(settings["output_dir"]) / "_drgrpo" / name
-    if name.endswith(".json"):
-        return json.loads(path.read_text(encoding="utf-8"))
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read(output, name):
+    path = output / "_drgrpo" / name
+    return json.loads(path.read_text(encoding="utf-8")) if name.endswith(".json") else read_lines(path)
 
 
 class Capture(TrainerCallback):
@@ -52,20 +51,21 @@ class Capture(TrainerCallback):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, prompts, tokenizer):
-    """One run for several tests: its trainer, its settings and what a callback saw."""
+    """One run for several tests: its trainer, its settings, what a callback saw, and the trackers' folder."""
     pytest.importorskip("tensorboard")
-    fields = short_run(tmp_path_factory.mktemp("whole") / "run")
+    fields = short_run(tmp_path_factory.mktemp("whole") / "run") | {"report_to": "tensorboard"}
     fields |= {"max_steps": 4, "record_groups": -1, "hub_token": "hf_secret", "correct_threshold": 1.0}
     capture = Capture()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path_factory.mktemp("events")))
-        trainer = run(fields, prompts, tokenizer, trainer_arguments={"callbacks": [capture]}, report_to="tensorboard")
+        trainer = runs.train(DrGRPOTrainer, fields, prompts, tokenizer, parity_reward, callbacks=[capture])
         return trainer, fields, capture.seen, os.environ["TENSORBOARD_LOGGING_DIR"]
 
 
 def test_the_run_log_of_a_run(whole):
-    trainer, settings, _, _ = whole
-    facts = read(settings, "run.json")
+    trainer = whole[0]
+    output = Path(trainer.args.output_dir)
+    facts = read(output, "run.json")
     assert facts["ended"]["how"] == "finished"
     assert [(start["step"], start["device"], start["processes"]) for start in facts["starts"]] == [(0, "cpu", 1)]
     assert facts["objective"]["loss_normalizer"] == 12
@@ -74,17 +74,18 @@ def test_the_run_log_of_a_run(whole):
     assert facts["rewards"] == {"names": ["parity_reward"], "weights": [1.0]}
     assert (facts["max_steps"], facts["step_rewards"], facts["adapter"]) == (4, None, None)
     assert "hf_secret" not in json.dumps(facts)
-    metrics = read(settings, "metrics.jsonl")
+    metrics = read(output, "metrics.jsonl")
     assert [entry["step"] for entry in metrics] == [1, 2, 3, 4, 4]  # the last one is transformers' summary
     for entry, logged in zip(metrics, trainer.state.log_history, strict=True):
         details = {name: value for name, value in entry["logs"].items() if DETAILS.match(name)}
         assert {name: logged[name] for name in entry["logs"] if name not in details} | details == entry["logs"]
-    assert {entry["step"] for entry in read(settings, "completions.jsonl")} == {1, 2, 3, 4}
+    assert {entry["step"] for entry in read(output, "completions.jsonl")} == {1, 2, 3, 4}
 
 
 def test_logged_metrics_are_those_of_the_recorded_rows(whole):
-    groups = read(whole[1], "completions.jsonl")
-    for entry in read(whole[1], "metrics.jsonl")[:4]:
+    output = Path(whole[0].args.output_dir)
+    groups = read(output, "completions.jsonl")
+    for entry in read(output, "metrics.jsonl")[:4]:
         logs, of_step = entry["logs"], [g for g in groups if g["step"] == entry["step"]]
         rows = [row for group in of_step for row in group["rows"]]
         assert (len(of_step), len(rows)) == (2, 8)
@@ -111,9 +112,9 @@ def test_logged_metrics_are_those_of_the_recorded_rows(whole):
         assert logs["time/tokens_per_s"] == pytest.approx(sum(row["length"] for row in rows) / sum(seconds))
 
 
-def test_looking_changes_nothing(whole, prompts, tokenizer, tmp_path):
+def test_looking_changes_nothing(whole, run, tmp_path):
     silent = {"output_dir": str(tmp_path / "off"), "run_log": False, "run_warnings": False}
-    unseen = run({**whole[1], **silent}, prompts, tokenizer)
+    unseen = run(**{**whole[1], **silent})
     assert_same_weights(weights(whole[0]), weights(unseen))
     assert not (tmp_path / "off" / "_drgrpo").exists()
 
@@ -140,111 +141,101 @@ def test_callbacks_and_trackers_see_what_was_logged_once(whole):
     ],
     ids=["plain", "forks", "sampling"],
 )
-def test_at_most_28_metrics_of_ours_reach_the_trackers(fields, settings, prompts, tokenizer):
+def test_at_most_28_metrics_of_ours_reach_the_trackers(fields, run, output):
     steps = {"step_reward_funcs": step_reward} if "step_separator" in fields else {}
-    ours = run(settings, prompts, tokenizer, trainer_arguments=steps, **fields)
-    stock = train(GRPOTrainer, {**settings, **STOCK}, prompts, tokenizer, parity_reward)
+    ours = run(**steps, **fields)
+    stock = run(trainer_class=GRPOTrainer, **STOCK)
     of_trl = {name for logs in stock.state.log_history for name in logs}
     new = {name for logs in ours.state.log_history for name in logs} - of_trl
     assert len(new) <= 28, sorted(new)
-    in_the_log = {name for entry in read(settings, "metrics.jsonl") for name in entry["logs"]}
+    in_the_log = {name for entry in read(output, "metrics.jsonl") for name in entry["logs"]}
     assert len(in_the_log - new - of_trl) >= 18  # none is lost
 
 
-def test_step_rewards_mark_the_spans(settings, prompts, tokenizer):
-    fields = {"step_separator": ["tokens:3"], "max_steps": 2}
-    run(settings, prompts, tokenizer, trainer_arguments={"step_reward_funcs": step_reward}, **fields)
-    rows = [row for group in read(settings, "completions.jsonl") for row in group["rows"]]
+def test_step_rewards_mark_the_spans(run, output):
+    run(step_separator=["tokens:3"], max_steps=2, step_reward_funcs=step_reward)
+    rows = [row for group in read(output, "completions.jsonl") for row in group["rows"]]
     for row in rows:
         steps = [span["step"] for span in row["spans"]]
         assert steps == list(range(len(steps)))
         assert 1 <= len(steps) <= math.ceil(row["length"] / 3)  # a step ends with a character, which may take 4 tokens
         assert all(span["step_reward"] in (0.0, 1.0, 2.0) for span in row["spans"])
     assert any(len({span["advantage"] for span in row["spans"]}) > 1 for row in rows)
-    assert read(settings, "run.json")["step_rewards"] == {"names": ["step_reward"], "weights": [1.0]}
-    logs = read(settings, "metrics.jsonl")[0]["logs"]
+    assert read(output, "run.json")["step_rewards"] == {"names": ["step_reward"], "weights": [1.0]}
+    logs = read(output, "metrics.jsonl")[0]["logs"]
     assert sum(v for name, v in logs.items() if name.startswith("difficulty/gradient_weight_frac/")) == pytest.approx(
         1
     )
     assert logs["time/score_s"] > 0
 
 
-def test_an_outcome_reward_that_is_none_says_nothing_about_correctness(settings, prompts, tokenizer):
-    arguments = {"step_reward_funcs": step_reward}
-    trainer = run(settings, prompts, tokenizer, None, arguments, max_steps=1, step_separator=["tokens:3"])
+def test_an_outcome_reward_that_is_none_says_nothing_about_correctness(run):
+    trainer = run(None, step_reward_funcs=step_reward, max_steps=1, step_separator=["tokens:3"])
     assert trainer.diagnostics.correctness_rule is None
     assert "drgrpo/pass_rate" not in trainer.state.log_history[0]
     assert trainer.state.log_history[0]["drgrpo/dead_groups_frac"] < 1  # steps earned different rewards
 
 
-def test_a_continuous_reward_says_once_what_to_set(settings, prompts, tokenizer, reward, caplog):
+def test_a_continuous_reward_says_once_what_to_set(train, output, caplog):
     with caplog.at_level("INFO", logger="trl_drgrpo"):
-        trainer = run(settings, prompts, tokenizer, reward)
+        trainer = train()
     assert caplog.text.count("Set correct_threshold") == 1
     assert not [
         name for entry in trainer.state.log_history for name in entry if "correct" in name or "pass_rate" in name
     ]
-    assert all(row["right"] is None for row in read(settings, "completions.jsonl")[-1]["rows"])
+    assert all(row["right"] is None for row in read(output, "completions.jsonl")[-1]["rows"])
 
 
-def test_evaluations(settings, prompts, tokenizer):
+def test_evaluations(run, prompts, output):
     fields = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "max_steps": 2}
-    run(settings, prompts, tokenizer, trainer_arguments={"eval_dataset": prompts.select(range(2))}, **fields)
-    evaluation = next(entry for entry in read(settings, "metrics.jsonl") if entry["mode"] == "eval")
+    run(eval_dataset=prompts.select(range(2)), **fields)
+    evaluation = next(entry for entry in read(output, "metrics.jsonl") if entry["mode"] == "eval")
     assert 0 <= evaluation["logs"]["eval_drgrpo/pass_rate"] <= 1
     assert "eval_completions/unique_frac" in evaluation["logs"]
     of_training = ("gradient_weight", "dead_groups", "time/")
     assert not [name for name in evaluation["logs"] if any(word in name for word in of_training)]
-    groups = [group for group in read(settings, "completions.jsonl") if group["mode"] == "eval"]
+    groups = [group for group in read(output, "completions.jsonl") if group["mode"] == "eval"]
     assert [(group["step"], group["group"]) for group in groups] == [(2, 0), (2, 1)]  # of two batches
 
 
-def test_groups_of_a_step_that_generates_twice_have_different_numbers(settings, prompts, tokenizer):
-    run(settings, prompts, tokenizer, steps_per_generation=1, max_steps=2)
-    groups = [(group["step"], group["group"]) for group in read(settings, "completions.jsonl")]
+def test_groups_of_a_step_that_generates_twice_have_different_numbers(run, output):
+    run(steps_per_generation=1, max_steps=2)
+    groups = [(group["step"], group["group"]) for group in read(output, "completions.jsonl")]
     assert groups == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert read_run(settings["output_dir"]).completions.groups == 4
+    assert read_run(output).completions.groups == 4
 
 
-def test_a_run_that_fails_says_how(settings, prompts, tokenizer):
+def test_a_run_that_fails_says_how(run, output):
     with pytest.raises(RewardError):
-        run(settings, prompts, tokenizer, failing(2))
-    assert read(settings, "run.json")["ended"]["how"] == "failed: RewardError"
-    assert read(settings, "run.json")["ended"]["step"] == 1
+        run(failing(2))
+    assert read(output, "run.json")["ended"]["how"] == "failed: RewardError"
+    assert read(output, "run.json")["ended"]["step"] == 1
 
 
-def test_a_resumed_run_appends_repeats_no_warning_and_records_the_same(settings, prompts, tokenizer, tmp_path):
-    fields = {
-        **settings,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "max_steps": 4,
-        "record_groups": 1,
-        "run_warnings": HAIR_TRIGGER,
-        "correct_threshold": None,
-    }
-    whole = run(fields, prompts, tokenizer)
-    before = read(fields, "completions.jsonl")
-    assert [(w["step"], w["cause"]) for w in read(fields, "warnings.jsonl")] == [(1, "truncation")]
-    resumed = run(fields, prompts, tokenizer, trainer_arguments={"resume": f"{fields['output_dir']}/checkpoint-2"})
+def test_a_resumed_run_appends_repeats_no_warning_and_records_the_same(run, output):
+    fields = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "record_groups": 1}
+    fields |= {"run_warnings": HAIR_TRIGGER, "correct_threshold": None}
+    whole = run(**fields)
+    before = read(output, "completions.jsonl")
+    assert [(w["step"], w["cause"]) for w in read(output, "warnings.jsonl")] == [(1, "truncation")]
+    resumed = run(**fields, resume=output / "checkpoint-2")
     assert_same_weights(weights(whole), weights(resumed))
-    assert [start["step"] for start in read(fields, "run.json")["starts"]] == [0, 2]
-    assert len(read(fields, "warnings.jsonl")) == 1
+    assert [start["step"] for start in read(output, "run.json")["starts"]] == [0, 2]
+    assert len(read(output, "warnings.jsonl")) == 1
 
     def untimed(groups):
         return [{key: value for key, value in group.items() if key != "time"} for group in groups]
 
-    assert untimed(read(fields, "completions.jsonl")) == untimed(before + before[2:])
+    assert untimed(read(output, "completions.jsonl")) == untimed(before + before[2:])
 
 
-def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenizer, reward, caplog):
-    fields = {**settings, "save_strategy": "steps", "save_steps": 2}
-    run(fields, prompts, tokenizer, reward)
-    checkpoint = Path(fields["output_dir"]) / "checkpoint-2"
+def test_what_was_seen_of_a_reward_survives_a_resume(train, output, caplog):
+    train(save_strategy="steps", save_steps=2)
+    checkpoint = output / "checkpoint-2"
     state = json.loads((checkpoint / FEATURES_FILE).read_text())["Diagnostics"]
     assert state["right_is_binary"] is False
     caplog.clear()
-    resumed = run(fields, prompts, tokenizer, reward, {"resume": checkpoint})
+    resumed = train(save_strategy="steps", save_steps=2, resume=checkpoint)
     assert resumed.diagnostics.correctness_rule.is_binary is False
     assert "correct_threshold" not in caplog.text
 
@@ -253,27 +244,25 @@ def test_what_was_seen_of_a_reward_survives_a_resume(settings, prompts, tokenize
     ("fields", "generating"), [({"num_iterations": 2}, [1, 3]), ({"steps_per_generation": 1}, [1, 2, 3])]
 )
 def test_the_watches_see_every_optimizer_step_however_seldom_it_is_logged(
-    settings, prompts, tokenizer, monkeypatch, fields, generating
+    run, output, monkeypatch, fields, generating
 ):
-    observed = []
-    observe = RunWarnings.observe
+    observed, observe = [], RunWarnings.observe
     monkeypatch.setattr(
         RunWarnings,
         "observe",
         lambda self, step, metrics: (observed.append((step, metrics)), observe(self, step, metrics)),
     )
-    fields = {**fields, "max_steps": 3, "record_groups": -1, "run_warnings": HAIR_TRIGGER}
-    trainer = run(settings, prompts, tokenizer, logging_steps=2, **fields)
+    trainer = run(logging_steps=2, max_steps=3, record_groups=-1, run_warnings=HAIR_TRIGGER, **fields)
     assert [entry["step"] for entry in trainer.state.log_history[:-1]] == [2]
     assert [step for step, _ in observed] == [1, 2, 3]
     assert all("step_time" in metrics for _, metrics in observed)
     assert [step for step, metrics in observed if "reward" in metrics] == generating
-    groups = read(settings, "completions.jsonl")
+    groups = read(output, "completions.jsonl")
     for step, metrics in observed:
         rewards = [row["reward"] for group in groups if group["step"] == step for row in group["rows"]]
         assert metrics.get("reward") == (pytest.approx(statistics.fmean(rewards)) if rewards else None)
         assert metrics.get("drgrpo/reward_min") == (0.0 if 0.0 in rewards else 1.0 if rewards else None)
-    assert [(w["step"], w["cause"]) for w in read(settings, "warnings.jsonl")] == [(1, "truncation")]
+    assert [(w["step"], w["cause"]) for w in read(output, "warnings.jsonl")] == [(1, "truncation")]
 
 
 def test_settings_from_the_command_line_and_from_recipes(monkeypatch):
@@ -292,24 +281,6 @@ def test_settings_from_the_command_line_and_from_recipes(monkeypatch):
         ["--output_dir", "x", "--run_warnings", "false", "--correct_threshold", "0.5"]
     )
     assert (config.run_warnings, config.correct_threshold) == (False, 0.5)
-
-
-BAD = {
-    "record_groups": [-2, 1.5],
-    "run_log": ["no"],
-    "correct_reward": [3],
-    "correct_threshold": [math.inf, "0.5", True],
-    "micro_batching": ["fast"],
-    "share_prompts": ["yes"],
-    "fast_generation": [1],
-    "adapter_dtype": ["bfloat16"],
-}
-
-
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values])
-def test_bad_settings_are_named(field, value):
-    with pytest.raises(InputError, match=f"^{field}: got"):
-        DrGRPOConfig(**{field: value})
 
 
 def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
@@ -347,22 +318,22 @@ def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
     ]
 
 
-def test_a_truncated_row_that_is_masked_is_recorded_as_such(settings, prompts, tokenizer):
-    run(settings, prompts, tokenizer, mask_truncated_completions=True, max_completion_length=4, record_groups=-1)
-    rows = [row for group in read(settings, "completions.jsonl") for row in group["rows"]]
+def test_a_truncated_row_that_is_masked_is_recorded_as_such(run, output):
+    run(mask_truncated_completions=True, max_completion_length=4, record_groups=-1)
+    rows = [row for group in read(output, "completions.jsonl") for row in group["rows"]]
     cut = [row for row in rows if row["truncated"]]
     assert cut
     assert all(span["masked"] and span["advantage"] == 0 for row in cut for span in row["spans"])
     assert all(row["length"] == 4 for row in cut)
 
 
-def test_a_run_that_forks_records_its_trees(settings, prompts, tokenizer):
+def test_a_run_that_forks_records_its_trees(run, output):
     forked = {"forks": 2, "fork_depth": 2, "num_generations": 8, "step_separator": ["tokens:2"]}
-    run(settings, prompts, tokenizer, record_groups=-1, max_steps=1, per_device_train_batch_size=8, **forked)
-    assert read(settings, "run.json")["settings"]["fork_depth"] == 2
-    groups = read(settings, "completions.jsonl")
+    run(record_groups=-1, max_steps=1, per_device_train_batch_size=8, **forked)
+    assert read(output, "run.json")["settings"]["fork_depth"] == 2
+    groups = read(output, "completions.jsonl")
     assert {tuple(group["forks"]) for group in groups} == {(2, 2)}
-    report = report_contents([read_run(settings["output_dir"])])
+    report = report_contents([read_run(output)])
     assert {"Forks", "Sampled tokens"} <= {panel["title"] for panel in report["panels"]}
     trees = [(group["rows"], group["tree"]) for group in report["runs"][0]["groups"]]
     assert len(trees) == len(groups) == 2

@@ -1,35 +1,32 @@
 """Mixtures of experts, and other families than the tiny Qwen2 of all other tests: two steps, a card, a saved model."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from runs import assert_same_weights, length_reward, train, weights
+from runs import assert_same_weights, weights
 from tiny_families import DENSE, EXPERTS, tiny
 from transformers import AutoModelForCausalLM
-
-from trl_drgrpo import DrGRPOTrainer
 
 SAVES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
 
 
-def trained(settings, prompts, tokenizer, family, **fields):
+@pytest.fixture
+def trained(train, tokenizer, output):
     """A trainer after two steps and a save; its weights have moved and can be loaded."""
-    model = tiny(family, tokenizer)
-    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    fields = {**settings, **SAVES, **fields}
-    trainer = train(DrGRPOTrainer, fields, prompts, tokenizer, length_reward, model)
-    trainer.save_model()
-    assert any(not torch.equal(start[name], value) for name, value in weights(trainer).items())
-    loaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
-    assert_same_weights(weights(trainer), dict(loaded.named_parameters()))
-    assert trainer.describing.failures == {}
-    return trainer
 
+    def trained(family, **fields):
+        model = tiny(family, tokenizer)
+        start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        trainer = train(model=model, **SAVES, **fields)
+        trainer.save_model()
+        assert any(not torch.equal(start[name], value) for name, value in weights(trainer).items())
+        loaded = AutoModelForCausalLM.from_pretrained(output)
+        assert_same_weights(weights(trainer), dict(loaded.named_parameters()))
+        assert trainer.describing.failures == {}
+        return trainer
 
-def card(settings):
-    return (Path(settings["output_dir"]) / "README.md").read_text(encoding="utf-8")
+    return trained
 
 
 slow = pytest.mark.slow
@@ -47,20 +44,19 @@ slow = pytest.mark.slow
         *[pytest.param(family, 0.0, None, marks=slow) for family in EXPERTS],
     ],
 )
-def test_experts_train_and_save(family, given, weight, settings, prompts, tokenizer):
-    trainer = trained(settings, prompts, tokenizer, family, router_aux_loss_coef=given)
-    stated = re.search(r"router's load-balancing loss, weight ([\d.]+)\.$", card(settings), re.MULTILINE)
+def test_experts_train_and_save(family, given, weight, trained, output):
+    trainer = trained(family, router_aux_loss_coef=given)
+    card = (output / "README.md").read_text(encoding="utf-8")
+    stated = re.search(r"router's load-balancing loss, weight ([\d.]+)\.$", card, re.MULTILINE)
     assert (stated[1] if stated else None) == weight
     assert ("aux_loss" in trainer.state.log_history[0]) == (weight is not None)
     assert trainer.fast_path.plans == (weight is None)
 
 
-def test_experts_resume_bit_for_bit(settings, prompts, tokenizer):
+def test_experts_resume_bit_for_bit(trained, train, tokenizer, output):
     # The file holds each expert by itself, the model all of them as one tensor.
-    whole = trained(settings, prompts, tokenizer, "Qwen3Moe")
-    model, checkpoint = tiny("Qwen3Moe", tokenizer), str(Path(settings["output_dir"]) / "checkpoint-1")
-    fields = {**settings, **SAVES}
-    resumed = train(DrGRPOTrainer, fields, prompts, tokenizer, length_reward, model, resume=checkpoint)
+    whole, checkpoint = trained("Qwen3Moe"), str(output / "checkpoint-1")
+    resumed = train(model=tiny("Qwen3Moe", tokenizer), **SAVES, resume=checkpoint)
     assert_same_weights(weights(whole), weights(resumed))
     resumed.state.best_model_checkpoint = checkpoint  # as load_best_model_at_end=True leaves it
     resumed._load_best_model()
@@ -70,5 +66,5 @@ def test_experts_resume_bit_for_bit(settings, prompts, tokenizer):
 
 @slow
 @pytest.mark.parametrize("family", DENSE)
-def test_other_families_train_and_save(family, settings, prompts, tokenizer):
-    trained(settings, prompts, tokenizer, family)
+def test_other_families_train_and_save(family, trained):
+    trained(family)

@@ -5,14 +5,14 @@ from itertools import product
 import pytest
 import torch
 from datasets import Dataset
-from gradient_runs import EXACT, GEOMETRY, STOCK, Watching, difference, gradients, half_dead
-from runs import assert_same_weights, logged, step_reward, train, weights
+from gradient_runs import EXACT, Watching, difference, gradients, half_dead
+from runs import assert_same_weights, logged, step_reward, weights
 from tiny import tiny_model
-from transformers import AutoModelForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
+from trl import GRPOTrainer
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.check.parity import LONG_PROMPTS, completion_reward, record
+from trl_drgrpo.check.parity import LONG_PROMPTS, completion_reward
 from trl_drgrpo.features.fast_path import tree_mask
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 
@@ -210,6 +210,30 @@ def test_controls_differ(trainer_class, settings):
     assert difference(gradients(trainer_class, settings), gradients(GRPOTrainer, settings)) > 1e-6
 
 
+# Continuous batching of transformers
+
+PAGE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"  # below transformers 5.18
+CONTINUOUS = {
+    "use_transformers_continuous_batching": True,
+    "transformers_continuous_batching_config": {PAGE: 16, "num_blocks": 64, "max_batch_tokens": 256},
+}
+
+
+def one_dead_group(prompts, completion_ids, **kwargs):
+    return [float("1+2" not in text and sum(ids) % 2) for text, ids in zip(prompts, completion_ids, strict=True)]
+
+
+def test_with_continuous_batching_a_step_is_taken_on_the_fast_path(train):
+    torch.manual_seed(0)
+    data = Dataset.from_dict({"prompt": ["1+2=", "7*8=", "12345+67890="]})
+    fields = {"max_steps": 1, "gradient_accumulation_steps": 3, "use_cpu": True, "bf16": False, **CONTINUOUS}
+    run = train(one_dead_group, data=data, **fields)
+    [step] = [entry for entry in run.state.log_history if "grad_norm" in entry]
+    assert step["grad_norm"] > 0
+    assert step["drgrpo/rows_skipped_frac"] >= 1 / 3  # the dead group
+    assert step["drgrpo/upstream_token_frac"] < 2 / 3  # and prompts run once
+
+
 # A step without any signal
 
 
@@ -217,9 +241,8 @@ def never(completion_ids, **kwargs):
     return [0.7] * len(completion_ids)
 
 
-def test_a_step_without_signal_still_is_a_step(settings, prompts, tokenizer):
+def test_a_step_without_signal_still_is_a_step(train, tokenizer):
     # weight decay and momentum go on, as with gradients of zero: not as with gradients of None
-    settings = {**settings, "weight_decay": 0.1, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
     seen = []
 
     class Recording(DrGRPOTrainer):
@@ -228,7 +251,8 @@ def test_a_step_without_signal_still_is_a_step(settings, prompts, tokenizer):
             seen.append([p.grad for p in model.parameters() if p.requires_grad])
             return loss
 
-    trainer = train(Recording, {**settings, "max_steps": 1}, prompts, tokenizer, never)
+    fields = {"weight_decay": 0.1, "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_steps": 1}
+    trainer = train(never, trainer_class=Recording, **fields)
     assert all(gradient is not None and not gradient.any() for gradient in seen[-1])
     for name, start in tiny_model(tokenizer).named_parameters():
         decays = name.endswith("weight") and "norm" not in name
@@ -240,13 +264,13 @@ def test_a_step_without_signal_still_is_a_step(settings, prompts, tokenizer):
 
 
 @pytest.fixture
-def metrics(settings, prompts, tokenizer, saved_model):
+def metrics(train, saved_model):
     """What is logged of each step, ours and with all rows in one of TRL's micro-batches."""
 
     def metrics(reward, **fields):
         def logs(**extra):
             model = AutoModelForCausalLM.from_pretrained(saved_model)  # a reference is loaded from the same place
-            trainer = train(DrGRPOTrainer, {**settings, **fields, **extra}, prompts, tokenizer, reward, model)
+            trainer = train(reward, model=model, **{**fields, **extra})
             return [entry for entry in trainer.state.log_history if "entropy" in entry]
 
         steps = fields.get("steps_per_generation", 2) // 2
@@ -276,11 +300,11 @@ def test_entropy_and_kl_over_all_rows_where_none_is_left_out(metrics, reward):
     assert a["kl"] > 0
 
 
-def test_what_was_planned_is_logged(settings, prompts, tokenizer):
+def test_what_was_planned_is_logged(train):
     def reward(completion_ids, **kwargs):  # the second group of each two is dead
         return [float(sum(ids) % 2) if i < 4 else 1.0 for i, ids in enumerate(completion_ids)]
 
-    trainer = train(DrGRPOTrainer, {**settings, "run_log": False}, prompts, tokenizer, reward)
+    trainer = train(reward, run_log=False)
     assert logged(trainer, "drgrpo/rows_skipped_frac")[-1] >= 0.5
     assert 0 < logged(trainer, "drgrpo/useful_token_frac")[-1] <= 1
     assert 0 < logged(trainer, "drgrpo/upstream_token_frac")[-1] < 0.7
@@ -288,9 +312,7 @@ def test_what_was_planned_is_logged(settings, prompts, tokenizer):
 
 
 @pytest.mark.parametrize(("micro_batching", "allowed"), [("exact", False), ("upstream", True)])
-def test_attention_that_plans_every_width_anew_is_off_while_packs_run(
-    micro_batching, allowed, settings, prompts, tokenizer
-):
+def test_attention_that_plans_every_width_anew_is_off_while_packs_run(micro_batching, allowed, train):
     seen = set()
 
     def reward(completion_ids, **kwargs):
@@ -298,21 +320,19 @@ def test_attention_that_plans_every_width_anew_is_off_while_packs_run(
         return [float(sum(ids) % 2) for ids in completion_ids]
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    train(DrGRPOTrainer, {**settings, "micro_batching": micro_batching, "max_steps": 1}, prompts, tokenizer, reward)
+    train(reward, micro_batching=micro_batching, max_steps=1)
     assert seen == {allowed and before}
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
-def test_inputs_that_cannot_be_regrouped_stay_with_trl(settings, prompts, tokenizer, reward, caplog):
+def test_inputs_that_cannot_be_regrouped_stay_with_trl(train, caplog):
     class Images(Watching):
         def on_rollouts(self, rollouts):
             return {**super().on_rollouts(rollouts), "anything_new": torch.zeros(len(rollouts["advantages"]))}
 
     with caplog.at_level("INFO"):
-        ours = weights(train(Images, settings, prompts, tokenizer, reward))
-    upstream = {**settings, "micro_batching": "upstream"}
-    stock = weights(train(DrGRPOTrainer, upstream, prompts, tokenizer, reward))
-    assert_same_weights(ours, stock)
+        ours = weights(train(trainer_class=Images))
+    assert_same_weights(ours, weights(train(micro_batching="upstream")))
     assert not any(Watching.plans_seen)
     assert caplog.text.count("Micro-batches with anything_new are not re-batched: they stay as TRL makes them.") == 1
 
@@ -361,22 +381,20 @@ ROWS_CUT = SETTINGS["rows cut from groups"]
 )
 def test_an_override_of_the_loss_is_applied_once_and_gets_trls_micro_batches(with_its_own, settings, name, caplog):
     stock = {key: value for key, value in settings.items() if key != "micro_batching"}
-    arguments = {"lora": False, "plain_head": True, "reward": half_dead, **GEOMETRY, **stock, **STOCK}
-    expected = [step.gradients for step in record(with_its_own(GRPOTrainer), GRPOConfig, **arguments).steps]
+    expected = gradients(with_its_own(GRPOTrainer), stock)
     assert difference(gradients(with_its_own(DrGRPOTrainer), settings), expected) <= EXACT
     assert (f"has its own {name}" in caplog.text) == (name is not None)
 
 
-def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompts, tokenizer, reward, saved_model):
+def test_a_reference_with_another_attention_is_tested_by_itself(train, saved_model):
     # the policy may share prompts, the eager reference may not: its log-probabilities would be wrong without a word
-    long = Dataset.from_dict({"prompt": LONG_PROMPTS})
-    settings |= {"beta": 0.1, "model_init_kwargs": {"attn_implementation": "eager"}, "optim": "sgd"}
-    settings |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}  # one mean, over all tokens
+    fields = {"beta": 0.1, "model_init_kwargs": {"attn_implementation": "eager"}, "optim": "sgd"}
+    fields |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}  # one mean, over all tokens
 
     def run(micro_batching):
         model = AutoModelForCausalLM.from_pretrained(saved_model)
-        config = {**settings, "micro_batching": micro_batching, "logging_steps": 1}
-        trainer = train(DrGRPOTrainer, config, long, tokenizer, reward, model)
+        data = Dataset.from_dict({"prompt": LONG_PROMPTS})
+        trainer = train(data=data, model=model, micro_batching=micro_batching, **fields)
         return trainer, logged(trainer, "kl")
 
     (ours, kl), (_, upstream_kl) = run("exact"), run("upstream")
@@ -387,8 +405,8 @@ def test_a_reference_with_another_attention_is_tested_by_itself(settings, prompt
     assert kl == pytest.approx(upstream_kl, rel=1e-3, abs=1e-6)
 
 
-def test_a_policy_that_has_diverged_stops_the_run(settings, prompts, tokenizer, reward):
+def test_a_policy_that_has_diverged_stops_the_run(train, tokenizer):
     model = tiny_model(tokenizer)
     model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="probability tensor contains either `inf`, `nan`"):
-        train(DrGRPOTrainer, settings, prompts, tokenizer, reward, model)
+        train(model=model)

@@ -8,16 +8,15 @@ from types import SimpleNamespace
 
 import oracles
 import pytest
+import runs
 import torch
 from gradient_runs import GEOMETRY, difference
 from peft import LoraConfig
-from runs import assert_same_weights, short_run, step_reward, train, weights
+from runs import Keeping, assert_same_weights, short_run, step_reward, weights
 from tiny import tiny_model
-from walk import Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import build_policy, record
-from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.resume import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.private_state import PrivateState
@@ -25,14 +24,8 @@ from trl_drgrpo.upstream.private_state import PrivateState
 FORKED = {"forks": 2, "step_separator": ["tokens:1"], "max_steps": 2}  # bytes of characters are put together
 
 
-class Spy(DrGRPOTrainer):
-    """Keeps the batches that were credited."""
-
-    seen: tuple = ()
-
-    def on_credit(self, batch):
-        self.seen = (*self.seen, batch)
-        super().on_credit(batch)
+class Spy(Keeping, DrGRPOTrainer):
+    """Keeps the batches."""
 
 
 @pytest.fixture
@@ -40,7 +33,9 @@ def settings(tmp_path):
     return {**short_run(tmp_path / "run"), **FORKED, "run_log": False}  # all metrics are logged then
 
 
-run = partial(train, Spy)
+@pytest.fixture
+def run(train):
+    return partial(train, trainer_class=Spy)
 
 
 def assert_forked(batch, trainer):
@@ -75,15 +70,15 @@ def expected_advantages(batch, args):
 
 
 VARIANTS = {
-    "outcome": ({}, {}),
-    "steps": ({"outcome_weight": 0.5, "process_weight": 0.25}, {"step_reward_funcs": step_reward}),
-    "the worst step": ({"step_credit": "min_increments"}, {"step_reward_funcs": step_reward}),
-    "cut twice": ({"fork_depth": 2, "num_generations": 8}, {}),
-    "entropy": ({"fork_at": "entropy", "fork_threshold": 4.0}, {}),
-    "doubt": ({"fork_at": "doubt", "fork_threshold": 0.5}, {"step_reward_funcs": step_reward}),
-    "adapters": ({}, {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")}),
-    "two iterations": ({"num_iterations": 2}, {}),
-    "running scale": ({"scale_by_running_std": True}, {}),
+    "outcome": {},
+    "steps": {"outcome_weight": 0.5, "process_weight": 0.25, "step_reward_funcs": step_reward},
+    "the worst step": {"step_credit": "min_increments", "step_reward_funcs": step_reward},
+    "cut twice": {"fork_depth": 2, "num_generations": 8},
+    "entropy": {"fork_at": "entropy", "fork_threshold": 4.0},
+    "doubt": {"fork_at": "doubt", "fork_threshold": 0.5, "step_reward_funcs": step_reward},
+    "adapters": {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")},
+    "two iterations": {"num_iterations": 2},
+    "running scale": {"scale_by_running_std": True},
 }
 
 
@@ -91,21 +86,20 @@ RARE = ("the worst step", "adapters", "running scale")
 
 
 @pytest.mark.parametrize("variant", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in VARIANTS])
-def test_it_trains(variant, settings, prompts, tokenizer, reward):
-    fields, arguments = VARIANTS[variant]
-    trainer = run({**settings, **fields}, prompts, tokenizer, reward, **arguments)
+def test_it_trains(variant, run, tokenizer):
+    trainer = run(**VARIANTS[variant])
     before = weights(type("Untrained", (), {"model": tiny_model(tokenizer)}))
     after = weights(trainer)
-    if "peft_config" not in arguments:
+    if variant != "adapters":
         assert max((after[name] - before[name]).abs().max() for name in before) > 1e-3
-    assert len(trainer.seen) == (1 if variant == "two iterations" else 2)
-    for batch in trainer.seen:
+    assert len(trainer.credits) == (1 if variant == "two iterations" else 2)
+    for batch in trainer.credits:
         assert_forked(batch, trainer)
     newest = 1 if variant == "running scale" else 0  # the first batch divides by 1
-    expected = expected_advantages(trainer.seen[newest], trainer.args)
+    expected = expected_advantages(trainer.credits[newest], trainer.args)
     if variant == "running scale":
-        expected = expected / trainer.seen[0].rewards.double().std()
-    torch.testing.assert_close(trainer.seen[newest].advantages, expected.float(), atol=1e-5, rtol=0)
+        expected = expected / trainer.credits[0].rewards.double().std()
+    torch.testing.assert_close(trainer.credits[newest].advantages, expected.float(), atol=1e-5, rtol=0)
     logged = trainer.state.log_history[0]
     assert logged["grad_norm"] > 0
     assert 0 < logged["forks/cut_frac"] <= 1
@@ -115,12 +109,11 @@ def test_it_trains(variant, settings, prompts, tokenizer, reward):
     assert trainer.describing.failures == {}
 
 
-def test_batches_are_filled_with_groups_that_fork(settings, prompts, tokenizer, reward):
-    fields = {"dynamic_sampling": True, "curriculum": True, "correct_threshold": 1.0, "max_sampling_rounds": 4}
-    trainer = run({**settings, **fields}, prompts, tokenizer, reward)
-    assert len(trainer.seen) >= 2  # rounds
-    assert trainer.forks.batches == len(trainer.seen)
-    for batch in trainer.seen:
+def test_batches_are_filled_with_groups_that_fork(run):
+    trainer = run(dynamic_sampling=True, curriculum=True, correct_threshold=1.0, max_sampling_rounds=4)
+    assert len(trainer.credits) >= 2  # rounds
+    assert trainer.forks.batches == len(trainer.credits)
+    for batch in trainer.credits:
         assert_forked(batch, trainer)
     assert trainer.state.log_history[0]["sampling/groups_trained"] == 2
 
@@ -131,29 +124,29 @@ def whole(tmp_path_factory, prompts, tokenizer, reward):
     folder = tmp_path_factory.mktemp("forks")
     saved = {"save_strategy": "steps", "save_steps": 1, "num_iterations": 2, "max_steps": 5, "fork_depth": 1}
     settings = {**short_run(folder), **FORKED, **saved, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
-    trainer = run(settings, prompts, tokenizer, reward, eval_dataset=prompts.select(range(4)))
+    trainer = runs.train(Spy, settings, prompts, tokenizer, reward, eval_dataset=prompts.select(range(4)))
     trainer.weights_at_the_end, trainer.settings = weights(trainer), settings
     return trainer
 
 
 # the latter in the middle of a batch's second use
 @pytest.mark.parametrize("saved", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, prompts, tokenizer, reward):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(saved, whole, run):
     folder = Path(whole.settings["output_dir"]) / f"checkpoint-{saved}"
     state = json.loads((folder / FEATURES_FILE).read_text())["ForkedRollouts"]
     assert state["batches"] == (saved + 1) // 2
     assert 0 < state["mean_length"] <= 12
-    resumed = run({**whole.settings, "save_strategy": "no"}, prompts, tokenizer, reward, resume=folder)
+    resumed = run(**{**whole.settings, "save_strategy": "no"}, resume=folder)
     assert_same_weights(weights(resumed), whole.weights_at_the_end)
-    assert resumed.seen[-1].forks.cuts == next(b for b in reversed(whole.seen) if b.training).forks.cuts
+    assert resumed.credits[-1].forks.cuts == next(b for b in reversed(whole.credits) if b.training).forks.cuts
     assert resumed.forks.batches == 3
 
 
 def test_an_evaluation_does_not_fork(whole):
-    before, rounds = len(whole.seen), whole.forks.batches
+    before, rounds = len(whole.credits), whole.forks.batches
     metrics = whole.evaluate()
-    assert len(whole.seen) > before
-    assert all(batch.forks is None for batch in whole.seen[before:])
+    assert len(whole.credits) > before
+    assert all(batch.forks is None for batch in whole.credits[before:])
     assert whole.forks.batches == rounds
     assert not any("forks/" in name for name in metrics)
 
@@ -231,45 +224,14 @@ def test_a_shared_token_is_trained_with_the_weight_of_its_leaves(depth, micro_ba
     steps = {} if depth == 2 else {"trainer_arguments": {"step_reward_funcs": step_reward}}
     steps_of_run = record(Built, DrGRPOConfig, lora=False, plain_head=True, **settings, **steps).steps
     (trainer,) = spies
-    assert len(steps_of_run) == len(trainer.seen) == 2
-    for step, batch in zip(steps_of_run, trainer.seen, strict=True):
+    assert len(steps_of_run) == len(trainer.credits) == 2
+    for step, batch in zip(steps_of_run, trainer.credits, strict=True):
         prompt_ids = [trainer.processing_class.encode(prompt) for prompt in batch.scored.prompts]
         ours = gradient_of_nodes(batch, trainer.args, step.weights, prompt_ids)
         assert difference([step.gradients] * 2, [ours] * 2) < 1e-6  # advantages are float32
 
 
-# What cannot be
-
-
-def no_steps(step_ends, **kwargs):
-    return [[0.0] * len(ends) for ends in step_ends]
-
-
-DOUBT = {"fork_at": "doubt", "fork_threshold": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("fields", "arguments", "message"),
-    [
-        ({}, {"tools": [Walk().go]}, "forks: got 2 with tools; expected 1"),
-        ({}, {"rollout_func": print}, "forks: got 2 with rollout_func; expected 1"),
-        ({}, {"environment_factory": Walk}, "forks: got 2 with environment_factory; expected 1"),
-        (DOUBT, {}, "fork_at: got 'doubt' without step_reward_funcs; expected scores of steps"),
-    ],
-)
-def test_contradictions_are_errors_before_a_model_loads(fields, arguments, message, settings, prompts, reward):
-    with pytest.raises(InputError) as error:
-        DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**{**settings, **fields}), prompts, **arguments)
-    assert str(error.value).startswith(message)
-
-
-def test_images_are_refused_before_a_model_loads(settings, prompts, reward):
-    pictures = prompts.add_column("image", [None] * len(prompts))
-    with pytest.raises(InputError, match="^forks: got 2 with the column image; expected prompts without images"):
-        DrGRPOTrainer("no/such-model", reward, DrGRPOConfig(**settings), pictures)
-
-
-def test_a_segmenter_that_looks_ahead_is_warned_of_once(settings, prompts, tokenizer, reward, caplog):
+def test_a_segmenter_that_looks_ahead_is_warned_of_once(run, caplog):
     ahead = step_segmenter(r"re:(?s).(?=.[\x20-\x7f])")
-    run(settings, prompts, tokenizer, reward, step_segmenter=ahead)
+    run(step_segmenter=ahead)
     assert caplog.text.count("ends a step depends on the text after it, which slightly biases forks") == 1

@@ -4,27 +4,29 @@ import io
 import pickle
 import shlex
 import zipfile
+from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import huggingface_hub.hf_api
 import pytest
-import runs
 import torch
 import transformers.utils.hub
 from hub_server import Hub
 from huggingface_hub import ModelCard, constants, snapshot_download
 from huggingface_hub.utils import filter_repo_objects
 from peft import AutoPeftModelForCausalLM, LoraConfig
+from runs import assert_same_weights, weights
 from tiny import save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError, PushError
 from trl_drgrpo.features.resume.checkpoints import why_incomplete
 
 TOKEN = "hf_PlantedTokenThatMustNotLeak0123"
+PUSHING = {"push_to_hub": True, "hub_model_id": "tester/run"}
+EACH_STEP = {"save_strategy": "steps", "save_steps": 1}
 
 
 @pytest.fixture
@@ -45,17 +47,17 @@ def hub(monkeypatch, tmp_path):
     hub.close()
 
 
-def build(settings, prompts, tokenizer, reward, **arguments):
-    return runs.build(DrGRPOTrainer, {"hub_token": TOKEN, **settings}, prompts, tokenizer, reward, **arguments)
+@pytest.fixture
+def build(build):
+    return partial(build, hub_token=TOKEN)
 
 
 def logits(model):
     return model(input_ids=torch.arange(40, 60).unsqueeze(0)).logits.detach()
 
 
-def test_a_full_model_is_pushed_and_loaded_back(hub, settings, prompts, tokenizer, reward):
-    settings |= {"push_to_hub": True, "hub_model_id": "tester/full", "hub_private_repo": True}
-    trainer = build(settings, prompts, tokenizer, reward)
+def test_a_full_model_is_pushed_and_loaded_back(hub, build):
+    trainer = build(push_to_hub=True, hub_model_id="tester/full", hub_private_repo=True)
     trainer.train()
     trainer.push_to_hub(dataset_name="trl-lib/DeepMath-103K")
     assert hub.repos["tester/full"]["private"] is True
@@ -70,10 +72,10 @@ def test_a_full_model_is_pushed_and_loaded_back(hub, settings, prompts, tokenize
     assert not [path for path in hub.files("tester/full") if path.startswith("checkpoint-")]
 
 
-def test_an_adapter_is_pushed_and_loaded_back(hub, settings, prompts, tokenizer, reward, saved_model):
-    settings |= {"push_to_hub": True, "hub_model_id": "tester/adapter"}
+def test_an_adapter_is_pushed_and_loaded_back(hub, build, saved_model):
     peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    trainer = build(settings, prompts, tokenizer, reward, model=saved_model, peft_config=peft_config)
+    pushing = {"push_to_hub": True, "hub_model_id": "tester/adapter"}
+    trainer = build(model=saved_model, peft_config=peft_config, **pushing)
     trainer.train()
     trainer.push_to_hub()
     files = hub.files("tester/adapter")
@@ -102,15 +104,12 @@ class EachUploadEnds(TrainerCallback):
 
 
 @pytest.mark.parametrize("strategy", ["checkpoint", pytest.param("all_checkpoints", marks=pytest.mark.slow)])
-def test_a_checkpoint_on_the_hub_resumes_bit_for_bit(
-    strategy, hub, settings, prompts, tokenizer, reward, tmp_path, caplog
-):
+def test_a_checkpoint_on_the_hub_resumes_bit_for_bit(strategy, hub, build, tmp_path, caplog):
     # between two generations, with rollouts pending: what transformers uploads must hold our files, too
-    settings |= {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 4, "seed": 7}
-    settings |= {"scale_by_running_std": True}
+    fields = {**EACH_STEP, "max_steps": 3, "steps_per_generation": 4, "seed": 7, "scale_by_running_std": True}
     pushing = {"push_to_hub": True, "hub_model_id": "tester/run", "hub_strategy": strategy}
     waiting = EachUploadEnds()
-    whole = build({**settings, **pushing}, prompts, tokenizer, reward, callbacks=[waiting])
+    whole = build(callbacks=[waiting], **fields, **pushing)
     waiting.trainer = whole
     whole.train()
     assert "upload" not in caplog.text
@@ -134,18 +133,15 @@ def test_a_checkpoint_on_the_hub_resumes_bit_for_bit(
         back = Path(folder) / "checkpoint-1"
     assert why_incomplete(back) == ""
     assert (back / "drgrpo_rollouts_0.pt").exists()
-    resumed = build(settings, prompts, tokenizer, reward)
+    resumed = build(**fields)
     resumed.train(resume_from_checkpoint=str(back))
-    for name, weight in resumed.model.named_parameters():
-        assert torch.equal(weight, whole.model.get_parameter(name)), name
+    assert_same_weights(weights(resumed), weights(whole))
     assert resumed.earlier.reward_scale.state_dict() == whole.earlier.reward_scale.state_dict()
 
 
-def test_the_saved_limit_is_kept_and_written_down(hub, settings, prompts, tokenizer, reward):
-    settings |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
-    trainer = build(settings, prompts, tokenizer, reward)
+def test_the_saved_limit_is_kept_and_written_down(hub, build, output):
+    trainer = build(max_steps=4, save_total_limit=2, **EACH_STEP)
     trainer.train()
-    output = Path(settings["output_dir"])
     assert sorted(path.name for path in output.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
     arguments = torch.load(output / "checkpoint-4" / "training_args.bin", weights_only=False)
     assert (arguments.save_total_limit, arguments.hub_token) == (2, None)
@@ -162,27 +158,23 @@ def plaintexts(data):
                 yield archive.read(name)
 
 
-def test_no_token_is_left_anywhere(hub, settings, prompts, tokenizer, reward, caplog, capfd, monkeypatch):
+def test_no_token_is_left_anywhere(hub, build, output, tokenizer, caplog, capfd, monkeypatch):
     caplog.set_level("DEBUG")
     key = "sk-planted-key-of-a-judge-5678"
     monkeypatch.setenv("JUDGE_API_KEY", key)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    settings |= {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "push_to_hub": True}
-    settings |= {"hub_model_id": "tester/leaks", "hub_strategy": "all_checkpoints", "report_to": "tensorboard"}
-    settings |= {"model_init_kwargs": {"token": TOKEN, "dtype": "float32"}, "run_name": "a run"}
-    settings |= {"generation_kwargs": {"bad_words_ids": None}, "logging_strategy": "steps"}
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        settings["report_to"] = "none"
+    fields = {**EACH_STEP, "max_steps": 2, "push_to_hub": True, "hub_model_id": "tester/leaks"}
+    fields |= {"hub_strategy": "all_checkpoints", "report_to": "tensorboard" if find_spec("tensorboard") else "none"}
+    fields |= {"model_init_kwargs": {"token": TOKEN, "dtype": "float32"}, "run_name": "a run"}
+    fields |= {"generation_kwargs": {"bad_words_ids": None}, "logging_strategy": "steps"}
     waiting = EachUploadEnds()  # the last push writes the arguments anew: look at those of the uploads before it
-    base = save_tiny(Path(settings["output_dir"]).parent / "base", tokenizer)
-    trainer = waiting.trainer = build(settings, prompts, tokenizer, reward, model=base, callbacks=[waiting])
+    base = save_tiny(output.parent / "base", tokenizer)
+    trainer = waiting.trainer = build(model=base, callbacks=[waiting], **fields)
     trainer.train()
     trainer.push_to_hub()
-    output = capfd.readouterr()
-    found = {"stdout": output.out.encode(), "stderr": output.err.encode(), "log": caplog.text.encode()}
-    found |= {str(p): p.read_bytes() for p in Path(settings["output_dir"]).rglob("*") if p.is_file()}
+    out, err = capfd.readouterr()
+    found = {"stdout": out.encode(), "stderr": err.encode(), "log": caplog.text.encode()}
+    found |= {str(p): p.read_bytes() for p in output.rglob("*") if p.is_file()}
     for number, revision in enumerate(hub.repos["tester/leaks"]["commits"]):
         found |= {f"hub:{number}:{path}": data for path, data in revision["files"].items()}
     assert len(found) > 30
@@ -191,9 +183,8 @@ def test_no_token_is_left_anywhere(hub, settings, prompts, tokenizer, reward, ca
             assert TOKEN.encode() not in text, name
             assert key.encode() not in text, name
     # the same search finds what it looks for
-    torch.save({"token": TOKEN}, Path(settings["output_dir"]) / "control.bin")
-    control = (Path(settings["output_dir"]) / "control.bin").read_bytes()
-    assert any(TOKEN.encode() in text for text in plaintexts(control))
+    torch.save({"token": TOKEN}, output / "control.bin")
+    assert any(TOKEN.encode() in text for text in plaintexts((output / "control.bin").read_bytes()))
 
 
 # When the Hub does not answer
@@ -202,52 +193,50 @@ UPLOADED = ["model.safetensors", "_drgrpo/completions.jsonl", "checkpoint-1/opti
 
 
 @pytest.mark.parametrize("status", [401, 403, pytest.param(500, marks=pytest.mark.slow), None])  # None: not there
-def test_a_hub_that_cannot_be_opened_is_one_clear_error(status, hub, settings, prompts, tokenizer, reward):
+def test_a_hub_that_cannot_be_opened_is_one_clear_error(status, hub, build):
     hub.refuse = {"repos/create": status}
     if status is None:
         hub.close()
-    settings |= {"push_to_hub": True, "hub_model_id": "tester/run"}
     said = f"{status}.*hf auth login" if status else "Check the network and HF_ENDPOINT"
     message = rf"^push_to_hub: got tester/run, which cannot be opened at {hub.url} \(.*{said}"
     with pytest.raises(InputError, match=message) as caught:
-        build(settings, prompts, tokenizer, reward)
+        build(**PUSHING)
     assert TOKEN not in str(caught.value)
     assert ("auth login" in str(caught.value)) == (status is not None)
 
 
 @pytest.mark.parametrize("status", [403, pytest.param(500, marks=pytest.mark.slow)])
-def test_a_hub_that_refuses_at_the_end_costs_no_model(status, hub, settings, prompts, tokenizer, reward):
-    settings |= {"push_to_hub": True, "hub_model_id": "tester/run", "output_dir": settings["output_dir"] + " of today"}
-    trainer = build(settings, prompts, tokenizer, reward)
+def test_a_hub_that_refuses_at_the_end_costs_no_model(status, hub, build, output):
+    folder = f"{output} of today"
+    trainer = build(output_dir=folder, **PUSHING)
     trainer.train()
     hub.refuse = {"/commit/": status}
     with pytest.raises(PushError, match="the upload to .* failed .* push it later with `hf upload tester") as caught:
         trainer.push_to_hub()
     command = shlex.split(str(caught.value).rpartition("with `")[2].removesuffix("`."))
-    assert command[:4] == ["hf", "upload", "tester/run", settings["output_dir"]]
+    assert command[:4] == ["hf", "upload", "tester/run", folder]
     excluded = [pattern for flag, pattern in pairwise(command) if flag == "--exclude"]
     assert list(filter_repo_objects(UPLOADED, ignore_patterns=excluded)) == ["model.safetensors"]
-    loaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(logits(loaded), logits(trainer.model.eval()))
     hub.refuse = {}
     trainer.push_to_hub()  # later, the same trainer
     assert "model.safetensors" in hub.files("tester/run")
 
 
-def test_a_hub_that_is_gone_before_the_first_push_costs_no_model(hub, settings, prompts, tokenizer, reward):
-    trainer = build({**settings, "hub_model_id": "tester/run"}, prompts, tokenizer, reward)  # push_to_hub is off
+def test_a_hub_that_is_gone_before_the_first_push_costs_no_model(hub, build, output):
+    trainer = build(hub_model_id="tester/run")  # push_to_hub is off
     trainer.train()
     hub.close()
     with pytest.raises(PushError, match="The model is saved in"):
         trainer.push_to_hub()
-    loaded = AutoModelForCausalLM.from_pretrained(settings["output_dir"])
+    loaded = AutoModelForCausalLM.from_pretrained(output)
     assert torch.equal(logits(loaded), logits(trainer.model.eval()))
-    assert (Path(settings["output_dir"]) / "README.md").exists()
+    assert (output / "README.md").exists()
 
 
-def test_uploads_that_fail_beside_the_training_are_said_once_each(hub, settings, prompts, tokenizer, reward, caplog):
-    settings |= {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "push_to_hub": True}
-    trainer = build({**settings, "hub_model_id": "tester/run"}, prompts, tokenizer, reward)
+def test_uploads_that_fail_beside_the_training_are_said_once_each(hub, build, caplog):
+    trainer = build(max_steps=2, **EACH_STEP, **PUSHING)
     hub.refuse = {"/commit/": 403}
     trainer.train()
     assert trainer.state.global_step == 2
@@ -256,7 +245,7 @@ def test_uploads_that_fail_beside_the_training_are_said_once_each(hub, settings,
     assert "The model is saved in" in said[0]
 
 
-def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, monkeypatch, capsys):
+def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, monkeypatch, ran):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.refuse = {"/commit/": 500}
@@ -265,13 +254,10 @@ def test_the_command_says_where_the_model_is_when_the_push_fails(hub, tmp_path, 
         "--max_completion_length 8 --max_steps 1 --per_device_train_batch_size 8 --output_dir out --report_to none "
     )
     flags += "--push_to_hub true --hub_model_id tester/run"
-    code = main(["train", *flags.split()])
-    captured = capsys.readouterr()
-    assert code == 1
-    last = captured.err.strip().splitlines()[-1]
+    last = ran(["train", *flags.split()], 1).err.strip().splitlines()[-1]
     assert last.startswith(f"error: push_to_hub: the upload to tester/run at {hub.url} failed (")
     assert "The model is saved in out: push it later with `hf upload tester/run out" in last
     assert (tmp_path / "out" / "model.safetensors").exists()
     hub.refuse = {}
-    assert main(["train", *flags.split(), "--resume_from_checkpoint", "true"]) == 0
+    ran(["train", *flags.split(), "--resume_from_checkpoint", "true"])
     assert "README.md" in hub.files("tester/run")

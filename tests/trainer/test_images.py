@@ -7,8 +7,7 @@ from runs import STOCK, assert_same_weights, length_reward, logged, short_run, t
 from tiny_vision import pictures, tiny_processor, tiny_vision_model
 from trl import GRPOTrainer
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo import DrGRPOTrainer
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +53,3 @@ def test_without_images_the_same_model_is_trained_on_the_fast_path(processor, tm
     assert moved > 1e-4
     assert apart < 1e-4 * moved
     assert not torch.equal(start["lm_head.weight"], weights(ours)["lm_head.weight"])
-
-
-@pytest.mark.parametrize("field", ["dynamic_sampling", "curriculum"])
-def test_chosen_prompts_with_images_are_refused_before_anything_loads(field, tmp_path):
-    args = DrGRPOConfig(**short_run(tmp_path), **{field: True})
-    with pytest.raises(InputError, match=f"^{field}: got True with the column image; expected prompts without images"):
-        DrGRPOTrainer("no/such-model", length_reward, args, pictures(8))

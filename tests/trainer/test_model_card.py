@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import struct
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from runs import logged, short_run, step_reward, train
+from runs import logged, short_run, step_reward
 from tiny import tiny_model
 from tiny_bases import nf4
 
@@ -31,11 +30,16 @@ from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.trl_overrides import swapped
 
 
-def run(settings, prompts, tokenizer, reward, **arguments):
-    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward, **arguments)
+def with_card(trainer, **about):
+    """A trainer, saved, and its card."""
     trainer.save_model()
-    trainer.create_model_card()
-    return trainer, ModelCard.load(Path(settings["output_dir"]) / "README.md")
+    trainer.create_model_card(**about)
+    return trainer, ModelCard.load(Path(trainer.args.output_dir) / "README.md")
+
+
+@pytest.fixture
+def run(train):
+    return lambda *reward, **given: with_card(train(*reward, **given))
 
 
 def row(card, name):
@@ -49,7 +53,8 @@ def row(card, name):
 @pytest.fixture(scope="module")
 def plain_card(prompts, tokenizer, reward, tmp_path_factory):
     """One run for several tests: three steps and no checkpoint."""
-    return run(short_run(tmp_path_factory.mktemp("plain") / "run"), prompts, tokenizer, reward)
+    settings = short_run(tmp_path_factory.mktemp("plain") / "run")
+    return with_card(runs.train(DrGRPOTrainer, settings, prompts, tokenizer, reward))
 
 
 def test_the_objective_of_a_plain_run(plain_card):
@@ -110,8 +115,8 @@ def test_the_metadata_of_a_local_model(plain_card):
     assert {"trl", "grpo", "dr-grpo", "generated_from_trainer"} <= set(data["tags"])
 
 
-def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, tokenizer, reward, saved_model):
-    settings |= {
+def test_every_switch_that_changes_the_objective_is_stated(run, saved_model):
+    fields = {
         "loss_normalizer": 20,
         "advantage_baseline": "leave_one_out",
         "scale_by_running_std": True,
@@ -129,7 +134,7 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
         "off_policy_mask_threshold": 0.7,
         "max_steps": 1,
     }
-    trainer, card = run(settings, prompts, tokenizer, reward, model=saved_model)
+    trainer, card = run(model=saved_model, **fields)
     for text in (
         "that is divided by a count of tokens",
         "L = 20 tokens",
@@ -150,7 +155,6 @@ def test_every_switch_that_changes_the_objective_is_stated(settings, prompts, to
         assert text in card.text, text
 
 
-built = partial(runs.build, DrGRPOTrainer)  # it does not train: what it would optimize is known
 STEPS = {"step_reward_funcs": step_reward}
 TO_GO = "A_it(process) = Q_ik - mean of Q_jk over the other rows j; Q_ik = "
 FORKS = {"forks": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
@@ -193,10 +197,10 @@ FORKED_STEPS = "A_it = 1 * A_c + 1 * A_ck of the node c and step k of token t"
         ),
     ],
 )
-def test_credit_sampling_and_forks_are_stated(fields, arguments, said, settings, prompts, tokenizer, reward):
+def test_credit_sampling_and_forks_are_stated(fields, arguments, said, build):
     if "dynamic_sampling" in fields:
         fields = {**fields, "max_sampling_rounds": 1}
-    trainer = built({**settings, **fields}, prompts, tokenizer, reward, **arguments)
+    trainer = build(**fields, **arguments)  # it does not train: what it would optimize is known
     formula, notes = objective_of(trainer)
     text = "\n".join([*formula, *notes])
     assert [each for each in said if each not in text] == []
@@ -208,23 +212,23 @@ def test_credit_sampling_and_forks_are_stated(fields, arguments, said, settings,
 
 
 @pytest.mark.parametrize("passed_in", [False, True])
-def test_the_reference_of_an_adapter(passed_in, settings, prompts, tokenizer, reward, saved_model):
+def test_the_reference_of_an_adapter(passed_in, build, tokenizer, saved_model):
     peft_config = LoraConfig(r=4, target_modules=["q_proj"])
     arguments = {"model": saved_model, "peft_config": peft_config}
     if passed_in:
         arguments = {"model": get_peft_model(tiny_model(tokenizer), peft_config)}
-    notes = objective_of(built({**settings, "beta": 0.1}, prompts, tokenizer, reward, **arguments))[1]
+    notes = objective_of(build(beta=0.1, **arguments))[1]
     expected = "the starting adapter, frozen" if passed_in else "the base model without the adapter"
     assert any(f"the reference is {expected};" in note for note in notes)
 
 
-def test_what_else_changes_the_objective(settings, prompts, tokenizer, reward):
+def test_what_else_changes_the_objective(build):
     class Other(DrGRPOTrainer):
         def _compute_loss(self, model, inputs):
             return super()._compute_loss(model, inputs)
 
-    fields = {**settings, "deepseekmath_step_std": True, "step_baseline": "deepseekmath"}
-    trainer = runs.build(Other, fields, prompts, tokenizer, reward, step_reward_funcs=[step_reward, step_reward])
+    fields = {"deepseekmath_step_std": True, "step_baseline": "deepseekmath"}
+    trainer = build(trainer_class=Other, **fields, step_reward_funcs=[step_reward, step_reward])
     trainer.args.use_vllm = True  # after the constructor, which would start the engine
     formula, notes = objective_of(trainer)
     notes = " ".join(notes)
@@ -275,12 +279,10 @@ def chats():
 
 
 @pytest.mark.parametrize("conversational", [False, True])
-def test_the_snippet_of_a_full_model_runs(
-    conversational, plain_card, settings, tokenizer, reward, monkeypatch, capsys
-):
+def test_the_snippet_of_a_full_model_runs(conversational, plain_card, run, monkeypatch, capsys):
     trainer, card = plain_card
     if conversational:
-        trainer, card = run({**settings, "max_steps": 1}, chats(), tokenizer, reward)
+        trainer, card = run(max_steps=1, data=chats())
     assert ("apply_chat_template" in card.text) == conversational
     model, _ = executed(card, trainer.args.output_dir, monkeypatch, capsys)
     for name, weight in model.named_parameters():
@@ -293,7 +295,8 @@ def adapter_run(prompts, tokenizer, reward, saved_model, tmp_path_factory):
     settings = short_run(tmp_path_factory.mktemp("adapter") / "run")
     settings |= {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     peft_config = LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    return run(settings, prompts, tokenizer, reward, model=saved_model, peft_config=peft_config)
+    arguments = {"model": saved_model, "peft_config": peft_config}
+    return with_card(runs.train(DrGRPOTrainer, settings, prompts, tokenizer, reward, **arguments))
 
 
 def test_the_snippet_of_an_adapter_runs(adapter_run, monkeypatch, capsys):
@@ -319,11 +322,11 @@ def test_the_card_of_an_adapter(adapter_run, saved_model):
     assert "curves.png" not in first
 
 
-def test_an_adapter_of_a_hub_model_is_shown_as_one(settings, prompts, tokenizer, reward):
+def test_an_adapter_of_a_hub_model_is_shown_as_one(run, tokenizer):
     model = tiny_model(tokenizer)
     model.config._name_or_path = "Qwen/Qwen2.5-0.5B-Instruct"
     peft_config = LoraConfig(r=4, target_modules=["q_proj"])
-    _, card = run({**settings, "max_steps": 1}, prompts, tokenizer, reward, model=model, peft_config=peft_config)
+    _, card = run(max_steps=1, model=model, peft_config=peft_config)
     assert card.data.base_model == "Qwen/Qwen2.5-0.5B-Instruct"
     assert "base_model:adapter:Qwen/Qwen2.5-0.5B-Instruct" in card.data.tags
     assert "[Qwen/Qwen2.5-0.5B-Instruct](https://huggingface.co/Qwen/Qwen2.5-0.5B-Instruct)" in card.text
@@ -355,29 +358,25 @@ def test_the_settings_are_those_that_somebody_has_set():
     assert {name: value for name, value in shown.items() if name != "per_device_train_batch_size"} == changed
 
 
-def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, prompts, tokenizer, reward):
+def test_what_was_given_instead_of_settings_is_what_the_card_states(train, prompts, tokenizer, reward):
     def other(completion_ids, **kwargs):
         return [0.1 * len(ids) for ids in completion_ids]
 
     model = tiny_model(tokenizer)
     sgd = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=0.25)
     schedule = torch.optim.lr_scheduler.ConstantLR(sgd, factor=0.5)
-    settings |= {"max_steps": 1, "reward_weights": [0.5, 2.0], "step_separator": ["###"]}
-    settings |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    fields = {"max_steps": 1, "reward_weights": [0.5, 2.0], "step_separator": ["###"]}
+    fields |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
     trainer = train(
-        DrGRPOTrainer,
-        settings,
-        prompts,
-        tokenizer,
         [reward, other],
+        **fields,
         model=model,
         optimizers=(sgd, schedule),
         step_reward_funcs=step_reward,
         step_segmenter=step_segmenter("tokens:3"),
         eval_dataset={"easy": prompts.select(range(4)), "hard": prompts.select(range(4, 8))},
     )
-    trainer.create_model_card(dataset_name="/home/me/data/train.jsonl")
-    card = ModelCard.load(Path(settings["output_dir"]) / "README.md")
+    _, card = with_card(trainer, dataset_name="/home/me/data/train.jsonl")
     assert row(card, "optimizer") == ["SGD, given to the trainer"]
     assert row(card, "learning rate") == ["0.5, schedule ConstantLR, given to the trainer"]
     assert row(card, "weight decay") == ["0.25"]
@@ -395,14 +394,13 @@ def test_what_was_given_instead_of_settings_is_what_the_card_states(settings, pr
     assert "No evaluation on held-out prompts" not in card.text
 
 
-def test_names_that_mean_something_to_markdown(settings, tokenizer, tmp_path):
+def test_names_that_mean_something_to_markdown(run, tmp_path):
     def odd(completion_ids, **kwargs):
         return [float(sum(ids) % 3) for ids in completion_ids]
 
     odd.__name__ = "a|b`c`<img src=x onerror=alert(1)>"
-    settings |= {"max_steps": 1, "output_dir": str(tmp_path / "run_<b>|`x`")}
     data = Dataset.from_dict({"prompt": [str(i) for i in range(8)], "col|umn<i>": list(range(8))})
-    _, card = run(settings, data, tokenizer, odd)
+    _, card = run(odd, data=data, max_steps=1, output_dir=str(tmp_path / "run_<b>|`x`"))
     assert "<img" not in card.text
     assert "<i>" not in card.text
     assert card.text.strip().startswith("# run\\_&lt;b&gt;\\|\\`x\\`")
@@ -411,19 +409,16 @@ def test_names_that_mean_something_to_markdown(settings, tokenizer, tmp_path):
     assert all(len(re.findall(r"(?<!\\)\|", line)) in (4, 5) for line in tables)
 
 
-def test_the_card_of_a_run_without_logs_or_steps(settings, prompts, tokenizer, reward):
-    built(settings, prompts, tokenizer, reward).create_model_card()
-    card = ModelCard.load(Path(settings["output_dir"]) / "README.md")
-    assert "Nothing was logged yet." in card.text
-    assert not (Path(settings["output_dir"]) / "card").exists()
+def test_the_card_of_a_run_without_logs_or_steps(build, output):
+    build().create_model_card()
+    assert "Nothing was logged yet." in ModelCard.load(output / "README.md").text
+    assert not (output / "card").exists()
 
 
-def test_a_card_is_finished_by_the_end_of_training(settings, prompts, tokenizer, reward):
-    settings |= {"save_strategy": "steps", "save_steps": 3}
-    train(DrGRPOTrainer, settings, prompts, tokenizer, reward)  # nothing saved by hand
-    text = (Path(settings["output_dir"]) / "README.md").read_text()
-    assert "In progress" not in text
-    picture = (Path(settings["output_dir"]) / "card" / "curves.png").read_bytes()
+def test_a_card_is_finished_by_the_end_of_training(train, output):
+    train(save_strategy="steps", save_steps=3)  # nothing saved by hand
+    assert "In progress" not in (output / "README.md").read_text()
+    picture = (output / "card" / "curves.png").read_bytes()
     width, height = struct.unpack(">II", picture[16:24])
     assert width > height > 100
 
@@ -501,7 +496,7 @@ def test_known_secrets_are_taken_out_of_a_text(monkeypatch):
     assert text == "a <secret> b <secret> c"
 
 
-def test_a_secret_in_a_name_is_taken_out_before_markdown_escapes_it(settings, prompts, tokenizer, reward, monkeypatch):
+def test_a_secret_in_a_name_is_taken_out_before_markdown_escapes_it(run, output, reward, monkeypatch):
     secret = "gw_planted_key_777"
     monkeypatch.setenv("GATEWAY_TOKEN", secret)
 
@@ -509,8 +504,7 @@ def test_a_secret_in_a_name_is_taken_out_before_markdown_escapes_it(settings, pr
         return reward(completion_ids)
 
     named.__name__ = f"judge {secret}"
-    settings |= {"max_steps": 1, "output_dir": f"{settings['output_dir']}-{secret}"}
-    _, card = run(settings, prompts, tokenizer, named)
+    _, card = run(named, max_steps=1, output_dir=f"{output}-{secret}")
     assert "planted" not in card.content  # nor in the metadata, which hold the name of the folder
     assert row(card, "judge &lt;secret&gt;") == ["function", "1"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from runs import logged, train
+from runs import logged
 from tiny import save_tiny
 from tiny_prms import SCORERS
 
@@ -17,48 +17,45 @@ def odd_length(completion_ids, **kwargs):
 
 
 @pytest.fixture
-def run(settings, prompts, tokenizer):
-    def run(*step_reward_funcs, trainer_class=DrGRPOTrainer, **changes):
-        values = {**settings, "step_separator": ["tokens:4"], "max_steps": 2, **changes}
-        arguments = {"step_reward_funcs": list(step_reward_funcs)}
-        return train(trainer_class, values, prompts, tokenizer, None, **arguments)
-
-    return run
+def run(train):
+    fields = {"step_separator": ["tokens:4"], "max_steps": 2}
+    return lambda step_reward_funcs, **changes: train(
+        None, step_reward_funcs=step_reward_funcs, **{**fields, **changes}
+    )
 
 
 def test_a_process_reward_model_and_a_rule_drive_training(run):
     scorer = SCORERS["token_classification"](name="prm")
     rule = step_verifier(lambda prompt, previous_steps, step: float(len(previous_steps)), name="rule")
-    trainer = run(scorer, rule)
+    trainer = run([scorer, rule])
     assert logged(trainer, "process_rewards/prm/truncated_frac") == [0.0, 0.0]
     assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
     assert not scorer.model.training
 
 
 @pytest.mark.parametrize("form", ["path", "mapping"])
-def test_a_folder_stands_for_the_model_in_it(form, settings, prompts, tokenizer, tmp_path):
+def test_a_folder_stands_for_the_model_in_it(form, run, tmp_path):
     scorer = SCORERS["token_classification"]()
     folder = save_tiny(tmp_path / "runs" / "my_prm", scorer.tokenizer, scorer.model)
     given = folder if form == "path" else {"prm": {"model": folder, "batch_size": 2}}
-    settings |= {"step_separator": ["tokens:4"], "max_steps": 1}
-    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs=given)
+    trainer = run(given, max_steps=1)
     assert logged(trainer, "process_rewards/prm/mean")[0] > 0
     assert ("prm", "step reward: my_prm, a local model", "1") in reward_rows(trainer)
     config = trainer.step_scorer.funcs[0].model.config
     config._name_or_path, config._commit_hash = "org/prm", "0123abc"
     assert ("prm", "step reward: org/prm at revision 0123abc", "1") in reward_rows(trainer)
     with pytest.raises(InputError, match=r"^step_reward_funcs: prm.model: got runs/other, which is not in the local"):
-        train(DrGRPOTrainer, settings, prompts, tokenizer, None, step_reward_funcs="runs/other")
+        run("runs/other")
 
 
 def test_monte_carlo_values_drive_training(run, tokenizer, model):
     rollouts = TransformersRollouts(model, tokenizer, max_new_tokens=6)
-    trainer = run(MonteCarloScorer(rollouts, odd_length, k=2, tokenizer=tokenizer))
+    trainer = run([MonteCarloScorer(rollouts, odd_length, k=2, tokenizer=tokenizer)])
     assert all(number > 0 for number in logged(trainer, "process_rewards/monte_carlo/rollouts"))
     assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
 
 
-def test_the_trainers_own_policy_rolls_out(settings, prompts, tokenizer):
+def test_the_trainers_own_policy_rolls_out(run, tokenizer):
     rollouts = TrainerRollouts(batch_size=6)  # the trainer introduces itself
     scorer = MonteCarloScorer(rollouts, odd_length, k=4, tokenizer=tokenizer)
     seen = []
@@ -69,8 +66,7 @@ def test_the_trainers_own_policy_rolls_out(settings, prompts, tokenizer):
             seen.append((prompt_ids, num_generations, sampled))
             return sampled
 
-    values = {**settings, "step_separator": ["tokens:4"], "max_steps": 2}
-    trainer = train(Watched, values, prompts, tokenizer, None, step_reward_funcs=[scorer])
+    trainer = run([scorer], trainer_class=Watched)
     assert all(norm > 0 for norm in logged(trainer, "grad_norm"))
     for prompt_ids, num_generations, sampled in seen:
         assert num_generations == 4

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 import runs
@@ -23,29 +22,6 @@ from trl_drgrpo.features.resume.checkpoints import (
 )
 
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1}
-
-
-@pytest.fixture
-def build(settings, prompts, tokenizer, reward):
-    def build(reward=reward, data=prompts, eval_dataset=None, **fields):
-        return runs.build(DrGRPOTrainer, {**settings, **fields}, data, tokenizer, reward, eval_dataset=eval_dataset)
-
-    return build
-
-
-@pytest.fixture
-def train(build):
-    def train(*arguments, resume=None, **fields):
-        trainer = build(*arguments, **fields)
-        trainer.train(resume_from_checkpoint=resume if resume in (None, True) else str(resume))
-        return trainer
-
-    return train
-
-
-@pytest.fixture
-def output(settings):
-    return Path(settings["output_dir"])
 
 
 GEOMETRIES = {
@@ -251,12 +227,9 @@ def test_what_is_not_as_it_was_is_made_anew_and_said(change, fields, said, half_
         assert_same_weights(weights(resumed), weights(whole))
 
 
-def test_a_kl_term_that_is_new_needs_new_completions(
-    half_way, settings, prompts, tokenizer, reward, caplog, saved_model
-):
+def test_a_kl_term_that_is_new_needs_new_completions(half_way, train, caplog, saved_model):
     # those at hand have no reference log-probabilities
-    given = {**settings, "beta": 0.1}
-    trainer = runs.train(DrGRPOTrainer, given, prompts, tokenizer, reward, model=saved_model, resume=half_way[0])
+    trainer = train(beta=0.1, model=saved_model, resume=half_way[0])
     assert trainer.state.global_step == 4
     assert "lack ref_per_token_logps, which the run now needs: they are generated again" in caplog.text
 

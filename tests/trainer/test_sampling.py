@@ -2,12 +2,11 @@
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
-from runs import assert_same_weights, short_run, train, weights
+from runs import assert_same_weights, short_run, weights
 from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOTrainer
@@ -56,16 +55,17 @@ def data():
     return Dataset.from_dict({"prompt": PROMPTS})
 
 
-def run(settings, data, tokenizer, reward=mixed, trainer_class=Spy, **arguments):
-    return train(trainer_class, settings, data, tokenizer, reward, **arguments)
+@pytest.fixture
+def run(train, data):
+    return lambda reward=mixed, **given: train(reward, **{"trainer_class": Spy, "data": data, **given})
 
 
 def prompts_of(batch, tokenizer):
     return [tokenizer.decode(ids[m.bool()]) for ids, m in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
 
 
-def test_a_batch_is_full_of_live_groups(settings, data, tokenizer):
-    trainer = run(settings, data, tokenizer)
+def test_a_batch_is_full_of_live_groups(run, tokenizer):
+    trainer = run()
     for batch in trainer.batches:
         assert len(batch["advantages"]) == 8
         texts = prompts_of(batch, tokenizer)
@@ -82,9 +82,9 @@ def test_a_batch_is_full_of_live_groups(settings, data, tokenizer):
         assert step["sampling/groups_generated"] >= step["sampling/groups_live"] >= 2
 
 
-def test_all_dead_ends_at_the_cap_and_says_so_once(settings, data, tokenizer, caplog):
+def test_all_dead_ends_at_the_cap_and_says_so_once(run, caplog):
     with caplog.at_level(logging.WARNING):
-        trainer = run(settings, data, tokenizer, reward=nothing)
+        trainer = run(nothing)
     assert caplog.text.count("0 of 2 groups were live after the 20 prompts") == 1
     assert all(batch["advantages"].abs().sum() == 0 for batch in trainer.batches)
     assert trainer.state.log_history[0]["sampling/capped_frac"] == 1.0
@@ -95,42 +95,41 @@ def test_all_dead_ends_at_the_cap_and_says_so_once(settings, data, tokenizer, ca
 
 
 @pytest.mark.parametrize(("iterations", "saved"), [(1, 2), (2, 3)])  # the latter in the middle of a batch's second use
-def test_a_resumed_run_ends_like_an_uninterrupted_one(iterations, saved, settings, data, tokenizer):
-    settings |= {"save_strategy": "steps", "save_steps": 1, "curriculum": True, "max_sampling_rounds": 8}
-    settings["num_iterations"] = iterations
+def test_a_resumed_run_ends_like_an_uninterrupted_one(iterations, saved, run, tokenizer, output):
+    fields = {"save_strategy": "steps", "save_steps": 1, "curriculum": True, "max_sampling_rounds": 8}
+    fields["num_iterations"] = iterations
     model = tiny_model(tokenizer)  # a copy from before the run: transformers below 5.18 write into its config
-    whole = run(settings, data, tokenizer)
-    folder = f"{settings['output_dir']}/checkpoint-{saved}"
-    state = json.loads((Path(folder) / FEATURES_FILE).read_text())["PromptSampling"]
+    whole = run(**fields)
+    folder = output / f"checkpoint-{saved}"
+    state = json.loads((folder / FEATURES_FILE).read_text())["PromptSampling"]
     assert state["batches"] > 0
     assert state["pass_rates"]["counts"]
-    resumed = run(settings, data, tokenizer, model=model, resume=folder)
+    resumed = run(**fields, model=model, resume=folder)
     assert_same_weights(weights(resumed), weights(whole))
     assert resumed.rounds == whole.rounds[len(whole.rounds) - len(resumed.rounds) :]
     assert resumed.sampling.batches == whole.sampling.batches
 
 
-def test_a_stream_is_drawn_from_too(settings, data, tokenizer):
-    trainer = run({**settings, "max_steps": 2}, data.to_iterable_dataset(), tokenizer)
+def test_a_stream_is_drawn_from_too(run, data):
+    trainer = run(max_steps=2, data=data.to_iterable_dataset())
     assert all((batch["advantages"].view(2, 4) != 0).any(dim=1).all() for batch in trainer.batches)
 
 
-def test_the_factor_of_daposs_mean_where_the_cap_was_reached(settings, data, tokenizer):
+def test_the_factor_of_daposs_mean_where_the_cap_was_reached(run):
     """Two of two groups weigh 1 under either mean; one of two weighs 2 under DAPO's and 1 under the unbiased one."""
-    settings |= {"dynamic_sampling": "dapo", "max_sampling_rounds": 1, "max_steps": 6}
-    steps = run(settings, data, tokenizer).state.log_history[:-1]
+    steps = run(dynamic_sampling="dapo", max_sampling_rounds=1, max_steps=6).state.log_history[:-1]
     live = [step for step in steps if step["sampling/groups_trained"]]
     assert {step["sampling/groups_trained"] for step in live} == {1, 2}
     for step in live:
         assert step["sampling/dapo_factor"] == step["sampling/weight_mean"] == 2 / step["sampling/groups_trained"]
 
 
-def test_a_curriculum_keeps_what_is_uncertain(settings, data, tokenizer, tmp_path):
+def test_a_curriculum_keeps_what_is_uncertain(run, tmp_path):
     prior = tmp_path / "rates.jsonl"
     rows = [{"key": prompt_key(p), "pass_rate": 0.0 if "dead" in p else 0.5, "completions": 64} for p in PROMPTS]
     prior.write_text("\n".join(map(json.dumps, rows)) + "\n")
     fields = {"dynamic_sampling": False, "curriculum": True, "prior_pass_rates": str(prior), "curriculum_q_min": 0.2}
-    trainer = run({**settings, **fields, "max_steps": 8}, data, tokenizer)
+    trainer = run(**fields, max_steps=8)
     kept = [prompt for rows in trainer.rounds for prompt in rows[::4]]
     dead = sum("dead" in prompt for prompt in kept)
     assert len(kept) == 16  # one round per batch, whose groups are all trained on
@@ -141,9 +140,9 @@ def test_a_curriculum_keeps_what_is_uncertain(settings, data, tokenizer, tmp_pat
     assert len(trainer.sampling.pass_rates.counts) == 60
 
 
-def test_evaluation_is_untouched(settings, data, tokenizer):
-    settings |= {"num_generations_eval": 2, "per_device_eval_batch_size": 4}
-    trainer = run({**settings, "max_steps": 1}, data, tokenizer, eval_dataset=data.select(range(4)))
+def test_evaluation_is_untouched(run, data):
+    fields = {"num_generations_eval": 2, "per_device_eval_batch_size": 4, "max_steps": 1}
+    trainer = run(**fields, eval_dataset=data.select(range(4)))
     before, rounds = len(trainer.rounds), trainer.sampling.batches
     metrics = trainer.evaluate()
     assert "eval_reward" in metrics
@@ -151,14 +150,14 @@ def test_evaluation_is_untouched(settings, data, tokenizer):
     assert trainer.sampling.batches == rounds
 
 
-def test_too_few_prompts_for_the_rounds(settings, data, tokenizer):
+def test_too_few_prompts_for_the_rounds(run, data):
     with pytest.raises(InputError, match="max_sampling_rounds: got 10 with 9 rows of training data.* set at most 4"):
-        run(settings, data.select(range(9)), tokenizer)
+        run(data=data.select(range(9)))
 
 
-def test_a_curriculum_needs_to_know_what_is_correct(settings, data, tokenizer):
+def test_a_curriculum_needs_to_know_what_is_correct(run):
     def graded(completion_ids, **kwargs):
         return [sum(ids) % 5 / 4 for ids in completion_ids]
 
     with pytest.raises(InputError, match="^curriculum: got rewards of 'graded' other than 0 and 1.*correct_threshold"):
-        run({**settings, "curriculum": True}, data, tokenizer, reward=graded)
+        run(graded, curriculum=True)

@@ -2,19 +2,18 @@
 
 import inspect
 from functools import partial
-from pathlib import Path
 
 import pandas
 import pytest
 import torch
 from peft import LoraConfig
-from runs import assert_same_weights, length_reward, train, weights
+from runs import assert_same_weights, length_reward, weights
 from transformers import AutoModelForCausalLM
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
+from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.config.preflight import prepare
-from trl_drgrpo.process_rewards import StepJudge, step_verifier
+from trl_drgrpo.process_rewards import StepJudge
 from trl_drgrpo.process_rewards.named import scorer_of
 
 
@@ -26,20 +25,20 @@ def parity(steps, step_ends, completion_ids, **kwargs):
     ]
 
 
-def process(settings, prompts, tokenizer, reward=None, **arguments):
-    settings = {"step_separator": ["tokens:3"], **settings}
-    arguments.setdefault("step_reward_funcs", [parity])
-    return train(DrGRPOTrainer, settings, prompts, tokenizer, reward, **arguments)
+@pytest.fixture
+def process(train):
+    """Trains on `parity` alone, unless others are given."""
+    given = {"step_separator": ["tokens:3"], "step_reward_funcs": [parity]}
+    return lambda reward=None, **changes: train(reward, **{**given, **changes})
 
 
-def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, tokenizer, reward):
+def test_one_step_per_completion_trains_like_the_outcome(train):
     def as_one_step(completion_ids, **kwargs):
         return [[r] for r in length_reward(completion_ids)]
 
-    settings = {**settings, "step_separator": ["tokens:1000"], "advantage_baseline": "leave_one_out"}
-    outcome = weights(train(DrGRPOTrainer, settings, prompts, tokenizer, reward))
-    steps = weights(process(settings, prompts, tokenizer, step_reward_funcs=as_one_step))
-    assert_same_weights(steps, outcome)
+    fields = {"step_separator": ["tokens:1000"], "advantage_baseline": "leave_one_out"}
+    outcome = weights(train(**fields))
+    assert_same_weights(weights(train(None, step_reward_funcs=as_one_step, **fields)), outcome)
 
 
 @pytest.mark.parametrize(
@@ -53,46 +52,44 @@ def test_one_step_per_completion_trains_like_the_outcome(settings, prompts, toke
         {"peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")},
     ],
 )
-def test_works_together_with(extra, settings, prompts, tokenizer, reward, saved_model):
-    adapter = extra.get("peft_config")
-    fields = {name: value for name, value in extra.items() if value is not adapter}
-    trainer = process({**settings, **fields}, prompts, tokenizer, reward, model=saved_model, peft_config=adapter)
+def test_works_together_with(extra, process, reward, saved_model):
+    trainer = process(reward, model=saved_model, **extra)
     start = dict(AutoModelForCausalLM.from_pretrained(saved_model).named_parameters())
-    trained = {name: p for name, p in weights(trainer).items() if adapter is None or "lora_B" in name}
+    trained = {name: p for name, p in weights(trainer).items() if "peft_config" not in extra or "lora_B" in name}
     assert any(not torch.equal(start.get(name, torch.zeros_like(p)), p) for name, p in trained.items())
     assert all(p.isfinite().all() for p in weights(trainer).values())
 
 
 @pytest.mark.parametrize("role", ["reward", "baseline"])
-def test_a_resumed_run_ends_like_an_uninterrupted_one(role, settings, prompts, tokenizer, reward):
-    settings = {**settings, "max_steps": 3, "save_strategy": "steps", "save_steps": 1, "process_role": role}
+def test_a_resumed_run_ends_like_an_uninterrupted_one(role, process, reward, output):
+    fields = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "process_role": role}
     reward = reward if role == "baseline" else None
-    whole = process(settings, prompts, tokenizer, reward)
-    resumed = process(settings, prompts, tokenizer, reward, resume=f"{settings['output_dir']}/checkpoint-1")
+    whole = process(reward, **fields)
+    resumed = process(reward, **fields, resume=output / "checkpoint-1")
     assert_same_weights(weights(resumed), weights(whole))
     assert resumed.earlier.value_baseline.state_dict() == whole.earlier.value_baseline.state_dict()
     assert (whole.earlier.value_baseline.squares > 0) == (role == "baseline")
 
 
-def test_metrics_and_the_table_of_completions(settings, prompts, tokenizer, reward):
+def test_metrics_and_the_table_of_completions(process, reward, output):
     def chatty(steps, log_metric, log_extra, **kwargs):
         log_metric("my_metric", 2.0)
         log_extra("first_step", [each[0] if each else "" for each in steps])
         return parity(steps, **kwargs)
 
-    settings = {**settings, "max_steps": 1, "log_completions": True, "num_completions_to_print": 0}
-    trainer = process(settings, prompts, tokenizer, reward, step_reward_funcs=chatty)
+    fields = {"max_steps": 1, "log_completions": True, "num_completions_to_print": 0}
+    trainer = process(reward, **fields, step_reward_funcs=chatty)
     logged = trainer.state.log_history[0]
     assert logged["my_metric"] == 2.0
     assert logged["process_rewards/chatty/mean"] == pytest.approx(logged["process/reward_mean"])
     assert {"process/steps_mean", "process/reward_mean", "process/unscorable_frac"} <= set(logged)
-    table = pandas.read_parquet(next(Path(settings["output_dir"]).glob("completions/*.parquet")))
+    table = pandas.read_parquet(next(output.glob("completions/*.parquet")))
     assert len(table) == 8
     assert "".join(table["steps"][0]).startswith(table["first_step"][0])
     assert len(table["steps"][0]) == len(table["step_rewards"][0])
 
 
-def test_a_failing_step_function_saves_what_was_computed(settings, prompts, tokenizer):
+def test_a_failing_step_function_saves_what_was_computed(process, output):
     calls = []
 
     def fails_late(steps, **kwargs):
@@ -102,38 +99,11 @@ def test_a_failing_step_function_saves_what_was_computed(settings, prompts, toke
         return parity(steps, **kwargs)
 
     with pytest.raises(RewardError, match="'fails_late': got 1 rows; expected 8 lists"):
-        process(settings, prompts, tokenizer, step_reward_funcs=fails_late)
-    assert (Path(settings["output_dir"]) / "checkpoint-2").exists()
+        process(step_reward_funcs=fails_late)
+    assert (output / "checkpoint-2").exists()
 
 
 # Before a model loads
-
-
-def needs_solution(steps, solution, **kwargs):
-    return []
-
-
-def rule(prompt, previous_steps, step, solution, tolerance=0.1, **columns):
-    return 1.0
-
-
-def of_a_step(prompt, previous_steps, step, **columns):
-    return 1.0
-
-
-@pytest.mark.parametrize(
-    ("function", "fields", "message"),
-    [
-        (needs_solution, {}, ".*solution"),
-        (step_verifier(rule), {}, ".*reward rule: .*'solution'"),
-        (of_a_step, {}, r".*'of_a_step', which scores one step; .* Wrap it: .*step_verifier\(of_a_step\)"),
-        (parity, {"process_role": "baseline"}, "process_role: got 'baseline' without reward_funcs"),
-    ],
-)
-def test_functions_that_do_not_fit_are_refused(function, fields, message, settings, prompts):
-    args = DrGRPOConfig(**settings, **fields)
-    with pytest.raises(InputError, match=f"^{message}"):
-        DrGRPOTrainer("nobody/no-such-model", args=args, train_dataset=prompts, step_reward_funcs=function)
 
 
 def test_step_settings_without_step_rewards_are_said_to_do_nothing(settings, prompts, caplog):
@@ -189,8 +159,3 @@ def test_scorers_say_how_their_scores_come_to_read_no_later_text(settings, promp
     with pytest.raises(InputError, match=f"'baseline' with 'judge', 'implicit_prm', .*{remedies}"):
         prepare(DrGRPOConfig(**settings, process_role="baseline"), None, [length_reward], prompts, **functions)
     assert all("is_causal" in inspect.getdoc(type(func)) for func in functions["step_reward_funcs"])
-
-
-def test_one_ratio_per_row_is_refused_with_credit_per_step(settings, prompts, tokenizer):
-    with pytest.raises(InputError, match="^importance_sampling_level: got 'sequence' with step_reward_funcs"):
-        process({**settings, "importance_sampling_level": "sequence"}, prompts, tokenizer)

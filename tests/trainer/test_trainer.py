@@ -1,11 +1,10 @@
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate.utils import DistributedType
 from datasets import Dataset
-from runs import STOCK, assert_same_weights, build, failing, logged, train, weights
+from runs import STOCK, assert_same_weights, failing, logged, weights
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -27,27 +26,24 @@ from trl_drgrpo.upstream.private_state import PrivateState
         pytest.param({"entropy_coef": 0.01, "top_entropy_quantile": 0.5}, marks=pytest.mark.slow),
     ],
 )
-def test_swapping_the_class_changes_no_bit(extra, settings, prompts, tokenizer, reward, saved_model):
+def test_swapping_the_class_changes_no_bit(extra, train, saved_model):
     # The reward takes values 0, 1, 2 in groups of 4: means are exact, so TRL has no rounding residue to remove.
-    settings = {**settings, **extra}
-
     def policy():
         return AutoModelForCausalLM.from_pretrained(saved_model)
 
     start = dict(policy().named_parameters())
-    stock = weights(train(GRPOTrainer, {**settings, **STOCK}, prompts, tokenizer, reward, policy()))
-    upstream = {**settings, "micro_batching": "upstream"}
-    ours = weights(train(DrGRPOTrainer, upstream, prompts, tokenizer, reward, policy()))
+    stock = weights(train(trainer_class=GRPOTrainer, model=policy(), **extra, **STOCK))
+    ours = weights(train(model=policy(), **extra, micro_batching="upstream"))
     assert_same_weights(ours, stock)
     assert any(not torch.equal(ours[name], start[name]) for name in ours), "nothing was trained"
     # With planned micro-batches the same tokens are sampled, and the weights agree to float32's rounding.
-    planned = weights(train(DrGRPOTrainer, settings, prompts, tokenizer, reward, policy()))
+    planned = weights(train(model=policy(), **extra))
     moved = sum((stock[name] - start[name]).square().sum() for name in stock) ** 0.5
     apart = sum((planned[name] - stock[name]).square().sum() for name in stock) ** 0.5
     assert apart <= 1e-3 * moved  # Adam divides by tiny gradients too: 1e-7 in a gradient is more in a step
 
 
-def test_what_a_subclass_makes_of_the_rewards_is_trained_on(settings, prompts, tokenizer, reward):
+def test_what_a_subclass_makes_of_the_rewards_is_trained_on(train):
     class Shaped(DrGRPOTrainer):
         def _calculate_rewards(self, *args):
             return super()._calculate_rewards(*args) * 2
@@ -55,23 +51,21 @@ def test_what_a_subclass_makes_of_the_rewards_is_trained_on(settings, prompts, t
     def first(trainer):
         return next(entry for entry in trainer.state.log_history if "grad_norm" in entry)
 
-    settings = {**settings, "max_steps": 1, "max_grad_norm": 0.0}
-    plain = first(train(DrGRPOTrainer, settings, prompts, tokenizer, reward))
-    shaped = first(train(Shaped, settings, prompts, tokenizer, reward))
+    plain = first(train(max_steps=1, max_grad_norm=0.0))
+    shaped = first(train(trainer_class=Shaped, max_steps=1, max_grad_norm=0.0))
     assert shaped["grad_norm"] == pytest.approx(2 * plain["grad_norm"], rel=1e-4)
     assert shaped["reward"] == pytest.approx(2 * plain["reward"])
 
 
-def test_equal_rewards_leave_the_weights_alone_where_trl_moves_them(settings, prompts, tokenizer):
+def test_equal_rewards_leave_the_weights_alone_where_trl_moves_them(train, tokenizer):
     # 0.7 is no binary fraction: TRL's advantages are 6e-8 instead of 0, and AdamW makes full-sized steps of them
-    settings = {**settings, "num_generations": 8, "weight_decay": 0.0}
-
     def constant(completions, **kwargs):
         return [0.7] * len(completions)
 
     start = dict(tiny_model(tokenizer).named_parameters())
-    stock = weights(train(GRPOTrainer, {**settings, **STOCK}, prompts, tokenizer, constant))
-    ours = weights(train(DrGRPOTrainer, settings, prompts, tokenizer, constant))
+    fields = {"num_generations": 8, "weight_decay": 0.0}
+    stock = weights(train(constant, trainer_class=GRPOTrainer, **fields, **STOCK))
+    ours = weights(train(constant, **fields))
     assert_same_weights(ours, start)
     assert any(not torch.equal(stock[name], start[name]) for name in start), "TRL no longer has the residue"
 
@@ -93,21 +87,18 @@ def test_the_quick_start_script_runs_with_the_class_swapped(saved_model, tmp_pat
     assert trainer.state.global_step == 1
 
 
-def test_a_plain_grpo_config_is_read_as_dr_grpo(settings, prompts, tokenizer, reward):
-    plain = GRPOConfig(**settings, use_cpu=True, bf16=False)
-    trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, plain, prompts, processing_class=tokenizer)
-    assert isinstance(trainer.args, DrGRPOConfig)
-    assert (trainer.loss_type, trainer.scale_rewards) == ("dr_grpo", "none")
-
-
 class NamedConfig(GRPOConfig):
     def name_in_capitals(self):
         return self.output_dir.upper()
 
 
-def test_what_is_assigned_to_a_plain_grpo_config_later_is_seen(settings, prompts, tokenizer, reward):
+def test_a_plain_grpo_config_is_read_as_dr_grpo_and_what_is_assigned_to_it_later_is_seen(
+    settings, prompts, tokenizer, reward, output
+):
     plain = NamedConfig(**settings, use_cpu=True, bf16=False)
     trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, plain, prompts, processing_class=tokenizer)
+    assert isinstance(trainer.args, DrGRPOConfig)
+    assert (trainer.loss_type, trainer.scale_rewards) == ("dr_grpo", "none")
     plain.max_steps = 3
     trainer.evaluate(prompts)
     plain.max_steps = 1
@@ -120,74 +111,25 @@ def test_what_is_assigned_to_a_plain_grpo_config_later_is_seen(settings, prompts
     trainer.evaluate(prompts)
     assert trainer.args.eval_on_start
     trainer.save_model()  # pickles the arguments
-    kept = torch.load(Path(settings["output_dir"]) / "training_args.bin", weights_only=False)
+    kept = torch.load(output / "training_args.bin", weights_only=False)
     assert kept.name_in_capitals() == plain.name_in_capitals()
     plain.beta = 0.1
     with pytest.raises(InputError, match="^beta: got 0.1, assigned after the trainer was built"):
         trainer.train()
 
 
-def test_evaluation_works_also_with_groups_of_one(settings, prompts, tokenizer, reward):
-    settings = {**settings, "num_generations_eval": 1, "per_device_eval_batch_size": 4}
-    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward, eval_dataset=prompts)
+def test_evaluation_works_also_with_groups_of_one(train, prompts):
+    trainer = train(num_generations_eval=1, per_device_eval_batch_size=4, eval_dataset=prompts)
     metrics = trainer.evaluate()
     assert metrics["eval_loss"] == 0.0  # a group of one has no signal
     assert "eval_reward" in metrics
 
 
-def test_without_a_length_limit_generation_fills_the_context(settings, prompts, tokenizer, reward):
-    settings = {**settings, "max_completion_length": None, "loss_normalizer": 64, "max_steps": 1}
-    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, reward)
+def test_without_a_length_limit_generation_fills_the_context(train):
+    trainer = train(max_completion_length=None, loss_normalizer=64, max_steps=1)
     assert trainer.generation_config.max_length == trainer.model.config.max_position_embeddings
     assert trainer.loss_normalizer == 64
     assert trainer.max_completion_length is None
-
-
-def needs_solution(completions, solution, **kwargs):
-    return [0.0] * len(completions)
-
-
-def needs_answer(completions, answer, **kwargs):
-    return [0.0] * len(completions)
-
-
-def of_prompts(*values):
-    return Dataset.from_dict({"prompt": list(values)})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"train_dataset": Dataset.from_dict({"question": ["?"] * 8})},
-            r'.*expected a column .prompt.\. Rename yours: .*\("question", "prompt"\)',
-        ),
-        ({"train_dataset": of_prompts("?")}, "train_dataset: got 1 prompts; expected at least 2"),
-        ({"train_dataset": {"train": of_prompts("?")}}, "train_dataset: got dict"),
-        ({"eval_dataset": {"x": of_prompts(*[""] * 8)}}, ".*an empty text as the prompt"),
-        ({"reward_funcs": needs_solution}, ".*solution"),
-        ({"reward_funcs": needs_answer, "eval_dataset": of_prompts("?")}, ".*answer"),
-        ({"reward_funcs": None}, "reward_funcs: got none; .* No reward source provided. Pass `reward_f"),
-        ({"reward_funcs": [len, 1.0]}, "reward_funcs: got float at position 1"),
-        ({"args": {"reward_weights": [1.0, 2.0]}}, "reward_weights: got 2 weights; expected 1"),
-        ({"args": {"correct_reward": "acuracy"}}, "correct_reward: got 'acuracy'; expected one of length_reward"),
-        (
-            {"args": {"max_completion_length": None, "loss_normalizer": 64}, "tools": [Walk().go]},
-            "max_completion_length: got None together with tools",
-        ),
-    ],
-)
-def test_inputs_are_checked_before_a_model_loads(changes, message, settings, prompts, reward):
-    """The model id does not exist: had it been looked up, the error would be another one."""
-    args = DrGRPOConfig(**{**settings, **changes.get("args", {})})
-    arguments = {"reward_funcs": reward, "train_dataset": prompts, **changes, "args": args}
-    with pytest.raises(InputError, match=f"^{message}"):
-        DrGRPOTrainer("nobody/no-such-model", **arguments)
-
-
-def test_args_of_another_kind(prompts, reward):
-    with pytest.raises(InputError, match="^args: got dict"):
-        DrGRPOTrainer("nobody/no-such-model", reward, {"beta": 0.1}, prompts)
 
 
 @pytest.mark.parametrize("launcher", [False, True])
@@ -237,7 +179,7 @@ def test_an_environment_needs_no_prompt_column(settings, reward):
         prepare(DrGRPOConfig(**settings), None, [reward], dataset)
 
 
-def test_an_infinite_reward_saves_what_was_computed(settings, prompts, tokenizer):
+def test_an_infinite_reward_saves_what_was_computed(train, output):
     calls = []
 
     def overflows(completion_ids, **kwargs):
@@ -245,35 +187,34 @@ def test_an_infinite_reward_saves_what_was_computed(settings, prompts, tokenizer
         return [1e39 if len(calls) == 3 else float(sum(ids) % 3) for ids in completion_ids]
 
     with pytest.raises(RewardError, match="reward function 'overflows': got inf in float32 for row 0") as error:
-        train(DrGRPOTrainer, settings, prompts, tokenizer, overflows)
+        train(overflows)
     # One of them is that of the trainer: the training loop's frames say nothing about the reward.
-    assert [frame.name for frame in error.traceback][1:] == ["train", "train"]
+    assert [frame.name for frame in error.traceback][1:] == ["call", "train", "train"]
     assert error.value.__cause__ is None
-    assert (Path(settings["output_dir"]) / "checkpoint-2").exists()
+    assert (output / "checkpoint-2").exists()
 
 
-def test_of_a_reward_that_fails_in_the_first_step_nothing_is_saved(settings, prompts, tokenizer):
+def test_of_a_reward_that_fails_in_the_first_step_nothing_is_saved(train, output):
     with pytest.raises(RewardError):
-        train(DrGRPOTrainer, settings, prompts, tokenizer, failing(1))
-    assert not list(Path(settings["output_dir"]).glob("checkpoint-*"))
+        train(failing(1))
+    assert not list(output.glob("checkpoint-*"))
 
 
-def test_a_reward_that_fails_costs_one_call_when_the_user_opted_in(settings, prompts, tokenizer):
-    settings = {**settings, "on_reward_error": "unscorable"}
-    trainer = train(DrGRPOTrainer, settings, prompts, tokenizer, failing(2))
+def test_a_reward_that_fails_costs_one_call_when_the_user_opted_in(train):
+    trainer = train(failing(2), on_reward_error="unscorable")
     assert logged(trainer, "rewards/fails/failed_frac")[:3] == [0.0, 1.0, 0.0]
 
 
-def test_asynchronous_rewards_work(settings, prompts, tokenizer):
+def test_asynchronous_rewards_work(train):
     async def judged(completion_ids, **kwargs):
         return [float(sum(ids) % 3) for ids in completion_ids]
 
-    trainer = train(DrGRPOTrainer, {**settings, "max_steps": 1}, prompts, tokenizer, judged)
+    trainer = train(judged, max_steps=1)
     assert "rewards/judged/mean" in trainer.state.log_history[0]
 
 
-def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(settings, prompts, tokenizer, reward):
-    trainer = build(DrGRPOTrainer, settings, prompts, tokenizer, reward)
+def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(build):
+    trainer = build()
     late = {
         "loss_type": ("grpo", "^loss_type: got 'grpo'; expected 'dr_grpo'"),
         "scale_rewards": ("batch", "^scale_rewards: got 'batch'; expected 'none'"),

@@ -3,19 +3,19 @@
 import json
 import re
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
 import runs
 from datasets import Dataset
-from runs import assert_same_weights, short_run, weights
+from loopback import Handler, Loopback
+from runs import Keeping, assert_same_weights, short_run, weights
 from walk import SAYS, Scripted, Walk, with_tools
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.common.errors import RewardError
+from trl_drgrpo.features.model_card.card import objective_of
 
 # What the rows of `SAYS` earn, turn by turn.
 EARNED = [[1.0, 2.0, 0.0], [2.0, 0.0, 0.0], [2.0, 0.0], [4.0]]
@@ -25,27 +25,16 @@ TO_GO = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, -2 / 3, 0.0], [2 - 9 / 3, -2 / 3], [
 BY_STATE = [[3 - 8 / 3, 2.0, 0.0], [2 - 9 / 3, 0.0, 0.0], [2 - 9 / 3, -2.0], [4 - 7 / 3]]
 
 
-class Kept(Scripted):
+class Kept(Keeping, Scripted):
     """Keeps the batches."""
-
-    def on_rollouts(self, rollouts):
-        self.rollouts = super().on_rollouts(rollouts)
-        return self.rollouts
-
-    def on_credit(self, batch):
-        self.credited = batch
-        super().on_credit(batch)
 
 
 def build(folder, data=({},), **changes):
-    """A trainer; `changes` are arguments of it, or else fields of its configuration."""
-    names = ("tools", "environment_factory", "reward_funcs", "step_reward_funcs", "eval_dataset", "step_segmenter")
-    arguments = {name: changes.pop(name) for name in names if name in changes}
     model, tokenizer = with_tools()
     rows = [{"prompt": [{"role": "user", "content": "Walk."}], **row} for row in data]
     settings = {**short_run(folder), "max_steps": 1, "max_completion_length": 512, "run_log": False}
-    data, rewards = Dataset.from_list(rows * (16 // len(rows))), arguments.pop("reward_funcs", None)
-    return runs.build(Kept, settings | changes, data, tokenizer, rewards, model, **arguments)
+    data = Dataset.from_list(rows * (16 // len(rows)))
+    return runs.sharing(runs.build, settings, data, tokenizer, None)(trainer_class=Kept, model=model, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +91,7 @@ def test_log_and_recorded_completions_have_turns_as_steps(walked):
     assert facts["step_rewards"] == {"names": ["Walk"], "weights": [1.0]}
     assert facts["objective"]["step_separator"] == ["turn"]
     assert facts["objective"]["state_keys"] == ["Walk"]
-    assert any("(state_key of Walk)" in note for note in _notes(walked))
+    assert any("(state_key of Walk)" in note for note in objective_of(walked)[1])
     group = json.loads((walked.run.folder / "_drgrpo" / "completions.jsonl").read_text().splitlines()[0])
     for row, earned, expected in zip(group["rows"], EARNED, BY_STATE, strict=True):
         own = [span for span in row["spans"] if not span["masked"]]
@@ -110,12 +99,6 @@ def test_log_and_recorded_completions_have_turns_as_steps(walked):
         assert [span["step_reward"] for span in own] == earned
         assert [span["advantage"] for span in own] == pytest.approx(expected, abs=1e-3)
     assert walked.describing.failures == {}
-
-
-def _notes(trainer):
-    from trl_drgrpo.features.model_card.card import objective_of
-
-    return objective_of(trainer)[1]
 
 
 def test_an_evaluation_credits_turns_too(walked):
@@ -257,28 +240,6 @@ def test_with_tools_alone_a_turn_is_a_step(tmp_path):
     assert trainer.describing.failures == {}
 
 
-# What cannot be
-
-
-@pytest.mark.parametrize(
-    ("factory", "fields", "message"),
-    [
-        (
-            Walk,
-            {"step_separator": ["#"]},
-            r"step_separator: got .*\('#'\) with Walk.get_turn_rewards\(\); expected 'turn'",
-        ),
-        (Walk(), {}, "environment_factory: got Walk; expected a class or a function"),
-        ({"a": None}, {}, "environment_factory: got NoneType for 'a'"),
-        (type("Odd", (Walk,), {"state_key": 3}), {}, "Odd.state_key: got int; expected a method"),
-        (Walk, {"process_role": "baseline"}, "process_role: got 'baseline' without reward_func"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_once(factory, fields, message, tmp_path):
-    with pytest.raises(InputError, match=f"^{message}"):
-        build(tmp_path, environment_factory=factory, **fields)
-
-
 def test_states_that_nothing_is_compared_by_are_told_once(tmp_path, caplog):
     trainer = build(tmp_path, environment_factory=Walk, step_baseline="none")
     assert caplog.text.count("Walk.state_key() is not used") == 1
@@ -333,7 +294,7 @@ def test_an_environment_that_fails_may_cost_its_row(environment, method, tmp_pat
     trainer = build(
         tmp_path,
         environment_factory=broken,
-        reward_funcs=number_of_answers,
+        reward=number_of_answers,
         step_reward_funcs=number_of_environments,
         on_reward_error="unscorable",
     )
@@ -493,21 +454,17 @@ class Remote(Walk):
 
 
 def test_an_environment_may_live_on_a_server(tmp_path):
-    class Game(BaseHTTPRequestHandler):
+    class Game(Handler):
         def do_GET(self):
-            self.send_response(500 if self.path == "/4" else 200)
-            self.end_headers()
-            self.wfile.write(f"at {self.path[1:]}".encode())
+            self.say(500 if self.path == "/4" else 200, {}, f"at {self.path[1:]}".encode())
 
-        def log_message(self, *args):
-            pass
+    class Games(Loopback):
+        handler = Game
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Game) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        Remote.address = f"http://127.0.0.1:{server.server_port}"
+    with Games() as server:
+        Remote.address = server.url
         trainer = build(tmp_path, environment_factory=Remote)
         trainer.train()
-        server.shutdown()
     assert trainer.credited.step_rewards[:3] == EARNED[:3]
     assert trainer.credited.step_rewards[3][0] == 0.0  # the server refused: the model was told
     answers = [m["content"] for m in trainer.credited.scored.completions[3] if m["role"] == "tool"]

@@ -7,7 +7,6 @@ import pytest
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.check.credit import credit_cases
 from trl_drgrpo.check.parity import CONTROL_FLOOR, TOLERANCE, Case, cases, run_case
-from trl_drgrpo.cli import main as cli
 
 # Settings that another case has too, together with more.
 CONTAINED = (
@@ -111,42 +110,37 @@ def short_matrix(monkeypatch):
     monkeypatch.setattr("trl_drgrpo.check.credit.credit_cases", lambda: credit)
 
 
-def test_the_command_prints_a_table_and_exits_0(short_matrix, capsys):
-    assert cli.main(["check", "-v"]) == 0
-    out = capsys.readouterr().out
+def test_the_command_prints_a_table_and_exits_0(short_matrix, ran):
+    out = ran(["check", "-v"]).out
     assert "4 of 4 cases passed: the trainer computes Dr. GRPO here." in out
     assert "own row counted (must differ" in out
     assert "_compute_loss" in out
-    assert cli.main(["check"]) == 0
-    summary = capsys.readouterr().out
+    summary = ran(["check"]).out
     assert "own row counted" not in summary
     assert "_compute_loss" not in summary
     assert summary.count("1 of 1 agree, largest difference") == summary.count("1 of 1 controls differ") == 2
     assert len(summary.splitlines()) < 15
 
 
-def test_the_command_speaks_json(short_matrix, capsys):
-    assert cli.main(["check", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_the_command_speaks_json(short_matrix, ran):
+    report = json.loads(ran(["check", "--json"]).out)
     assert report["passed"] is True
     assert report["seams"]["_compute_loss"] == "ok"
     for part in ("cases", "credit"):
         assert [case["passed"] for case in report[part]] == [True, True]
 
 
-def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkeypatch, capsys):
+def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkeypatch, ran):
     right = DrGRPOTrainer.loss_constants
     wrong = {"max_completion_length": 13}
     monkeypatch.setattr(DrGRPOTrainer, "loss_constants", lambda self, inputs: {**right(self, inputs), **wrong})
-    assert cli.main(["check"]) == 1
-    out = capsys.readouterr().out
+    out = ran(["check"], 1).out
     assert "1 of 4 cases FAILED: do not trust runs in this environment" in out
     assert out.count("\n  FAIL ") == 1
 
 
-def test_the_command_exits_1_when_a_seam_moved(monkeypatch, capsys):
+def test_the_command_exits_1_when_a_seam_moved(monkeypatch, ran):
     from trl_drgrpo.upstream import seams
 
     monkeypatch.setattr(seams, "SEAMS", {"__init__": ("model, another",)})
-    assert cli.main(["check"]) == 1
-    assert "nothing further was run" in capsys.readouterr().out
+    assert "nothing further was run" in ran(["check"], 1).out

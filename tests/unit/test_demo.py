@@ -18,7 +18,6 @@ from rich.console import Console
 from trl import GRPOConfig
 
 from trl_drgrpo.cli import short_commands
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.drawing import save_figure
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.demo import MODEL_DIR, STOCK_OBJECTIVES, run, task
@@ -419,13 +418,12 @@ class TestRun:
         ]
 
     @pytest.mark.usefixtures("few_problems")
-    def test_interrupted_run_keeps_what_it_has(self, tmp_path, monkeypatch, capsys):
+    def test_interrupted_run_keeps_what_it_has(self, tmp_path, monkeypatch, ran):
         def interrupt(*arguments):
             raise KeyboardInterrupt
 
         monkeypatch.setattr(run, "_train", interrupt)
-        assert main(["demo", "--output_dir", str(tmp_path)]) == 130
-        assert str(tmp_path) in capsys.readouterr().err
+        assert str(tmp_path) in ran(["demo", "--output_dir", str(tmp_path)], 130).err
         numbers = json.loads((tmp_path / "results.json").read_text())
         assert numbers["status"] == "unfinished"
         assert numbers["before"]["greedy"]["accuracy"] > 0

@@ -1,5 +1,6 @@
 """The package as others get it: light to import and of the versions it names; `test_distribution.py` has the wheel."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from processes import HEAVY, loaded_after
+from transformers import BitsAndBytesConfig
 
 import trl_drgrpo
+from trl_drgrpo.common.errors import require_for_quantization, require_package
 
 ROOT = Path(trl_drgrpo.__file__).parent.parent
 ROOM_NAMES = ("isolation", "functions.judge", "functions.mathematics")
@@ -110,3 +113,66 @@ def test_the_oldest_stack_is_what_pyproject_allows_and_else_the_tested_one():
     assert floors.keys() == {"trl", "transformers", "torch", "accelerate", "datasets", "peft"}
     for name in floors.keys() - {"torch"}:  # the newest torch serves all of them, and is large
         assert oldest[name].removesuffix(".0") == floors[name].removesuffix(".0"), name
+
+
+# Lazy packages: an import under `TYPE_CHECKING` is the whole declaration of a public name
+
+
+PACKAGES = sorted((ROOT / "trl_drgrpo").rglob("__init__.py"))
+LAZY = [path for path in PACKAGES if "\nattach(__name__)\n" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", LAZY, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_what_a_type_checker_sees_is_public(path):
+    package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
+    block = next(node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If))
+    imported = [(node.module, alias) for node in block.body for alias in node.names]
+    assert package.__all__ == sorted(alias.asname for _, alias in imported)
+    assert [n for n in dir(package) if n[:2] != "__"] == [n for n in package.__all__ if n[:2] != "__"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_a_name_is_the_one_of_its_module():
+    from trl_drgrpo.rewards import contract
+
+    assert len(LAZY) >= 8
+    assert importlib.import_module("trl_drgrpo.rewards.isolation").Limits is contract.Limits
+
+
+# The wording of every literal `InputError` and `RewardError`; what is installed is no error
+
+
+OLD_WORDS = re.compile(r"\b(mend|anew|roll-outs?|goes in|goes away)\b", re.IGNORECASE)
+
+
+def literal(node: ast.expr) -> str | None:
+    """A text as it stands in the code, with `{}` for its values; `None` for an expression."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def problems(source: str) -> list[str]:
+    """Texts out of form: `got` and `expected` without a full stop, the remedy a sentence, all in today's words."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and len(node.args) == 4]
+    found = []
+    for call in calls:
+        if getattr(call.func, "id", "") in ("InputError", "RewardError"):
+            _, got, expected, remedy = map(literal, call.args)
+            found += [text for text in (got, expected) if text and text.endswith(".")]
+            found += [remedy] if remedy and not remedy.endswith((".", "?", "{}")) else []
+            found += [text for text in (got, expected, remedy) if text and OLD_WORDS.search(text)]
+    return found
+
+
+def test_every_error_has_its_form():
+    files = sorted(Path(trl_drgrpo.__file__).parent.rglob("*.py"))
+    assert {str(file): out for file in files if (out := problems(file.read_text(encoding="utf-8")))} == {}
+
+
+def test_what_is_installed_is_no_error():
+    require_package("torch", "anything", "True", "none")
+    require_for_quantization(None)
+    require_for_quantization({"quant_method": "gptq", "bits": 4})
+    require_for_quantization(BitsAndBytesConfig())

@@ -2,7 +2,8 @@
 
 import chromium
 import pytest
-from report_runs import write_curve, write_forked, write_hostile, write_lines, write_run_log
+from report_runs import write_curve, write_forked, write_hostile, write_run_log
+from runs import write_lines
 
 from trl_drgrpo.report import write_report
 

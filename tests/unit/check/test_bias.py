@@ -10,7 +10,7 @@ from peft import LoraConfig
 from runs import length_reward
 from tabular import expected_length, length_scores
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, dr_grpo_loss, group_advantages
+from trl_drgrpo import dr_grpo_loss, group_advantages
 from trl_drgrpo.check.bias import (
     OBJECTIVES,
     QUANTITIES,
@@ -184,21 +184,6 @@ def test_a_batch_without_signal_is_a_step_of_length_zero():
     directions, gradients = rng.normal(size=(4, len(OBJECTIVES), 3)), rng.normal(size=(4, 4, 3))
     directions[1] = 0
     assert np.isfinite(changes_per_step(directions, gradients).changes["grpo"]["length"].value)
-
-
-@pytest.fixture
-def build(settings, prompts, tokenizer, model):
-    def make(reward=length_reward, peft_config=None, data=prompts, **changes):
-        return DrGRPOTrainer(
-            model=model,
-            reward_funcs=reward,
-            args=DrGRPOConfig(**{**settings, **changes}),
-            train_dataset=data,
-            processing_class=tokenizer,
-            peft_config=peft_config,
-        )
-
-    return make
 
 
 def even_sum(completion_ids, **kwargs):

@@ -30,7 +30,6 @@ from trl_drgrpo.check.policies import (
     total,
     two_turns,
 )
-from trl_drgrpo.cli import main as cli
 from trl_drgrpo.objective.advantages import select_groups
 
 CASES = credit_cases()
@@ -56,16 +55,18 @@ def test_the_expected_gradient_is_the_exact_one_or_must_differ(case):
     ("baseline", "eos_in_last_step", "expected"),
     [
         ("to_go", False, [0.1, 0.4]),
-        ("deepseekmath", False, [0.0, 0.0]),
+        ("none", False, [0.1, 0.4]),
         ("none", True, [0.025, 0.1]),
+        *[(baseline, False, [0.0, 0.0]) for baseline in ("deepseekmath", "pooled_others", "same_index")],
     ],
 )
-def test_the_credit_of_going_on(baseline, eos_in_last_step, expected):
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_the_credit_of_going_on(group_size, baseline, eos_in_last_step, expected):
     policies = [stop_or_go(0.2), stop_or_go(0.8)]
     if eos_in_last_step:
         policies = [policy.map(Trajectory.with_eos_in_last_step) for policy in policies]
     trainer = TrainerCredit(step_baseline=baseline)
-    seen = [gradient[0].item() for gradient, _ in compare(policies, trainer, group_sizes=(2,))]
+    seen = [gradient[0].item() for gradient, _ in compare(policies, trainer, group_sizes=(group_size,))]
     assert seen == pytest.approx(expected, abs=1e-12)
 
 
@@ -160,16 +161,14 @@ def test_nothing_to_compare_proves_nothing():
     assert not run_credit_case(CreditCase("", "", lambda: [(nothing * torch.nan, nothing + 1)])).passed
 
 
-def test_the_command_runs_credit_alone(monkeypatch, capsys):
+def test_the_command_runs_credit_alone(monkeypatch, ran):
     kept = [named("stop or go", "to_go"), named("two turns", "z-score at the same turn")]
     monkeypatch.setattr(credit, "credit_cases", lambda: kept)
-    assert cli.main(["check", "--credit", "-v"]) == 0
-    out = capsys.readouterr().out
+    out = ran(["check", "--credit", "-v"]).out
     assert "2 of 2 cases passed: step credit is unbiased here." in out
     assert "z-score at the same turn (must differ" in out
     assert "Loss and gradient" not in out
-    assert cli.main(["check", "--credit", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(ran(["check", "--credit", "--json"]).out)
     assert [case["control"] for case in report["credit"]] == [False, True]
     assert "cases" not in report
 

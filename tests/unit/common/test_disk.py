@@ -8,12 +8,10 @@ import subprocess
 
 import filelock
 import pytest
-import runs
 import torch
 from runs import written_elsewhere
 from safetensors import SafetensorError
 
-from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common import disk
 from trl_drgrpo.common.disk import check_writable, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError
@@ -79,11 +77,8 @@ def test_said_once_where_blocks_are_nested(tmp_path):
 
 
 @pytest.fixture
-def build(settings, prompts, tokenizer, reward):
-    settings |= {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    return lambda reward=reward, **fields: runs.build(
-        DrGRPOTrainer, {**settings, **fields}, prompts, tokenizer, reward
-    )
+def settings(settings):
+    return settings | {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
 
 
 def full_at(name, save):

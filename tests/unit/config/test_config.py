@@ -14,8 +14,6 @@ from trl_drgrpo.config.config import check_best_metric, with_best_metric
 from trl_drgrpo.config.preflight import prepare
 from trl_drgrpo.upstream.versions import drop_notices
 
-no_accelerator = pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
-
 
 def test_defaults_are_both_switches_of_dr_grpo():
     config = DrGRPOConfig()
@@ -155,7 +153,7 @@ def test_a_missing_length_limit_needs_an_explicit_normalizer():
     assert (config.max_completion_length, config.loss_normalizer) == (None, 1000)
 
 
-@no_accelerator
+@pytest.mark.skipif("__import__('torch').accelerator.is_available()", reason="has an accelerator")
 @pytest.mark.parametrize(
     ("fields", "overridden"),
     [

@@ -1,5 +1,7 @@
-"""A configuration refuses numbers out of range, its own and those that TRL fills in."""
+"""A configuration refuses numbers out of range, its own and those that TRL fills in; the table lacks none of them."""
 
+import dataclasses
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import yaml
 
 from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import RANGES, refuse_out_of_range
 from trl_drgrpo.config.rules import validate, validate_batch
 
 CASES = yaml.safe_load((Path(__file__).parents[2] / "data" / "configurations.yaml").read_text())
@@ -51,3 +54,38 @@ def test_the_branches_of_a_parent_stay_on_one_process(rows, fields, message):
     with pytest.raises(InputError) as error:
         validate_batch(config)
     assert str(error.value).startswith(f"forks: got {message}")
+
+
+# Fields of losses that are refused as a whole.
+OTHER_LOSSES = ("sapo_", "vespo_")
+
+
+@pytest.mark.parametrize(("field", "values"), CASES["outside"].items())
+def test_a_number_out_of_its_range_is_named_with_its_range(field, values):
+    for value in values:
+        with pytest.raises(InputError) as error:
+            refuse_out_of_range({field: value})
+        assert str(error.value).startswith(f"{field}: got {value!r}; expected {RANGES[field]}")
+
+
+def test_values_with_a_meaning_stay():
+    refuse_out_of_range({"epsilon": 10**400})
+    for field, values in CASES["inside"].items():
+        for value in values:
+            refuse_out_of_range({field: value})
+
+
+def test_the_words_of_a_range():
+    assert str(RANGES["top_p"]) == "a finite number, above 0 and at most 1"
+    assert str(RANGES["lora_dropout"]) == "a finite number, at least 0 and below 1"
+    assert str(RANGES["outcome_weight"]) == "a finite number"
+    assert str(RANGES["num_generations"]) == "a whole number, at least 2"
+
+
+def test_every_number_of_a_configuration_has_a_range():
+    """A number that a newer TRL or transformers adds is to be thought about, too."""
+    fields = {f.name: getattr(f.type, "__name__", str(f.type)) for f in dataclasses.fields(DrGRPOConfig)}
+    numbers = {name for name, kind in fields.items() if {"int", "float"} & set(re.split(r"\s*\|\s*", kind))}
+    assert {name for name in numbers - set(RANGES) if not name.startswith(OTHER_LOSSES)} == set()
+    of_recipes = {"lora_r", "lora_alpha", "lora_dropout", "early_stopping_patience"}
+    assert set(RANGES) - set(fields) == of_recipes

@@ -11,7 +11,6 @@ import threading
 import pytest
 from report_runs import append_lines, data_of, following, write_run_log
 
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.write import FollowServer
 
@@ -80,7 +79,7 @@ def test_a_browser_that_goes_away_is_nothing_to_tell(server, capfd):
     assert "a fault of ours" in capfd.readouterr().err
 
 
-def test_bad_input(folder, server, capsys):
+def test_bad_input(folder, server, ran):
     with pytest.raises(InputError, match="port: got .*expected a free port"):
         FollowServer([folder], port=server.server_port)
     for arguments, message in (
@@ -89,8 +88,7 @@ def test_bad_input(folder, server, capsys):
         (["--follow", "--output", "x.html"], "--output: got 'x.html'; expected nothing with --follow"),
         (["--follow", "--format", "md"], "--format: got 'md'"),
     ):
-        assert main(["report", str(folder), *arguments]) == 2
-        assert message in capsys.readouterr().err
+        assert message in ran(["report", str(folder), *arguments], 2).err
 
 
 def test_the_command_ends_with_ctrl_c(folder):

@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import START, about, append_lines, group_line, write_lines, write_run_log
+from report_runs import START, about, append_lines, group_line, write_run_log
+from runs import write_lines
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_log import RunLog

@@ -5,10 +5,10 @@ import re
 
 import pytest
 from processes import loaded_after
-from report_runs import data_of, write_forked, write_hostile, write_lines, write_run_log
+from report_runs import data_of, write_forked, write_hostile, write_run_log
+from runs import write_lines
 
 from trl_drgrpo import write_report
-from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import difficulty, report_contents
 from trl_drgrpo.report.curves import Curve, curves_of
@@ -17,19 +17,17 @@ from trl_drgrpo.report.reading import read_runs
 from trl_drgrpo.report.records import JsonLines
 
 
-def test_the_command_writes_beside_the_run_and_prints_the_path(runs, capsys):
-    assert main(["report", str(runs[0])]) == 0
+def test_the_command_writes_beside_the_run_and_prints_the_path(runs, ran):
     path = runs[0] / "_drgrpo" / "report.html"
-    assert capsys.readouterr().out == f"{path}\n"
+    assert ran(["report", str(runs[0])]).out == f"{path}\n"
     page = path.read_text(encoding="utf-8")
     assert [group["step"] for group in data_of(page)["runs"][0]["groups"]] == [10, 20, 30, 40]
     assert sorted(entry.name for entry in path.parent.iterdir())[0] == "completions.jsonl"  # no half-written file left
 
 
-def test_several_runs_go_into_the_current_folder(runs, tmp_path, monkeypatch, capsys):
+def test_several_runs_go_into_the_current_folder(runs, tmp_path, monkeypatch, ran):
     monkeypatch.chdir(tmp_path)
-    assert main(["report", *map(str, runs), "--max_groups", "2"]) == 0
-    assert capsys.readouterr().out == "report.html\n"
+    assert ran(["report", *map(str, runs), "--max_groups", "2"]).out == "report.html\n"
     data = data_of((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert [len(run["groups"]) for run in data["runs"]] == [2, 2]
 
@@ -41,7 +39,7 @@ def test_json_holds_every_logged_step(runs, tmp_path):
     assert contents["runs"][0]["eval_curves"] == {}
 
 
-def test_bad_input(runs, tmp_path, capsys):
+def test_bad_input(runs, tmp_path, ran):
     with pytest.raises(InputError, match="got 'pdf'; expected one of html, md, json, png"):
         write_report(runs[0], format="pdf")
     with pytest.raises(InputError, match="max_groups: got -1"):
@@ -51,10 +49,10 @@ def test_bad_input(runs, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file is a file; expected a folder to write to"):
         write_report(runs[0], tmp_path / "file" / "x.html")
-    assert main(["report", str(tmp_path / "nothing")]) == 2
-    assert "got nothing there; expected the output folder of a run" in capsys.readouterr().err
-    assert main(["report"]) == 2
-    assert main(["report", str(runs[0]), "--format", "pdf"]) == 2
+    said = ran(["report", str(tmp_path / "nothing")], 2).err
+    assert "got nothing there; expected the output folder of a run" in said
+    ran(["report"], 2)
+    ran(["report", str(runs[0]), "--format", "pdf"], 2)
 
 
 def test_an_empty_run_has_a_page(tmp_path):

@@ -102,11 +102,9 @@ def test_what_is_saved_is_plain_lora(tmp_path, model):
     assert (loaded.r, loaded.lora_alpha, loaded.lora_dropout) == (2, 32, 0.0)
 
 
-def test_the_stock_trainer_takes_it_as_plain_lora(model, tokenizer, prompts, reward, settings):
-    config = GRPOConfig(**settings, use_cpu=True, bf16=False)
-    trainer = GRPOTrainer(
-        model, reward, config, prompts, processing_class=tokenizer, peft_config=lora_preset("qlora", r=2)
-    )
+def test_the_stock_trainer_takes_it_as_plain_lora(build):
+    arguments = {"trainer_class": GRPOTrainer, "peft_config": lora_preset("qlora", r=2)}
+    trainer = build(**arguments, use_cpu=True, bf16=False)
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
     assert any("lora_A" in name for name, p in trainer.model.named_parameters() if p.requires_grad)
 

@@ -8,13 +8,11 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-from runs import length_reward
 from safetensors.torch import load_file, save_file
 from tiny_bases import load, nf4, save_base
 from transformers import AutoTokenizer
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, lora_preset
-from trl_drgrpo.cli.main import main
+from trl_drgrpo import lora_preset
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu import merging
 from trl_drgrpo.single_gpu.merging import merge_adapter
@@ -54,29 +52,30 @@ def unmerged(base, adapter):
     return logits(PeftModel.from_pretrained(load(base), adapter))
 
 
-def test_a_qlora_run_is_merged_into_the_full_precision_base(base, tmp_path, settings, prompts, tokenizer, capfd):
-    args = DrGRPOConfig(**{**settings, "max_steps": 2, "save_strategy": "steps", "save_steps": 1})
-    trainer = DrGRPOTrainer(
-        base, length_reward, args, prompts, processing_class=tokenizer, peft_config=lora_preset("qlora")
-    )
-    trainer.train()
-    trainer.save_model()
-    output = tmp_path / "merged"
+def assert_merged(adapter, output, base):
+    """Merges: what is written gives the logits of base and adapter."""
+    merge_adapter(adapter, output)
+    torch.testing.assert_close(logits(load(output)), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
+
+
+def test_a_qlora_run_is_merged_into_the_full_precision_base(base, tmp_path, train, output, tokenizer, ran, capfd):
+    each_step = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    train(model=base, peft_config=lora_preset("qlora"), **each_step).save_model()
+    whole = tmp_path / "merged"
     capfd.readouterr()
-    assert main(["merge", args.output_dir, "--output", str(output)]) == 0
-    report = yaml.safe_load(capfd.readouterr().out)
-    assert (report["output_dir"], report["base"], report["dtype"]) == (str(output), base, "float32")
+    report = yaml.safe_load(ran(["merge", str(output), "--output", str(whole)]).out)
+    assert (report["output_dir"], report["base"], report["dtype"]) == (str(whole), base, "float32")
     assert report["max_logit_difference"] < 1e-4 < report["adapter_effect"]
-    merged = load(output)
+    merged = load(whole)
     assert not any(p.dtype != torch.float32 for p in merged.parameters())
-    torch.testing.assert_close(logits(merged), unmerged(base, args.output_dir), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(merged), unmerged(base, output), rtol=1e-4, atol=1e-4)
     assert (logits(merged) - logits(load(base))).abs().max() > 1e-3
     assert merged.config.use_cache is True
-    assert AutoTokenizer.from_pretrained(output).chat_template == tokenizer.chat_template
-    assert (output / "generation_config.json").is_file()
-    assert not (output / "adapter_config.json").exists()
+    assert AutoTokenizer.from_pretrained(whole).chat_template == tokenizer.chat_template
+    assert (whole / "generation_config.json").is_file()
+    assert not (whole / "adapter_config.json").exists()
     # A checkpoint is an adapter's folder, too; the two differ.
-    merge_adapter(f"{args.output_dir}/checkpoint-1", tmp_path / "first")
+    merge_adapter(output / "checkpoint-1", tmp_path / "first")
     assert not torch.equal(logits(load(tmp_path / "first")), logits(merged))
 
 
@@ -118,9 +117,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_variants(base, tmp_path, changes):
-    adapter = save_adapter(base, tmp_path / "a", **changes)
-    merge_adapter(adapter, tmp_path / "m")
-    torch.testing.assert_close(logits(load(tmp_path / "m")), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
+    assert_merged(save_adapter(base, tmp_path / "a", **changes), tmp_path / "m", base)
 
 
 TIED = [
@@ -135,12 +132,10 @@ def test_what_unties_tied_embeddings_is_either_right_or_refused(tokenizer, tmp_p
     base = save_base(tmp_path / "base", tokenizer, tie_word_embeddings=True)
     adapter = save_adapter(base, tmp_path / "a", **changes)
     try:
-        merge_adapter(adapter, tmp_path / "m")
+        assert_merged(adapter, tmp_path / "m", base)
     except InputError as error:
         assert "merged model: got logits that differ" in str(error)  # noqa: PT017  # either way is right
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "base"]
-    else:
-        torch.testing.assert_close(logits(load(tmp_path / "m")), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
 
 
 def test_revision_and_trust_reach_the_base(adapter, tmp_path, monkeypatch):
@@ -177,8 +172,7 @@ def test_base_and_adapter_in_several_files(base, tmp_path):
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
     adapter = save_adapter(str(tmp_path / "sharded"), tmp_path / "a")
     shutil.copytree(adapter, adapter / "ref")  # as a run with beta > 0 leaves it
-    merge_adapter(adapter, tmp_path / "m")
-    torch.testing.assert_close(logits(load(tmp_path / "m")), unmerged(base, adapter), rtol=1e-4, atol=1e-4)
+    assert_merged(adapter, tmp_path / "m", base)
 
 
 def test_a_link_to_an_empty_folder_is_filled(adapter, tmp_path):
@@ -203,12 +197,11 @@ def test_use_cache_is_restored_and_the_adapters_tokenizer_wins(base, adapter, to
     assert AutoTokenizer.from_pretrained(tmp_path / "m").chat_template == "of the run"
 
 
-def test_a_base_that_has_moved(base, adapter, tmp_path, capsys):
+def test_a_base_that_has_moved(base, adapter, tmp_path, ran):
     copy = shutil.copytree(adapter, tmp_path / "adapter")
     content = json.loads((copy / "adapter_config.json").read_text())
     (copy / "adapter_config.json").write_text(json.dumps({**content, "base_model_name_or_path": "/gone/base"}))
-    assert main(["merge", str(copy), "--output", str(tmp_path / "m")]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    error = ran(["merge", str(copy), "--output", str(tmp_path / "m")], 2).err.strip().splitlines()[-1]
     assert error == (
         "error: base: got /gone/base, which does not exist; expected a model's folder or Hub id. "
         "Check the path. If it has moved, name where it is now with --base (base=...)."

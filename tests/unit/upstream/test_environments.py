@@ -7,8 +7,6 @@ import pytest
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.environments import EnvironmentTurns, ToolLoop
 
-TRAINER = SimpleNamespace(run_async=None)
-
 
 class Game:
     def reset(self, **columns):

@@ -2,10 +2,8 @@
 
 import json
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from runs import build, train
 from transformers import TrainerCallback
 
 from trl_drgrpo import DrGRPOTrainer
@@ -13,6 +11,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE
 from trl_drgrpo.features.resume.resume import FEATURES_FILE
 from trl_drgrpo.upstream.hooks import Feature, Hooks
+from trl_drgrpo.upstream.private_state import swapped
 
 EVENTS = [
     "on_turns_begin",
@@ -136,15 +135,15 @@ def test_an_owned_hook_goes_to_its_one_owner_and_a_subclass_comes_first(hooks):
     assert mine.loss_metrics({}, {"kl": [1.0]}) == {"kl": [1.0]}
 
 
-def test_two_owners_of_one_hook_are_refused_when_training_starts(settings, prompts, tokenizer, reward):
-    trainer = build(DrGRPOTrainer, settings, prompts, tokenizer, reward)
+def test_two_owners_of_one_hook_are_refused_when_training_starts(build):
+    trainer = build()
     trainer.features = [*trainer.features, Owner()]
     with pytest.raises(InputError, match="^features: got FastPath and Owner, which both define on_micro_batch; exp"):
         trainer.train()
     assert trainer.state.global_step == 0
 
 
-def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, prompts, tokenizer, reward):
+def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(train, output):
     heard, files = [], []
     ours = Listener("ours", heard)
     ours.state_dict = lambda: {"seen": 1}
@@ -159,14 +158,32 @@ def test_in_a_run_the_state_file_is_written_last_and_contexts_nest(settings, pro
             super().completing_checkpoint(checkpoint)
             files.append({each.name for each in checkpoint.iterdir()})
 
-    settings = {**settings, "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    train(Plugged, settings, prompts, tokenizer, reward)
+    train(trainer_class=Plugged, max_steps=1, save_strategy="steps", save_steps=1)
     before, after = files
     assert after - before == {STATE_FILE, FEATURES_FILE}
-    kept = json.loads((Path(settings["output_dir"]) / "checkpoint-1" / FEATURES_FILE).read_text())
+    kept = json.loads((output / "checkpoint-1" / FEATURES_FILE).read_text())
     assert kept["Listener"] == {"seen": 1}
     names = [each if isinstance(each, str) else each[1] for each in heard]
     inner = [f"ours {verb} {place}" for place in CONTEXTS[1:] for verb in ("enters", "leaves")]
     around = ["ours enters making_batch", *inner, "ours leaves making_batch"]
     assert [name for name in names if name.startswith("ours ")] == around
     assert [names.count(event) for event in ("on_credit", "on_checkpoint_begun", "on_checkpoint_loaded")] == [1, 1, 0]
+
+
+# Attributes that a block swaps
+
+
+def test_swapped_restores_also_after_an_error():
+    class Owner:
+        beta = 0.0
+
+    owner = Owner()
+    with pytest.raises(RuntimeError), swapped(owner, beta=1.0):  # noqa: PT012
+        assert owner.beta == 1.0
+        raise RuntimeError
+    assert owner.beta == 0.0
+    assert vars(owner) == {}  # a bound method left here would keep its owner, a whole trainer, alive
+    owner.beta = 2.0
+    with swapped(owner, beta=1.0):
+        pass
+    assert owner.beta == 2.0

@@ -15,6 +15,7 @@ from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.upstream import weight_sync
 from trl_drgrpo.upstream.weight_sync import merged_while_read, refuse_unsendable, why_merged
 
+IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM", init_ia3_weights=False)
 ADAPTERS = {
     "linear": {"target_modules": "all-linear"},
     "dora": {"target_modules": "all-linear", "use_dora": True},
@@ -22,12 +23,14 @@ ADAPTERS = {
     "embedding": {"target_modules": ["embed_tokens", "v_proj"]},
     "bias": {"target_modules": ["q_proj", "k_proj"], "lora_bias": True},
     "parameters": {"target_modules": [], "target_parameters": ["mlp.up_proj.weight", "mlp.down_proj.weight"]},
+    "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 7]},
+    "ia3": {"config": IA3},
 }
 
 
-def adapted(tokenizer, dtype=torch.float32, **options):
+def adapted(tokenizer, dtype=torch.float32, config=None, **options):
     torch.manual_seed(3)
-    config = LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False, **options)
+    config = config or LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False, **options)
     return get_peft_model(tiny_model(tokenizer).to(dtype), config)
 
 
@@ -65,16 +68,6 @@ def assert_read_as_merged_by_peft(model):
 @pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
 def test_what_is_read_is_pefts_merge_and_the_model_is_as_before(options, dtype, tokenizer):
     assert_read_as_merged_by_peft(adapted(tokenizer, dtype, **options))
-
-
-IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM", init_ia3_weights=False)
-TOKENS = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[5, 7], init_lora_weights=False)
-
-
-@pytest.mark.parametrize("config", [IA3, TOKENS], ids=["ia3", "tokens"])
-def test_so_are_other_adapters(config, tokenizer):
-    torch.manual_seed(3)
-    assert_read_as_merged_by_peft(get_peft_model(tiny_model(tokenizer), config))
 
 
 @pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings")
@@ -149,25 +142,6 @@ def arguments(**changes):
 
 
 FOUR, EIGHT = BitsAndBytesConfig(load_in_4bit=True), BitsAndBytesConfig(load_in_8bit=True)
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"quantization_config": FOUR}, "load_in_4bit"),
-        ({"quantization_config": EIGHT}, "load_in_8bit"),
-        ({"model_init_kwargs": {"quantization_config": FOUR}}, "load_in_4bit"),
-        ({"model_init_kwargs": {"quantization_config": {"load_in_8bit": True}}}, "load_in_8bit"),
-        ({"model_init_kwargs": {"load_in_4bit": True}}, "load_in_4bit"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-    ],
-    ids=["4", "8", "4 in model_init_kwargs", "8 as a mapping", "4 as a flag", "fp8"],
-)
-def test_a_quantised_base_is_refused_before_a_model_loads(asked, said, prompts):
-    args = arguments(model_init_kwargs=asked.get("model_init_kwargs"))
-    given = {"quantization_config": asked["quantization_config"]} if "quantization_config" in asked else {}
-    with pytest.raises(InputError, match=rf"use_vllm: got True with a quantized base model \({said}\)"):
-        DrGRPOTrainer("a/model-that-does-not-exist", length_reward, args, train_dataset=prompts, **given)
 
 
 def test_a_checkpoint_that_is_stored_quantised_is_refused(tmp_path, tokenizer):

@@ -8,17 +8,15 @@ import logging
 import math
 
 import pytest
-from tiny import tiny_model
 
-from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.diagnostics import PhaseClock
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 
 
 @pytest.fixture
-def trainer(settings, prompts, tokenizer, reward):
-    return DrGRPOTrainer(tiny_model(tokenizer), reward, DrGRPOConfig(**settings), prompts, processing_class=tokenizer)
+def trainer(build):
+    return build()
 
 
 def test_a_full_disk_is_said_once_and_without_lines_of_code(trainer, monkeypatch, caplog):

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import read_lines
 
 from trl_drgrpo.features.diagnostics import run_log
 from trl_drgrpo.features.diagnostics.run_log import (
@@ -18,10 +19,6 @@ from trl_drgrpo.features.diagnostics.run_log import (
 )
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture
@@ -45,12 +42,14 @@ def test_what_stands_in_the_files(log):
         "starts": [{"time": 100.0, "step": 0, "device": "cpu"}],
         "ended": {"time": 105.0, "step": 2, "how": "finished"},
     }
-    assert lines(log.folder / "metrics.jsonl") == [
+    assert read_lines(log.folder / "metrics.jsonl") == [
         {"step": 1, "epoch": 0.5, "mode": "train", "logs": {"kl": None, "reward": 0.25}, "time": 101.0},
         {"step": 1, "epoch": 0.5, "mode": "eval", "logs": {"eval_reward": 1.0}, "time": 102.0},
     ]
-    assert lines(log.folder / "completions.jsonl") == [{"step": 1, "prompt": "é ?", "time": 103.0}]
-    assert lines(log.folder / "warnings.jsonl") == [{"step": 1, "cause": "kl", "message": "too far", "time": 104.0}]
+    assert read_lines(log.folder / "completions.jsonl") == [{"step": 1, "prompt": "é ?", "time": 103.0}]
+    assert read_lines(log.folder / "warnings.jsonl") == [
+        {"step": 1, "cause": "kl", "message": "too far", "time": 104.0}
+    ]
 
 
 def test_nothing_before_it_starts(log):

@@ -5,28 +5,17 @@ import json
 import os
 import signal
 from functools import partial
-from pathlib import Path
 
 import pytest
-import runs
 
-from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError, Terminated
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE, newest_complete_checkpoint, read_state
 
 
 @pytest.fixture
-def build(settings, prompts, tokenizer, reward):
-    def build(**fields):
-        given = {**settings, "save_strategy": "steps", "save_steps": 1, "max_steps": 2, **fields}
-        return runs.build(DrGRPOTrainer, given, prompts, tokenizer, reward, eval_dataset=prompts.select(range(4)))
-
-    return build
-
-
-@pytest.fixture
-def folder(settings):
-    return Path(settings["output_dir"])
+def build(build, prompts):
+    each_step = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    return lambda **fields: build(**{**each_step, **fields, "eval_dataset": prompts.select(range(4))})
 
 
 def contents(folder):
@@ -41,10 +30,10 @@ def stops(*args, **kwargs):
     raise KeyboardInterrupt
 
 
-def test_a_used_folder(build, folder, caplog):
+def test_a_used_folder(build, output, caplog):
     first = build()
     first.train()
-    before = contents(folder)
+    before = contents(output)
 
     other = build(per_device_eval_batch_size=4)
     assert "eval_reward" in other.evaluate()
@@ -53,37 +42,37 @@ def test_a_used_folder(build, folder, caplog):
             attempt()
     with pytest.raises(InputError, match="^overwrite_output_dir: got true beside resume_from_checkpoint true"):
         build(overwrite_output_dir=True).train(resume_from_checkpoint=True)
-    assert contents(folder) == before
+    assert contents(output) == before
 
     # The same trainer may go on in it: as a run of its own, which is the one to resume.
     first_id = first.run_id
     first.args.max_steps = 1
     first.train()
     assert first.run_id != first_id
-    assert read_state(folder / "checkpoint-1")["run_id"] == first.run_id
-    assert newest_complete_checkpoint(folder) == folder / "checkpoint-1"
+    assert read_state(output / "checkpoint-1")["run_id"] == first.run_id
+    assert newest_complete_checkpoint(output) == output / "checkpoint-1"
     assert f"checkpoint-2 is skipped: it belongs to run {first_id}" in caplog.text
-    assert starts(folder) == [first_id, first.run_id]
+    assert starts(output) == [first_id, first.run_id]
 
 
-def test_overwriting_deletes_when_training_begins_and_no_sooner(build, folder, monkeypatch):
+def test_overwriting_deletes_when_training_begins_and_no_sooner(build, output, monkeypatch):
     build().train()
-    (folder / "notes.txt").touch()
-    before = contents(folder)
+    (output / "notes.txt").touch()
+    before = contents(output)
 
     trainer = build(overwrite_output_dir=True, max_steps=1)
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "create_optimizer", stops)  # the last of what is prepared before
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
-    assert contents(folder) == before
+    assert contents(output) == before
 
     trainer.train()
-    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-1"]
-    assert (folder / "notes.txt").exists()
-    assert starts(folder) == [trainer.run_id]
+    assert sorted(path.name for path in output.glob("checkpoint-*")) == ["checkpoint-1"]
+    assert (output / "notes.txt").exists()
+    assert starts(output) == [trainer.run_id]
     trainer.train(resume_from_checkpoint=True)  # what is in the folder is its own now
-    assert (folder / "checkpoint-1" / STATE_FILE).exists()
+    assert (output / "checkpoint-1" / STATE_FILE).exists()
 
 
 # Several processes, and signals
@@ -155,13 +144,13 @@ def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it
 
 
 @pytest.mark.parametrize("reason", ["another rank has none", "vLLM", None])
-def test_completions_are_used_by_all_ranks_or_none(reason, trainer, folder, monkeypatch, caplog):
+def test_completions_are_used_by_all_ranks_or_none(reason, trainer, output, monkeypatch, caplog):
     trainer.pending_rollouts = None
     if reason == "vLLM":
         trainer.args.use_vllm = True
     elif reason:
         monkeypatch.setattr(trainer, "gathered", lambda values: [*values, False])
-    trainer.resume.on_checkpoint_loaded(folder / "checkpoint-2")
+    trainer.resume.on_checkpoint_loaded(output / "checkpoint-2")
     assert (trainer.pending_rollouts is None) == bool(reason)
     assert ("but not bit for bit" in caplog.text) == (reason == "another rank has none")
     assert ("lack importance_sampling_ratio, which the run now needs" in caplog.text) == (reason == "vLLM")
