@@ -55,18 +55,16 @@ def test_the_expected_gradient_is_the_exact_one_or_must_differ(case):
     ("baseline", "eos_in_last_step", "expected"),
     [
         ("to_go", False, [0.1, 0.4]),
-        ("none", False, [0.1, 0.4]),
+        ("deepseekmath", False, [0.0, 0.0]),
         ("none", True, [0.025, 0.1]),
-        *[(baseline, False, [0.0, 0.0]) for baseline in ("deepseekmath", "pooled_others", "same_index")],
     ],
 )
-@pytest.mark.parametrize("group_size", [2, 3])
-def test_the_credit_of_going_on(group_size, baseline, eos_in_last_step, expected):
+def test_the_credit_of_going_on(baseline, eos_in_last_step, expected):
     policies = [stop_or_go(0.2), stop_or_go(0.8)]
     if eos_in_last_step:
         policies = [policy.map(Trajectory.with_eos_in_last_step) for policy in policies]
     trainer = TrainerCredit(step_baseline=baseline)
-    seen = [gradient[0].item() for gradient, _ in compare(policies, trainer, group_sizes=(group_size,))]
+    seen = [gradient[0].item() for gradient, _ in compare(policies, trainer, group_sizes=(2,))]
     assert seen == pytest.approx(expected, abs=1e-12)
 
 

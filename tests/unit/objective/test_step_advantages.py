@@ -127,31 +127,6 @@ def test_states_are_compared_over_the_other_rows_only():
     assert got[2] == [pytest.approx(4 - (1 + 4) / 2), pytest.approx(2 - (0 + 4) / 2)]
 
 
-def by_state(group, keys):
-    """What a row earns from a step on, less what the others do from the same state on, or, where none of them passed
-    it, from the same step on."""
-    credited = []
-    for i, row in enumerate(group):
-        others = [j for j in range(len(group)) if j != i]
-        credited.append([])
-        for k in range(len(row)):
-            visits = [[sum(group[j][n:]) for n in range(len(group[j])) if keys[j][n] == keys[i][k]] for j in others]
-            means = [sum(each) / len(each) for each in visits if each] or [sum(group[j][k:]) for j in others]
-            credited[-1].append(sum(row[k:]) - sum(means) / len(means))
-    return credited
-
-
-quarters = st.integers(-8, 8).map(lambda n: n / 4)
-
-
-@given(st.lists(st.lists(quarters, max_size=4), min_size=2, max_size=4), st.randoms(use_true_random=False))
-def test_state_keys_are_their_definition(group, random):
-    keys = [[random.choice("abc") for _ in row] for row in group]
-    credited = step_advantages(group, len(group), state_keys=keys)
-    for row, reference in zip(credited, by_state(group, keys), strict=True):
-        assert row == pytest.approx(reference, abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
