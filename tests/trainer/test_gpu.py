@@ -59,7 +59,7 @@ def greedy(model, new_tokens=150, **settings):
 def recordings(monkeypatch):
     """How many steps were recorded as CUDA graphs."""
     made = []
-    monkeypatch.setattr(replay, "record", lambda step: made.append(step) or record(step))
+    monkeypatch.setattr(replay, "record", lambda *step: made.append(step) or record(*step))
     return made
 
 
@@ -119,6 +119,21 @@ def test_a_recording_that_fails_leaves_random_numbers_as_they_were(tokenizer, ca
         assert torch.equal(greedy(model, 30), theirs)
     assert "not recorded as a CUDA graph" in caplog.text
     assert torch.rand(8, device="cuda").isfinite().all()
+    cached = torch.empty(2**28, device="cuda").nbytes  # and the allocator still gives memory back
+    held = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= held - cached
+
+
+def test_generations_hold_no_memory_afterwards(tokenizer, recordings):
+    model = tiny_model(tokenizer).to("cuda").eval()
+    reserved = []
+    for _ in range(4):
+        with shared_prefill(model):
+            greedy(model)
+        reserved.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert recordings
+    assert reserved[1] == reserved[3]
 
 
 def test_lora_on_four_bits(on_gpu, prompts, tokenizer, reward, saved_model):

@@ -1,8 +1,10 @@
 """Generation from shared prompts against transformers' own loop: the same tokens from the same seed, over families of
 models, and where it stands aside."""
 
+import gc
 import logging
 import re
+import weakref
 from dataclasses import replace
 from functools import partialmethod
 
@@ -276,7 +278,7 @@ def replaying(monkeypatch):
     Gives the grids of the recordings."""
     recorded = []
 
-    def record(step):
+    def record(step, device):
         groups = step.__self__._groups
 
         def memory():
@@ -309,9 +311,52 @@ def test_a_step_is_recorded_anew_when_buffers_move(tokenizer, family, replaying)
     assert len(replaying) >= 3
 
 
+def test_what_fails_once_is_recorded_again(model, replaying, monkeypatch, caplog):
+    calls, recorded = [], replay.record
+
+    def loading(step, device):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return recorded(step, device)
+
+    monkeypatch.setattr(replay, "record", loading)
+    assert_same_tokens(model, max_new_tokens=20)
+    assert replaying
+    assert "CUDA graph" not in caplog.text
+
+
+def test_a_recording_and_its_cache_are_gone_after_a_generation(model, replaying, monkeypatch):
+    """By their references: a graph that waits for the garbage collector holds memory in training."""
+    seen = []
+
+    class Recording:
+        def __init__(self, logits):
+            self.logits = logits
+
+        def __call__(self):
+            return self.logits
+
+    def record(step, device):
+        replays, made = step.__self__, Recording(step())
+        seen.extend(map(weakref.ref, [replays, *replays._groups.layers, made]))
+        return made.logits, made
+
+    monkeypatch.setattr(replay, "record", record)
+    monkeypatch.setattr(forwards, "differs", lambda *args: None)
+    gc.collect()
+    gc.disable()
+    try:
+        generate(model, MIXED, max_new_tokens=20)
+        assert [each() for each in seen] == [None] * len(seen)
+    finally:
+        gc.enable()
+    assert seen
+
+
 @pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
 def test_a_model_that_cannot_be_recorded_says_so_once(model, replaying, monkeypatch, caplog, error):
-    def failing(step):
+    def failing(step, device):
         raise error("called a synchronizing CUDA operation")
 
     monkeypatch.setattr(replay, "record", failing)
@@ -321,7 +366,7 @@ def test_a_model_that_cannot_be_recorded_says_so_once(model, replaying, monkeypa
 
 
 def test_a_replay_that_computes_something_else_is_not_used(model, replaying, monkeypatch, caplog):
-    def stale(step):  # as where a step holds on to what was a number of Python
+    def stale(step, device):  # as where a step holds on to what was a number of Python
         logits = step()
         return logits, lambda: logits.clone()
 

@@ -64,6 +64,7 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
 # How far logits of the first step may be apart, as a share of the largest (from their mean).
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
 AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
+AGREEMENT_REPLAYED = 1e-2  # of the same kernels over the same shapes, whatever the numbers
 # Of models that were tested: why they have no group cache, and why their steps are not replayed.
 _why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
 _why_not_replayed: MutableMapping[Any, str | None] = WeakKeyDictionary()
@@ -107,6 +108,12 @@ class Forwards:
 
     def __exit__(self, *exc: Any) -> None:
         self._group_attention.close()
+        if self._replay is None:
+            return
+        # A recording refers to this object, and a fixed step to the cache: without them both go at once.
+        self._replay = None
+        self._groups.free_steps()
+        torch.cuda.empty_cache()  # training cannot take memory from a recording's
 
     @property
     def replays(self) -> bool:
@@ -188,7 +195,7 @@ class Forwards:
                 raise
             raise Refused(f"{type(error).__name__}: {error}") from error
         if expected is not None:
-            if wrong := self._differs(logits[rows], expected):
+            if wrong := differs(logits[rows], expected, self._agreement()):
                 raise Refused(wrong)
             _why_not[self._model] = None
         prefilled.layers = []  # `generate` holds on to the cache itself
@@ -199,15 +206,10 @@ class Forwards:
         return logits
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
-        wrong = self._differs(logits, expected.float())
+        wrong = differs(logits, expected.float(), AGREEMENT_REPLAYED)
         if wrong is None:
             _why_not_replayed[self._model] = None
         return wrong
-
-    def _differs(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
-        apart = (logits.float() - expected).abs().max().item()
-        scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
-        return None if apart <= self._agreement() * scale else f"its logits differ by {apart:.1e} (scale {scale:.1e})"
 
     def _tested_rows(self, ids: torch.Tensor, prefilled: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """A row of each prompt, and its logits over transformers' cache."""
@@ -222,6 +224,14 @@ class Forwards:
         if getattr(self._model, "is_quantized", False):
             return AGREEMENT_BELOW
         return max(AGREEMENT.get(layer.computes_in, AGREEMENT_BELOW) for layer in self._groups.layers)
+
+
+def differs(logits: torch.Tensor, expected: torch.Tensor, agreement: float) -> str | None:
+    """What is wrong with logits `(n, V)` that are further from the expected ones than this share of their scale."""
+    apart = (logits.float() - expected).abs().max().item()
+    scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
+    # Also when one of them is NaN.
+    return None if apart <= agreement * scale else f"its logits differ by {apart:.1e} (scale {scale:.1e})"
 
 
 def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

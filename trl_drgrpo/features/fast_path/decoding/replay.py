@@ -7,7 +7,10 @@ step (to count the tokens of an expert), or whose second step depends on more th
 recorded: its steps run as before.
 """
 
-from collections.abc import Callable
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -66,9 +69,12 @@ class Replay:
 
     def _recorded(self) -> torch.Tensor:
         try:
-            logits, self._again = record(self._run_again)
-        except RuntimeError as error:  # also where a recording does not fit into memory: the step itself may
-            raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+            logits, self._again = record(self._run_again, self._tokens.device)
+        except RuntimeError:  # perhaps what a kernel waits for once, when it is loaded
+            try:
+                logits, self._again = record(self._run_again, self._tokens.device)
+            except RuntimeError as error:
+                raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         return logits
 
     def _replayed(self) -> torch.Tensor:
@@ -86,7 +92,7 @@ def can_record(model: Any, device: torch.device) -> bool:
     return device.type == "cuda" and len(set(places.values())) <= 1
 
 
-def record(step: Step) -> tuple[torch.Tensor, Step]:
+def record(step: Step, device: torch.device) -> tuple[torch.Tensor, Step]:
     """
     Runs a step, and records it.
 
@@ -96,34 +102,62 @@ def record(step: Step) -> tuple[torch.Tensor, Step]:
     Raises:
         `RuntimeError`: It waits for the GPU, does something else that cannot be recorded, or does not fit.
     """
-    current, stream = torch.cuda.current_stream(), _stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")  # a recording that fails leaves more behind than a step that does
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device):
+        current, stream = torch.cuda.current_stream(), _stream()
+        stream.wait_stream(current)
         try:
-            first = step()  # loads kernels, and the work space of matrix products on this stream
+            with torch.cuda.stream(stream):
+                with _refusing_to_wait():  # a recording that fails leaves more behind than a step that does
+                    first = step()  # loads kernels, and the work space of matrix products on this stream
+                recorded = _captured(graph, step)
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                recorded = step()
-            finally:
-                graph.capture_end()
-        except RuntimeError:
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            generator.graphsafe_set_state(generator.clone_state())  # it still takes itself for recorded
-            raise
-    current.wait_stream(stream)
-    first.record_stream(current)
+            current.wait_stream(stream)
+        first.record_stream(current)
 
     def again() -> torch.Tensor:
-        graph.replay()
+        with torch.cuda.device(device):
+            graph.replay()
         return recorded
 
     return first, again
+
+
+@contextmanager
+def _refusing_to_wait() -> Iterator[None]:
+    """Inside, whatever waits for the GPU is a `RuntimeError`."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _captured(graph: Any, step: Step) -> torch.Tensor:
+    """Captures a step on the current stream; the tensor that it gives when it is replayed."""
+    torch.cuda.empty_cache()  # a capture takes no memory from there: that of the recording before is in it
+    pool, collects = torch.cuda.graph_pool_handle(), gc.isenabled()
+    gc.disable()  # an older graph that is collected meanwhile ends a capture
+    try:
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            return step()
+        finally:
+            graph.capture_end()
+    except RuntimeError:
+        # Before torch 2.13 the allocator and the generator of random numbers still take themselves for captured.
+        device = torch.cuda.current_device()
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(device, pool)
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
+    finally:
+        if collects:
+            gc.enable()
 
 
 _streams: dict[int, Any] = {}  # by device: a work space is kept for each
