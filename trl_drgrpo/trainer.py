@@ -39,7 +39,7 @@ from trl_drgrpo.objective.step_advantages import (
     step_advantages,
     with_closings,
 )
-from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer, process_only
+from trl_drgrpo.process_rewards.scoring import StepRewardFunction, process_only
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
@@ -248,7 +248,7 @@ class DrGRPOTrainer(HostTrainer):
 
     def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
-        steps = self._scored_steps(self.step_scorer, rollouts) if self.step_scorer else {}
+        steps = self.step_scorer.fields(self, self._batch, rollouts) if self.step_scorer else {}
         self._batch.rewards_per_func[self.turns.failed_rows()] = torch.nan
         rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)
         refuse_infinite(rewards, "weighted sum of the rewards", self.args.on_reward_error)
@@ -357,22 +357,6 @@ class DrGRPOTrainer(HostTrainer):
         """This rank's rows of the newest generation batch among those of all ranks."""
         rows, rank = len(self._batch.prompts), self.accelerator.process_index
         return slice(rank * rows, (rank + 1) * rows)
-
-    def _scored_steps(self, scorer: StepScorer, rollouts: dict[str, Any]) -> dict[str, Any]:
-        """The fields of [`RolloutBatch`] that step rewards fill."""
-        tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
-        with self.scoring():
-            steps, metrics, columns = scorer.score_batch(self._batch, tool_mask, self.text_tokenizer, self.state)
-        if self.args.step_baseline == "to_go" or self.args.process_role == "baseline":
-            completions, biased = self._batch.completion_ids, "step_baseline='to_go'"
-            scorer.segmenter.warn_of_looking_ahead(biased, completions, self.text_tokenizer, tool_mask)
-        self.log_batch(metrics, columns)
-        for row in self.turns.failures.rows:
-            steps.rewards[row][:] = [None] * len(steps.rewards[row])
-        everywhere = self.gathered(list(zip(steps.rewards, steps.ends, strict=True)))  # a group may straddle ranks
-        rewards, ends = ([list(row) for row in rows] for rows in zip(*everywhere, strict=True))
-        state_keys = self.turns.state_keys(steps)
-        return {"steps": steps, "step_rewards": rewards, "step_ends": ends, "state_keys": state_keys}
 
     # Advantages become a loss
 

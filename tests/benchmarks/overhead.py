@@ -55,9 +55,6 @@ def run(steps):
     clock = Clock()
 
     class Timed(DrGRPOTrainer):
-        def _scored_steps(self, *arguments):
-            return clock.around("steps", super()._scored_steps)(*arguments)
-
         def compute_advantages(self, batch):
             return clock.around("credit", super().compute_advantages)(batch)
 
@@ -75,6 +72,7 @@ def run(steps):
             step_reward_funcs=clock.around("rule", line_reward),
         )
         segmenter = trainer.step_scorer.segmenter
+        trainer.step_scorer.fields = clock.around("steps", trainer.step_scorer.fields)
         trainer.step_scorer.segmenter = TimedSegmenter(segmenter.rule, segmenter.name)
         for name in HOOKS:
             setattr(trainer.diagnostics, name, clock.around("diagnostics", getattr(trainer.diagnostics, name)))

@@ -135,6 +135,30 @@ class StepScorer:
             if (hook := getattr(func, "on_trainer_built", None)) is not None:
                 hook(trainer)
 
+    def fields(self, trainer: Any, batch: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
+        """The fields of [`RolloutBatch`] that step rewards fill.
+
+        Args:
+            trainer ([`DrGRPOTrainer`]): Gets the metrics and columns to log.
+            batch ([`ScoredBatch`]): As in `score_batch`.
+            rollouts (`dict[str, Any]`): The same rows, as TRL trains on them.
+        """
+        args, tokenizer = trainer.args, trainer.text_tokenizer
+        tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
+        with trainer.scoring():
+            steps, metrics, columns = self.score_batch(batch, tool_mask, tokenizer, trainer.state)
+        is_baseline = args.process_role == "baseline"
+        if is_baseline or args.step_baseline == "to_go":
+            biased = "process_role='baseline'" if is_baseline else "step_baseline='to_go'"
+            self.segmenter.warn_of_looking_ahead(biased, batch.completion_ids, tokenizer, tool_mask)
+        trainer.log_batch(metrics, columns)
+        for row in trainer.turns.failures.rows:
+            steps.rewards[row][:] = [None] * len(steps.rewards[row])
+        everywhere = trainer.gathered(list(zip(steps.rewards, steps.ends, strict=True)))  # a group may straddle ranks
+        rewards, ends = ([list(row) for row in rows] for rows in zip(*everywhere, strict=True))
+        state_keys = trainer.turns.state_keys(steps)
+        return {"steps": steps, "step_rewards": rewards, "step_ends": ends, "state_keys": state_keys}
+
     def score(
         self,
         completion_ids: list[list[int]],
