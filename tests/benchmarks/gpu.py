@@ -138,7 +138,7 @@ def vllm(device, line):
 
 
 # In the order of their weight, with seconds that each may take on a GPU.
-PARTS = {hardware: 30, parity: 60, training: 250, generation: 90, vllm: 110}
+PARTS = {hardware: 30, parity: 60, training: 330, generation: 90, vllm: 110}
 
 
 def run_part(name, seconds, small):
