@@ -317,6 +317,19 @@ def test_a_step_is_recorded_anew_when_buffers_move(tokenizer, family, replaying)
     assert len(replaying) >= 3
 
 
+def test_steps_are_recorded_on_one_gpu_that_nobody_debugs(model, monkeypatch):
+    gpu = torch.device("cuda")
+    assert replay.can_record(model, gpu)
+    assert not replay.can_record(model, torch.device("cpu"))
+    monkeypatch.setattr(model, "hf_device_map", {"": 0}, raising=False)
+    assert replay.can_record(model, gpu)
+    monkeypatch.setattr(model, "hf_device_map", {"model": 0, "lm_head": 1})
+    assert not replay.can_record(model, gpu)
+    monkeypatch.setattr(model, "hf_device_map", {})
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert not replay.can_record(model, gpu)
+
+
 def test_what_fails_once_is_recorded_again(model, replaying, monkeypatch, caplog):
     calls, recorded = [], replay.record
 

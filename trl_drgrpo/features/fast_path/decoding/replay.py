@@ -8,6 +8,7 @@ recorded: its steps run as before.
 """
 
 import gc
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,10 +87,15 @@ class Replay:
         return logits
 
 
+# Set to debug: each launch waits, or no memory is kept, and a capture fails.
+_NOT_CAPTURED = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+
 def can_record(model: Any, device: torch.device) -> bool:
     """Whether steps are worth recording, where launches take longer than kernels, and the model is on one device."""
     places = getattr(model, "hf_device_map", None) or {}
-    return device.type == "cuda" and len(set(places.values())) <= 1
+    is_debugged = any(os.environ.get(name, "0") != "0" for name in _NOT_CAPTURED)
+    return device.type == "cuda" and len(set(places.values())) <= 1 and not is_debugged
 
 
 def record(step: Step, device: torch.device) -> tuple[torch.Tensor, Step]:
