@@ -45,14 +45,20 @@ def test_the_fast_path_computes_the_same_in_float32(on_gpu, prompts, tokenizer, 
         assert torch.allclose(value, weights(stock)[name], atol=1e-3), name
 
 
-def greedy(model, new_tokens=150, **settings):
+def generate(model, new_tokens=150, **settings):
     """Tokens of eight completions of two prompts."""
-    ids = (
-        torch.randint(40, 200, (2, 30), generator=torch.Generator().manual_seed(0)).cuda().repeat_interleave(4, dim=0)
-    )
+    prompts = torch.randint(40, 200, (2, 30), generator=torch.Generator().manual_seed(0))
+    ids = prompts.repeat_interleave(4, dim=0).cuda()
     wanted = {"max_new_tokens": new_tokens, "do_sample": False, "eos_token_id": 1, "suppress_tokens": [1], **settings}
     config = GenerationConfig(pad_token_id=0, **wanted)
     return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+
+
+def assert_same_tokens(model, new_tokens):
+    """As transformers' own loop writes them."""
+    theirs = generate(model, new_tokens)
+    with shared_prefill(model):
+        assert torch.equal(generate(model, new_tokens), theirs)
 
 
 @pytest.fixture
@@ -69,9 +75,7 @@ def test_recorded_steps_write_the_same_tokens(lora, tokenizer, recordings):
     if lora:
         adapter = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
         model = get_peft_model(model, adapter)
-    theirs = greedy(model)
-    with shared_prefill(model):
-        assert torch.equal(greedy(model), theirs)
+    assert_same_tokens(model, 150)
     assert len(recordings) >= 2  # buffers grew
 
 
@@ -80,19 +84,17 @@ def test_recorded_steps_write_the_same_tokens(lora, tokenizer, recordings):
 )
 def test_families_write_the_same_tokens_recorded_or_not(family, tokenizer):
     model = tiny(family, tokenizer).to("cuda").eval()
-    theirs = greedy(model, 100)
-    with shared_prefill(model):
-        assert torch.equal(greedy(model, 100), theirs)
+    assert_same_tokens(model, 100)
 
 
 def test_rows_leave_recorded_steps(tokenizer, recordings):
     model = tiny_model(tokenizer).to("cuda").eval()
     with shared_prefill(model):
         torch.manual_seed(0)
-        tokens = greedy(model, do_sample=True, eos_token_id=list(range(100, 108)))
+        tokens = generate(model, do_sample=True, eos_token_id=list(range(100, 108)))
     assert len(recordings) >= 3
     torch.manual_seed(0)
-    assert torch.equal(greedy(model, do_sample=True, eos_token_id=list(range(100, 108))), tokens)
+    assert torch.equal(generate(model, do_sample=True, eos_token_id=list(range(100, 108))), tokens)
 
 
 def test_a_step_that_waits_for_the_gpu_is_not_recorded(tokenizer, caplog):
@@ -101,9 +103,7 @@ def test_a_step_that_waits_for_the_gpu_is_not_recorded(tokenizer, caplog):
 
     model = tiny_model(tokenizer).to("cuda").eval()
     model.get_decoder().layers[0].register_forward_hook(waiting)
-    theirs = greedy(model, 30)
-    with shared_prefill(model):
-        assert torch.equal(greedy(model, 30), theirs)
+    assert_same_tokens(model, 30)
     assert "not recorded as a CUDA graph: RuntimeError: called a synchronizing CUDA operation" in caplog.text
 
 
@@ -114,9 +114,7 @@ def test_a_recording_that_fails_leaves_random_numbers_as_they_were(tokenizer, ca
 
     model = tiny_model(tokenizer).to("cuda").eval()
     model.get_decoder().layers[0].register_forward_hook(reading)
-    theirs = greedy(model, 30)
-    with shared_prefill(model):
-        assert torch.equal(greedy(model, 30), theirs)
+    assert_same_tokens(model, 30)
     assert "not recorded as a CUDA graph" in caplog.text
     assert torch.rand(8, device="cuda").isfinite().all()
     cached = torch.empty(2**28, device="cuda").nbytes  # and the allocator still gives memory back
@@ -130,7 +128,7 @@ def test_generations_hold_no_memory_afterwards(tokenizer, recordings):
     reserved = []
     for _ in range(4):
         with shared_prefill(model):
-            greedy(model)
+            generate(model)
         reserved.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
     assert recordings
     assert reserved[1] == reserved[3]

@@ -83,8 +83,8 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
     from markupsafe import Markup
 
     style = _joined(_STYLES)
-    license = _joined(("uplot/LICENSE",))  # goes with it
-    script = f'"use strict";\n/*\nuPlot: {license}*/\n{_joined(_SCRIPTS)}'
+    own_license = _joined(("uplot/LICENSE",))  # goes with it
+    script = f'"use strict";\n/*\nuPlot: {own_license}*/\n{_joined(_SCRIPTS)}'
     data = {name: contents[name] for name in _PAGE_DATA}
     data["runs"] = [{name: run[name] for name in run if name not in _WRITTEN} for run in contents["runs"]]
     return _template("page.html.j2", autoescape=True).render(

@@ -186,7 +186,7 @@ class Forwards:
         rows, expected = (None, None) if tested else self._tested_rows(ids, prefilled)
         self._group_attention.enter_context(group_attention_in(self._model))
         try:
-            self._groups = groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
+            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
             logits = self._group_step(ids)
         except torch.OutOfMemoryError:
             raise
@@ -200,9 +200,8 @@ class Forwards:
             _why_not[self._model] = None
         prefilled.layers = []  # `generate` holds on to the cache itself
         if can_record(self._model, ids.device) and _why_not_replayed.get(self._model) is None:
-            self._replay = Replay(
-                self._over_groups, groups, None if self._model in _why_not_replayed else self._compared
-            )
+            compared = None if self._model in _why_not_replayed else self._compared
+            self._replay = Replay(self._over_groups, self._groups, compared)
         return logits
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:

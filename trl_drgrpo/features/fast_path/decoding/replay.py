@@ -69,13 +69,14 @@ class Replay:
         return self._run(self._tokens, self._positions)
 
     def _recorded(self) -> torch.Tensor:
+        device = self._tokens.device
+        with suppress(RuntimeError):  # a kernel may wait once, when it is loaded
+            logits, self._again = record(self._run_again, device)
+            return logits
         try:
-            logits, self._again = record(self._run_again, self._tokens.device)
-        except RuntimeError:  # perhaps what a kernel waits for once, when it is loaded
-            try:
-                logits, self._again = record(self._run_again, self._tokens.device)
-            except RuntimeError as error:
-                raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+            logits, self._again = record(self._run_again, device)
+        except RuntimeError as error:
+            raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         return logits
 
     def _replayed(self) -> torch.Tensor:
@@ -144,7 +145,7 @@ def _refusing_to_wait() -> Iterator[None]:
 
 def _captured(graph: Any, step: Step) -> torch.Tensor:
     """Captures a step on the current stream; the tensor that it gives when it is replayed."""
-    torch.cuda.empty_cache()  # a capture takes no memory from there: that of the recording before is in it
+    torch.cuda.empty_cache()  # a capture cannot use what is cached there, an older recording's memory for one
     pool, collects = torch.cuda.graph_pool_handle(), gc.isenabled()
     gc.disable()  # an older graph that is collected meanwhile ends a capture
     try:
@@ -154,7 +155,7 @@ def _captured(graph: Any, step: Step) -> torch.Tensor:
         finally:
             graph.capture_end()
     except RuntimeError:
-        # Before torch 2.13 the allocator and the generator of random numbers still take themselves for captured.
+        # In torch 2.11 the allocator and the generator of random numbers still take themselves for captured.
         device = torch.cuda.current_device()
         with suppress(Exception):
             torch._C._cuda_endAllocateToPool(device, pool)
