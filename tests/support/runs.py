@@ -84,6 +84,7 @@ def train(*arguments, resume=None, **trainer_arguments):
 
 ARGUMENTS = ("model", "resume", "eval_dataset", "callbacks", "optimizers", "peft_config", "quantization_config")
 ARGUMENTS += ("tools", "environment_factory", "rollout_func", "step_reward_funcs", "step_segmenter", "advantage_func")
+ARGUMENTS += ("features",)
 
 
 def sharing(do, settings, prompts, tokenizer, reward):

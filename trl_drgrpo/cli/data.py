@@ -12,6 +12,7 @@ text of them, and `system_prompt` puts one message in front (a template of one's
 
 import glob
 import os
+import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -34,7 +35,11 @@ AnyDataset = TypeVar("AnyDataset", bound="Dataset | IterableDataset")
 FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 _GENERATED = ("reasoning_gym:", "trl_drgrpo:")
 _LIKELY_PROMPTS = ("question", "problem", "instruction", "query", "input", "text")
-LIST_SUM_OPTIONS = {"size": 2000, "seed": 0, "test_size": 200}
+# Tasks that come with the package -> the function that makes a split of one, and its options with their defaults.
+_TASKS = {
+    "list_sum": ("trl_drgrpo.demo.task:make_dataset", {"size": 2000, "seed": 0, "test_size": 200}),
+    "larger": ("trl_drgrpo.demo.larger:make_larger_dataset", {"size": 512, "seed": 0, "test_size": 100}),
+}
 
 
 def load_data(
@@ -51,8 +56,9 @@ def load_data(
             - a file: `.json`, `.jsonl`, `.parquet` or `.csv`, which becomes the split `train`;
             - `reasoning_gym:<task>?size=..&seed=..&test_size=..&<any field of the task's configuration>=..`, see
               [`trl_drgrpo.rewards.functions.reasoning_gym.make_splits`] (splits `train` and `test`);
-            - `trl_drgrpo:list_sum?size=..&seed=..&test_size=..`, the demo's task (defaults 2000, 0 and 200; splits
-              `train` and `test`, which share no problem);
+            - `trl_drgrpo:list_sum?size=..&seed=..&test_size=..`, the demo's task (defaults 2000, 0 and 200), or
+              `trl_drgrpo:larger?..`, the larger of two numbers (defaults 512, 0 and 100); splits `train` and `test`,
+              which share no problem;
             - anything else: the id of a dataset on the Hub.
         name (`str`, *optional*):
             Configuration of a Hub dataset or of a folder that has several.
@@ -174,18 +180,19 @@ def _generated(source: str, with_test: bool) -> dict[str, "Dataset"]:
         from trl_drgrpo.rewards.functions.reasoning_gym import make_splits
 
         return make_splits(task, options, with_test)
-    if task != "list_sum":
-        remedy = "Did you mean trl_drgrpo:list_sum?"
-        raise InputError("dataset_name", source, "trl_drgrpo:list_sum or another source", remedy)
-    from trl_drgrpo.demo.task import make_dataset
-
-    numbers = dict(LIST_SUM_OPTIONS)
+    if task not in _TASKS:
+        names = [f"trl_drgrpo:{name}" for name in _TASKS]
+        remedy = did_you_mean(source, names, "Name one of them.")
+        raise InputError("dataset_name", source, f"{' or '.join(names)}, or another source", remedy)
+    place, defaults = _TASKS[task]
+    numbers = dict(defaults)
     for key, text in options.items():
         if key not in numbers:
             raise InputError(f"{source}: {key}", "an unknown option", f"one of {', '.join(numbers)}", "Remove it.")
         if not text.isdigit():
             raise InputError(f"{source}: {key}", repr(text), "a whole number", f"Its default is {numbers[key]}.")
         numbers[key] = int(text)
+    make_dataset = pkgutil.resolve_name(place)
     splits = {"train": make_dataset(numbers["size"], "train", numbers["seed"])}
     if numbers["test_size"]:
         splits["test"] = make_dataset(numbers["test_size"], "held_out", numbers["seed"])

@@ -34,6 +34,7 @@ from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.sample import completion_text, prompt_text
 from trl_drgrpo.upstream.versions import provenance
 
 FOLDER = "eval_output"  # for models outside of a run
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="sampling seed (default: 0)")
     add("--batch_size", type=int, default=64, help="completions per forward pass, or requests at a time (default: 64)")
     add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {FOLDER})")
+    add("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts, of each model")
     add("--pass_rates", metavar="FILE", help="write the pass rate of each prompt, for prior_pass_rates in a recipe")
     add("--no_card", action="store_true", help="leave the model's card as it is")
     add("--json", action="store_true", help="print the results as JSON instead of a table")
@@ -78,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     file, samples = sampled["model"]
     write_whole(path, as_json(content))
     print(as_json(content) if args.json else _plain_text(content), end="")
+    if args.show and not args.json:
+        print("\n".join(_answers({names[role]: rows for role, (_, rows) in sampled.items()}, task, args.show)))
     console.log(f"Written: {path}; samples: {file}")
     if args.pass_rates:
         data.write_rates(args.pass_rates, samples, task.judged(samples))
@@ -97,6 +101,7 @@ def _checked(args: argparse.Namespace) -> Given:
             "Start it without accelerate or torchrun; a vLLM server (--vllm_server_base_url) uses several devices."
         )
         raise InputError("eval", f"{processes} processes", "one", remedy)
+    refuse_outside("show", args.show, whole(0, remedy="Give the number of prompts."))
     for field in ("num_samples", "batch_size", "limit"):
         refuse_outside(field, getattr(args, field), whole(1, optional=True, remedy="Give a larger number."))
     refuse_outside("seed", args.seed, RANGES["seed"])
@@ -250,6 +255,27 @@ class _Task:
         data = self.facts["dataset"]
         mark = digest({**self.facts, **self.rule, **names, "rewards": self.given.values["reward_funcs"]})[:8]
         return self.output / f"{_slug(data['name'])}-{data['split']}-{mark}.json"
+
+
+def _answers(samples: dict[str, list[Row]], task: _Task, prompts: int) -> list[str]:
+    """Lines with the first answer of each model to the first prompts; a plus is in front of correct ones."""
+    verdicts = {name: task.judged(rows) for name, rows in samples.items()}
+    signs = {True: "+", False: "-", None: "?"}
+    width = max(map(len, samples))
+    some_rows = next(iter(samples.values()))
+    places = [place for place, row in enumerate(some_rows) if row[KIND]["row"] == 0]
+    lines = []
+    for place in places[:prompts]:
+        lines += ["", _one_line(prompt_text(some_rows[place]["prompt"]))]
+        for name, rows in samples.items():
+            sign = signs[verdicts[name][place]]
+            lines.append(f"  {name:{width}}  {sign} {_one_line(completion_text(rows[place]['completion']))}")
+    return lines
+
+
+def _one_line(text: str, most: int = 100) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def _plain_text(content: dict[str, Any]) -> str:

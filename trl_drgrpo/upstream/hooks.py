@@ -16,6 +16,7 @@ import torch
 from transformers import TrainerCallback
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.objective.loss_terms import LossTokens
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 Completions = tuple[list[list[int]], list[list[float]] | None]  # token ids, and log-probabilities where known
@@ -78,6 +79,11 @@ class Hooks:
     """The interface that `trl_overrides.py` calls."""
 
     features: Sequence["Feature"] = ()
+
+    @property
+    def loss_terms(self) -> list["LossTerm"]:
+        """Additional terms of the loss among the features."""
+        return [feature for feature in self.features if isinstance(feature, LossTerm)]
 
     def those_with(self, hook: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         """Name of each feature that defines a hook, and its method."""
@@ -246,3 +252,39 @@ class Feature(TrainerCallback):
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restores what `state_dict` returned, on every rank; `None`: the checkpoint holds none."""
+
+
+class LossTerm(Feature):
+    """A loss per token beside that of Dr. GRPO, or in its place; summed and divided by the same constant `B * L`.
+
+    A term must depend on single tokens, on whole rows, or on earlier batches. The gradient of an optimizer step is
+    then a sum over rows, so skipping, regrouping and packing rows leave it as it is. A mean, a rank or a quantile over
+    the micro-batch breaks that. `trl-drgrpo check --loss_term my_terms.py:MyTerm` tries it.
+
+    Attributes:
+        reads_all_rows (`bool`): Set it where rows without any advantage have a loss, too. They are not skipped then.
+        replaces_policy_loss (`bool`): Set it where the term is the policy's loss itself, with weights of its own for
+            the ratio. The clipped loss is then left out. KL and other terms stay.
+
+    Example: an SFT term on the rows that did better than their group.
+
+    ```python
+    class LikelyWhenRight(LossTerm):
+        def per_token_loss(self, tokens):
+            return -0.1 * tokens.logps * (tokens.advantages > 0)
+
+    trainer = DrGRPOTrainer(..., features=[LikelyWhenRight])
+    ```
+    """
+
+    reads_all_rows: bool = False
+    replaces_policy_loss: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name in logs and messages: `loss_term/<name>`."""
+        return type(self).__name__
+
+    def per_token_loss(self, tokens: LossTokens) -> torch.Tensor:
+        """Return the loss of each token `(B, T)`, to be minimized; values outside of `tokens.mask` are ignored."""
+        raise NotImplementedError

@@ -8,6 +8,7 @@ Importing this module imports TRL's trainer (6-10 s). A TRL outside the supporte
 (`config/config.py`), which every trainer needs first.
 """
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,12 +24,14 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
+from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.secrets import without_secrets
+from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
 from trl_drgrpo.process_rewards.turns import TURN_METHODS
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.environments import ToolLoop
-from trl_drgrpo.upstream.hooks import Completions, Hooks, owned
+from trl_drgrpo.upstream.hooks import Completions, Hooks, LossTerm, owned
 from trl_drgrpo.upstream.private_state import PrivateState, swapped
 from trl_drgrpo.upstream.seams import patched_by
 from trl_drgrpo.upstream.versions import brief_bars
@@ -71,6 +74,7 @@ class HostTrainer(Hooks, PrivateState):
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
     _tool_loop: ToolLoop | None = None  # while tools are called
     rollout_inputs: Sequence[dict[str, Any]] = ()  # the rows that completions are made of
+    _scored: list[ScoredTokens] | None = None  # what was scored for a loss that has additional terms
     _begins_rows = False  # whether the next generation is of a batch's first completions
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
@@ -157,7 +161,10 @@ class HostTrainer(Hooks, PrivateState):
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **options
     ):
         tokens = TokenBatch(input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, options)
-        return self.score_tokens(model, tokens)
+        scored = self.score_tokens(model, tokens)
+        if self._scored is not None:
+            self._scored.append(scored)
+        return scored
 
     def score_as_trl(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """TRL's own way to compute log-probabilities and entropies of completion tokens."""
@@ -207,10 +214,49 @@ class HostTrainer(Hooks, PrivateState):
         logged: Any = defaultdict(list)
         others = {**self.loss_constants(inputs), "_metrics": {**self._metrics, mode: logged}}
         with self.computing_loss(inputs), swapped(self, **others):
-            loss = super()._compute_loss(model, inputs)
+            if terms := self.loss_terms:
+                loss = self._loss_with_terms(model, inputs, terms, logged)
+            else:
+                loss = super()._compute_loss(model, inputs)
         with self.describing("The metrics of the loss"):
             for name, values in self.loss_metrics(inputs, logged).items():
                 self._metrics[mode][name].extend(values)
+        return loss
+
+    def _loss_with_terms(
+        self, model: Any, inputs: dict[str, Any], terms: Sequence[LossTerm], logged: dict[str, list[float]]
+    ) -> torch.Tensor:
+        """TRL's loss and, over the same divisor, that of additional terms, of which each logs its mean over tokens."""
+        without_policy = {}
+        if any(term.replaces_policy_loss for term in terms):
+            without_policy["advantages"] = torch.zeros_like(inputs["advantages"])
+        with swapped(self, _scored=[]):
+            loss = super()._compute_loss(model, {**inputs, **without_policy})
+            [(logps, entropies, _)] = self._scored or []
+        if entropies is None:
+            raise UpstreamError("TRL's loss computes no entropies, which loss terms rely on. Remove the loss terms.")
+        tokens = loss_tokens(
+            logps,
+            entropies,
+            inputs["advantages"],
+            inputs["completion_mask"] * inputs.get("tool_mask", 1),
+            inputs.get("old_per_token_logps"),
+            inputs.get("ref_per_token_logps"),
+        )
+        # As TRL divides for `dr_grpo`: its `max_completion_length` is L here, see `loss_constants`.
+        divisor = len(tokens.mask) * self.max_completion_length
+        if self.model.training:
+            divisor = divisor * self.current_gradient_accumulation_steps
+        for term in terms:
+            total = summed_term(term.name, term.per_token_loss(tokens), tokens)
+            sums = torch.stack([total.detach(), tokens.mask.sum().to(total.dtype)])
+            everyone: Any = self.accelerator.gather(sums)
+            of_all_ranks, count = everyone.view(-1, 2).sum(dim=0).tolist()
+            if not math.isfinite(of_all_ranks):
+                remedy = "Look for a division by zero, a logarithm of 0 or an overflow in it."
+                raise InputError(term.name, f"a loss of {of_all_ranks}", "finite numbers", remedy)
+            logged[f"loss_term/{term.name}"].append(of_all_ranks / max(count, 1.0))
+            loss = loss + total / divisor
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:

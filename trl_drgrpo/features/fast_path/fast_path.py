@@ -53,7 +53,9 @@ class FastPath(Feature):
     @property
     def skips(self) -> bool:
         """Whether rows without advantage are skipped: nothing but the advantage may give them a gradient."""
-        return self.plans and self.trainer.beta == 0
+        return (
+            self.plans and self.trainer.beta == 0 and not any(term.reads_all_rows for term in self.trainer.loss_terms)
+        )
 
     def _why_not_planned(self) -> str | None:
         args, losses = self.trainer.args, self.trainer.own_losses

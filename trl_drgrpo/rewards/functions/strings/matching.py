@@ -146,6 +146,8 @@ class NumericReward(AgainstColumn):
             none. With `"."` the decimal separator is the comma.
         name (`str`, *optional*, defaults to `"numeric_reward"`): Name in logs.
         on_error (`str`, *optional*, defaults to `"unscorable"`): What a truth that is no number costs.
+        only_number (`bool`, *optional*, defaults to `False`): Whether several numbers are incorrect without a tag or
+            box, too. A model that is paid for its last number learns to recite several.
 
     Raises:
         [`InputError`]: A negative tolerance, an unknown `where` or separator.
@@ -166,15 +168,18 @@ class NumericReward(AgainstColumn):
     thousands: str = ","
     name: str = "numeric_reward"
     on_error: OnError = "unscorable"
+    only_number: bool = False
 
     allowed: ClassVar = dict.fromkeys(("abs_tol", "rel_tol"), Range(0, remedy="0 compares exactly."))
-    allowed |= {"where": _WHERE, "thousands": Choice((",", ".", " ", "'", ""))}
+    allowed |= {"where": _WHERE, "only_number": bool, "thousands": Choice((",", ".", " ", "'", ""))}
 
     def is_right(self, completion: str, truth: tuple[Decimal, Decimal]) -> bool:
         answer = answer_text(completion, self.where)
-        found = [] if answer is None else list(self._numbers(answer))
-        marked = self.where != "whole" and answer_text(completion, "marked") is not None
-        return len(found) > 0 and not (marked and len(found) > 1) and self._equal(found[-1], truth)
+        numbers = [] if answer is None else list(self._numbers(answer))
+        is_marked = self.where != "whole" and answer_text(completion, "marked") is not None
+        if not numbers or (len(numbers) > 1 and (is_marked or self.only_number)):
+            return False
+        return self._equal(numbers[-1], truth)
 
     def read(self, truth: Any) -> tuple[Decimal, Decimal]:
         if isinstance(truth, str):
