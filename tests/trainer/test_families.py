@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from runs import assert_same_weights, weights
+from datasets import Dataset
+from runs import assert_same_weights, logged, weights
 from tiny_families import DENSE, EXPERTS, tiny
 from transformers import AutoModelForCausalLM
 
@@ -68,3 +69,17 @@ def test_experts_resume_bit_for_bit(trained, train, tokenizer, output):
 @pytest.mark.parametrize("family", DENSE)
 def test_other_families_train_and_save(family, trained):
     trained(family)
+
+
+LONG_PROMPTS = Dataset.from_dict({"prompt": [f"What is {i} plus {i * i}? Think step by step: " for i in range(8)]})
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Gemma3Text", pytest.param("Cohere2", marks=slow)])
+def test_models_with_sliding_windows_share_prompts_and_train_as_in_trls_micro_batches(family, train, tokenizer):
+    """The windows of 16 tokens begin within prompts and within completions."""
+    settings = {"optim": "sgd", "max_steps": 2, "data": LONG_PROMPTS}
+    ours = train(model=tiny(family, tokenizer), **settings)
+    theirs = train(model=tiny(family, tokenizer), micro_batching="upstream", **settings)
+    assert logged(ours, "drgrpo/upstream_token_frac")[-1] < 0.6
+    for name, value in weights(theirs).items():
+        torch.testing.assert_close(weights(ours)[name], value, rtol=1e-4, atol=1e-6)

@@ -18,8 +18,8 @@ import torch
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
-from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows, rows_of, scored_only
-from trl_drgrpo.features.fast_path.sharing import costs_of, rope_depends_on_width, why_not_shared
+from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows, rows_of, scored_only
+from trl_drgrpo.features.fast_path.sharing import costs_of, mask_form, rope_depends_on_width, why_not_shared
 from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, windows
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature
@@ -218,7 +218,10 @@ class FastPath(Feature):
         return sum((self._score_packs(model, tokens, batch)[0] for batch in plan), start=nothing), None, None
 
     def _score_packs(self, model: Any, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
-        packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple)
+        form = mask_form(self.trainer.accelerator.unwrap_model(model).config)
+        if isinstance(form, str):  # packs have no branches then, and need no mask
+            form = MaskForm()
+        packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple, form)
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 

@@ -6,6 +6,7 @@ starts at position 0 and ends with its own last token:
 - a row alone: `prompt, completion`. It needs no mask: in a causal model what follows a token cannot change it;
 - rows of one prompt: a tree of tokens, depth first: the prompt, prefixes that several completions have in common, then
   what each row has alone. A tree mask lets a token see its ancestors and itself; positions restart at each branch.
+  A sliding window is one more condition: an ancestor's position must be less than a window away.
 
 The last token of a completion predicts nothing and does not run. One position may predict several tokens, where a
 branch follows. A token that several rows share is scored once, and their gradients add up there.
@@ -32,13 +33,58 @@ IGNORED = -100  # the label that TRL's head leaves out
 
 
 @dataclass(frozen=True)
+class MaskForm:
+    """Form in which a model takes a block mask from outside.
+
+    Args:
+        window (`int`, *optional*): Tokens that a layer with a sliding window sees, the token itself included.
+        kinds (`tuple[str, ...]`): Kinds of layers, each of which gets its own mask in a mapping; empty: one mask
+            serves all layers, windowed where there is a window.
+        additive (`bool`): Whether the mask is added to scores (0, or the lowest number); else it is boolean.
+    """
+
+    window: int | None = None
+    kinds: tuple[str, ...] = ()
+    additive: bool = False
+
+    def masks(self, tree: torch.Tensor, positions: torch.Tensor, ends: Sequence[Sequence[int]]) -> Any:
+        """
+        Put the mask of packs into this form.
+
+        Args:
+            tree (`torch.Tensor` of shape `(N, 1, W, W)`, bool): Each row sees its ancestors and itself.
+            positions (`torch.Tensor` of shape `(N, W)`, int64): Depths in the tree.
+            ends (`Sequence[Sequence[int]]`): As in [`cut_into_blocks`].
+
+        Returns:
+            `torch.Tensor` of the same shape, or `dict[str, torch.Tensor]` of one per kind.
+        """
+        windowed = None
+        if self.window is not None:
+            distance = positions[:, None, :, None] - positions[:, None, None, :]
+            windowed = self._finished(tree & (distance < self.window), ends, is_windowed=True)
+        if not self.kinds:
+            return self._finished(tree, ends) if windowed is None else windowed
+        full = self._finished(tree, ends)
+        return {kind: windowed if kind == "sliding_attention" else full for kind in self.kinds}
+
+    def _finished(self, mask: torch.Tensor, ends: Sequence[Sequence[int]], is_windowed: bool = False) -> torch.Tensor:
+        if self.additive:
+            lowest = torch.finfo(torch.float32).min
+            return torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, lowest)
+        if attends_apart(mask.device.type):
+            return TreeMask.of(mask, ends, is_windowed)
+        return mask
+
+
+@dataclass(frozen=True)
 class Packed:
     """The inputs of one forward, and where each row's log-probabilities come out.
 
     Args:
         input_ids (`torch.Tensor` of shape `(N, W)`, int64): Tokens of N packs, padded on the right.
-        attention_mask (`torch.Tensor`): `(N, W)` of ones, or `(N, 1, W, W)` bool where a pack has branches; a
-            [`TreeMask`] where branches attend apart.
+        attention_mask (`torch.Tensor` or `dict`): `(N, W)` of ones, or, where a pack has branches, `(N, 1, W, W)` in
+            the model's [`MaskForm`]; a [`TreeMask`] where branches attend apart.
         position_ids (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Only where a pack has branches.
         predictors (`torch.Tensor` of shape `(n,)`, int64): Flat positions in `(N, W)` whose output predicts a token,
             ascending; as often as different tokens follow.
@@ -49,7 +95,7 @@ class Packed:
     """
 
     input_ids: torch.Tensor
-    attention_mask: torch.Tensor
+    attention_mask: torch.Tensor | dict[str, torch.Tensor]
     position_ids: torch.Tensor | None
     predictors: torch.Tensor
     targets: torch.Tensor
@@ -91,7 +137,13 @@ def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None) -> list[Row]
     return rows
 
 
-def pack_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, multiple: int = 1) -> Packed:
+def pack_rows(
+    tokens: TokenBatch,
+    batch: MicroBatch,
+    pad_token_id: int = 0,
+    multiple: int = 1,
+    form: MaskForm = MaskForm(),  # noqa: B008  # frozen
+) -> Packed:
     """Lay out the packs of a micro-batch.
 
     Args:
@@ -100,6 +152,7 @@ def pack_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, mult
             get 0. Without any pack, two tokens of the first row run unscored, so that a gradient of zeros comes out.
         pad_token_id (`int`, *optional*, defaults to `0`): Fills the rest of a pack.
         multiple (`int`, *optional*, defaults to `1`): The width is padded to a multiple of this.
+        form ([`MaskForm`], *optional*): Form of block masks that the model takes.
 
     Returns:
         [`Packed`].
@@ -125,16 +178,16 @@ def pack_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, mult
         sources[row, real[row]] = torch.tensor([place_of[score] for score in of_row], dtype=torch.long)
         scored[row] = real[row]
     packed_ids = torch.tensor([line.ids + [pad_token_id] * (width - len(line.ids)) for line in lines])
-    packed_mask, positions = torch.ones_like(packed_ids), None
+    packed_mask: Any = torch.ones_like(packed_ids, device=device)
+    positions = None
     if any(line.branches for line in lines):
-        packed_mask = torch.stack([line.mask(width) for line in lines]).unsqueeze(1).to(device)  # (N, 1, W, W)
-        if attends_apart(device.type):
-            packed_mask = TreeMask.of(packed_mask, [line.ends for line in lines])
+        tree = torch.stack([line.mask(width) for line in lines]).unsqueeze(1).to(device)  # (N, 1, W, W)
         positions = torch.tensor([line.positions + [0] * (width - len(line.ids)) for line in lines]).to(device)
+        packed_mask = form.masks(tree, positions, [line.ends for line in lines])
     flat, targets = torch.tensor(scores or [(0, IGNORED)]).T
     return Packed(
         packed_ids.to(device),
-        packed_mask.to(device),
+        packed_mask,
         positions,
         flat.to(device),
         targets.unsqueeze(0).to(device),

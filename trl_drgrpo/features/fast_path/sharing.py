@@ -1,10 +1,11 @@
 """May completions share a prompt in this model, and what does attention cost it?
 
 Packing completions behind their prompt and other prefixes hands the model a block mask and restarted positions. Models
-that ignore either compute something else without a word: eager attention adds a boolean mask to its scores, sliding
-windows are left out of a mask that comes from outside, state-space layers know no mask at all. So sharing is used only
-after a numerical self-test on the model itself: rows alone against rows packed, some of them forks, with a control
-(the same pack without its block mask) that must differ.
+that ignore either compute something else without a word: state-space layers, for one, know no mask at all. A mask from
+outside is taken as it is, so a sliding window must be part of it ([`MaskForm`]), and eager attention adds it to its
+scores. So sharing is used only after a numerical self-test on the model itself: rows alone against rows packed, some
+of them forks, with a control (the same pack without its block mask) that must differ. For the test a sliding window is
+made so short that a mask without it would differ, too.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import Costs, MicroBatch
-from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
+from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
 
@@ -46,6 +47,7 @@ AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch
 # The rows of the self-test: row 3 branches off row 0, and row 4 off row 3, behind so many tokens of the completion.
 # Long enough that branches attend apart where they may.
 PROMPT_TOKENS, COMPLETION_TOKENS, FORKS = 12, (36, 48, 40, 50, 44), {3: (0, 20), 4: (3, 30)}
+TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
 def costs_of(config: Any, device: str, share_prompts: bool, multiple: int = 1) -> Costs:
@@ -75,6 +77,34 @@ def relative_pair_cost(config: Any) -> float:
         return 1 / (8 * 1024)
 
 
+def mask_form(config: Any) -> MaskForm | str:
+    """
+    Form of the block mask that a model takes, by its configuration; else the reason why it takes none.
+
+    Models whose layers differ in kind take a mapping from the kind to its mask, those of one kind a single mask.
+    Whether that is true of a model is seen by the self-test.
+    """
+    try:
+        text = config.get_text_config()
+        kinds = tuple(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+        window = getattr(text, "sliding_window", None) or None
+        chunk = getattr(text, "attention_chunk_size", None)
+    except Exception as error:  # configurations refuse in many ways, some per layer
+        return f"its configuration does not tell the kind of its attention ({type(error).__name__})"
+    if others := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
+        return f"its layers are not all attention to every token or a window ({', '.join(others)})"
+    if chunk:
+        return "its attention is chunked"
+    if "sliding_attention" in kinds and window is None:
+        return "its configuration does not tell its window"
+    implementation = getattr(config, "_attn_implementation", None) or "sdpa"
+    if implementation not in ("sdpa", "eager"):
+        return f"its attention is {implementation!r}; a block mask needs 'sdpa' or 'eager'"
+    is_of_kinds = "sliding_attention" in kinds
+    is_windowed = is_of_kinds or not kinds
+    return MaskForm(window if is_windowed else None, kinds if is_of_kinds else (), implementation == "eager")
+
+
 def why_not_shared(
     model: Any, log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
 ) -> str | None:
@@ -90,27 +120,21 @@ def why_not_shared(
     """
     from trl_drgrpo.upstream.private_state import swapped  # TRL, which a plan of memory does not load
 
-    try:
-        text = model.config.get_text_config()
-        kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-        is_windowed = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
-    except Exception as error:  # as above
-        return f"its configuration does not tell the kind of its attention ({type(error).__name__})"
-    if kinds:
-        return f"its layers are not all full attention ({', '.join(sorted(kinds))})"
-    if is_windowed:
-        return "its attention is windowed"
-    implementation = getattr(model.config, "_attn_implementation", None)
-    if implementation != "sdpa":
-        return f"its attention is {implementation!r}; a block mask needs 'sdpa'"
+    form = mask_form(model.config)
+    if isinstance(form, str):
+        return form
+    text = model.config.get_text_config()
     computes_in = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
     with torch.no_grad(), ExitStack() as without_dropout:
         # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
         for module in model.modules():
             if module.training and not type(module).__module__.startswith("bitsandbytes"):
                 without_dropout.enter_context(swapped(module, training=False))
+        if form.window is not None:
+            without_dropout.enter_context(swapped(text, sliding_window=TESTED_WINDOW))
+            form = replace(form, window=TESTED_WINDOW)
         try:
-            difference, control = _self_test(text.vocab_size, model.device, log_probs)
+            difference, control = _self_test(text.vocab_size, model.device, log_probs, form)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             return f"it fails with a block mask ({type(error).__name__}: {error})"
     if not difference <= AGREEMENT.get(computes_in, 0.1) * control:  # also when one of them is NaN
@@ -118,7 +142,9 @@ def why_not_shared(
     return None
 
 
-def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch.Tensor]) -> tuple[float, float]:
+def _self_test(
+    vocabulary: int, device: Any, log_probs: Callable[[Packed], torch.Tensor], form: MaskForm
+) -> tuple[float, float]:
     """Largest difference of packed rows from rows alone, and of the control."""
     rows, width = len(COMPLETION_TOKENS), max(COMPLETION_TOKENS)
     generator = torch.Generator().manual_seed(0)
@@ -130,7 +156,7 @@ def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch
     mask = (torch.arange(ids.size(1)) < ends[:, None]).long()
 
     def scores(batch: MicroBatch, control: bool = False) -> torch.Tensor:
-        packed = pack_rows(TokenBatch(ids.to(device), mask.to(device), width), batch)
+        packed = pack_rows(TokenBatch(ids.to(device), mask.to(device), width), batch, form=form)
         if control:  # plain causal attention: later branches see earlier ones
             ones = torch.ones_like(packed.input_ids)
             packed = replace(packed, attention_mask=ones)

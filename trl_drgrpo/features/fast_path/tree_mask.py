@@ -72,17 +72,18 @@ class TreeMask(torch.Tensor):
     blocks: list[list[tuple[range, torch.Tensor | None]]]  # of each pack, with their masks; a chain has none
 
     @classmethod
-    def of(cls, mask: torch.Tensor, ends: Sequence[Sequence[int]]) -> "TreeMask":
+    def of(cls, mask: torch.Tensor, ends: Sequence[Sequence[int]], is_windowed: bool = False) -> "TreeMask":
         """
         Args:
             mask (`torch.Tensor` of shape `(N, 1, W, W)`, bool): Which column each row sees.
             ends (`Sequence[Sequence[int]]`): Of each pack, as in [`cut_into_blocks`]; shorter than W: padding follows.
+            is_windowed (`bool`): Whether rows do not see all of their ancestors, so that no block is merely causal.
         """
         tree = mask.as_subclass(cls)
         tree.blocks = []
         for one, of_pack in zip(mask, ends, strict=True):
             stem, *branches = cut_into_blocks(of_pack)
-            is_chain = bool(branches) or min(of_pack) == len(of_pack)
+            is_chain = not is_windowed and (bool(branches) or min(of_pack) == len(of_pack))
             blocks = [(stem, None if is_chain else one[None, :, : len(stem), : len(stem)])]
             for branch in branches:
                 own = slice(branch.start, branch.stop)

@@ -27,7 +27,7 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import (
     plan_window,
 )
 from trl_drgrpo.features.fast_path.pack_layout import Line
-from trl_drgrpo.features.fast_path.sharing import costs_of
+from trl_drgrpo.features.fast_path.sharing import costs_of, mask_form
 from trl_drgrpo.features.fast_path.tree_mask import cut_into_blocks
 from trl_drgrpo.features.fast_path.window import windows
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
@@ -77,9 +77,8 @@ class Shape:
 def shares_prompts(config: Any, setup: Setup) -> bool:
     """Whether completions may be packed behind their prompt, so that a forward may come with a block mask. The fast
     path refuses to share prompts in some kinds of attention."""
-    windowed = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    return setup.exact and setup.share_prompts and setup.group > 1 and not windowed and not kinds
+    takes_masks = not isinstance(mask_form(config), str)
+    return setup.exact and setup.share_prompts and setup.group > 1 and takes_masks
 
 
 def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
