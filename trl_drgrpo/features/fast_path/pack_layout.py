@@ -142,7 +142,7 @@ def pack_rows(
     batch: MicroBatch,
     pad_token_id: int = 0,
     multiple: int = 1,
-    form: MaskForm = MaskForm(),  # noqa: B008  # frozen
+    form: MaskForm = MaskForm(),  # frozen
 ) -> Packed:
     """Lay out the packs of a micro-batch.
 

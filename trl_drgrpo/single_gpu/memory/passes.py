@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import BLOCK, NOT_SERVED, GroupCache, group_attention_in
+from trl_drgrpo.features.fast_path.sharing import mask_form
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import APART, Ledger, fused_head
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
@@ -58,7 +59,11 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     for hook in hooks:
         hook.remove()
     model.zero_grad()
-    return {name: peak + _input_bytes(shape) for name, peak in ledger.peaks.items() if name != "start"}
+    return {
+        name: peak + _input_bytes(skeleton.model.config, shape)
+        for name, peak in ledger.peaks.items()
+        if name != "start"
+    }
 
 
 @torch.no_grad()
@@ -69,7 +74,7 @@ def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     with _run(skeleton, *inputs) as ledger:
         ledger.mark("score")
         _log_probs(skeleton, setup, *inputs)
-    return {"score": ledger.peaks["score"] + _input_bytes(shape)}
+    return {"score": ledger.peaks["score"] + _input_bytes(skeleton.model.config, shape)}
 
 
 def _inputs(shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
@@ -81,10 +86,14 @@ def _inputs(shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tens
     return torch.empty(packs, width, **LONG), mask, torch.empty(shape.scored, **LONG)
 
 
-def _input_bytes(shape: Shape) -> int:
+def _input_bytes(config: Any, shape: Shape) -> int:
     """Positions, labels, mask and the like live as long as their forward, as do ids and masks in TRL's layout: as
     parts, joined, and once more as they came."""
     masks = shape.tokens * shape.width * shape.masked + (shape.apart[1] if shape.apart else 0)
+    form = mask_form(config)
+    if not isinstance(form, str):
+        # A model with windowed and other layers gets a mask for each. Masks that are added are float32.
+        masks *= max(1, len(form.kinds)) * (4 if form.additive else 1)
     return masks + 8 * (2 * shape.tokens + shape.scored + 6 * shape.padded)
 
 
