@@ -60,7 +60,7 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
         hook.remove()
     model.zero_grad()
     return {
-        name: peak + _input_bytes(skeleton.model.config, shape)
+        name: peak + _input_bytes(skeleton.model.base_model.config, shape)
         for name, peak in ledger.peaks.items()
         if name != "start"
     }
@@ -74,7 +74,7 @@ def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     with _run(skeleton, *inputs) as ledger:
         ledger.mark("score")
         _log_probs(skeleton, setup, *inputs)
-    return {"score": ledger.peaks["score"] + _input_bytes(skeleton.model.config, shape)}
+    return {"score": ledger.peaks["score"] + _input_bytes(skeleton.model.base_model.config, shape)}
 
 
 def _inputs(shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
