@@ -22,6 +22,7 @@ from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards, replay
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
+from trl_drgrpo.upstream.kv_cache import CACHE
 from trl_drgrpo.upstream.private_state import swapped
 
 # Left padding, prompts shorter and longer than the windows, groups of different sizes, one prompt that is alone.
@@ -451,9 +452,7 @@ def test_the_first_step_is_compared_and_the_tokens_show_mutants(tokenizer, mutan
 
 def test_what_transformers_held_of_the_prompts_is_freed(model):
     caches = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, kwargs: caches.append(kwargs["past_key_values"]), with_kwargs=True
-    )
+    hook = model.register_forward_pre_hook(lambda module, args, kwargs: caches.append(kwargs[CACHE]), with_kwargs=True)
     generate(model, MIXED, max_new_tokens=4)
     hook.remove()
     assert isinstance(caches[0], DynamicCache)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, LogitsProcessorList
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process as processors
 
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
+from trl_drgrpo.upstream.kv_cache import PLAIN_LAYERS
 from trl_drgrpo.upstream.private_state import swapped
 
 BLOCK = 2**16  # numbers at a time: half a megabyte
@@ -109,7 +109,7 @@ def _has_plain_cache(model: Any) -> bool:
         layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     except (AttributeError, KeyError, TypeError, ValueError):  # a cache of its own
         return False
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    return all(type(layer) in PLAIN_LAYERS for layer in layers)
 
 
 # A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values. Where

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.replay import Replay, can_record
+from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Forwards:
     Args:
         model ([`~transformers.PreTrainedModel`]): Decoder-only.
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left. Equal rows are run once.
-        model_kwargs (`dict`): `attention_mask` and `position_ids` of shape `(B, L)`, `past_key_values` and the like.
+        model_kwargs (`dict`): `attention_mask` and `position_ids` of shape `(B, L)`, the cache and the like.
         most (`int`): Tokens that a row may write at most.
 
     Attributes:
@@ -90,7 +91,7 @@ class Forwards:
         self._groups: Any = None  # a `GroupCache`, from the first step on
         self._replay: Replay | None = None
         self._prefilled: Any = None  # of each prompt once, until the first step has passed
-        self.can_drop = type(model_kwargs.get("past_key_values")) is DynamicCache  # rows of others cannot be selected
+        self.can_drop = type(model_kwargs.get(CACHE)) is DynamicCache  # rows of others cannot be selected
         first = copies = None
         if self.can_drop:
             first, copies = equal_rows(input_ids, model_kwargs.get("attention_mask"))
@@ -98,10 +99,10 @@ class Forwards:
         outputs = model(
             **model.prepare_inputs_for_generation(ids, is_first_iteration=True, **prompts), return_dict=True
         )
-        self._kwargs["past_key_values"] = outputs.past_key_values
+        self._kwargs[CACHE] = cache_of(outputs)
         self.logits = _select(outputs.logits[:, -1].clone(), copies)  # those of whole prompts may go
         if copies is not None:
-            self._prefilled, self._mask, self._prompts = outputs.past_key_values, prompts.get("attention_mask"), copies
+            self._prefilled, self._mask, self._prompts = cache_of(outputs), prompts.get("attention_mask"), copies
 
     def __enter__(self) -> "Forwards":
         return self
@@ -128,7 +129,7 @@ class Forwards:
         elif self._groups is not None:
             self._groups.keep(rows)
         else:
-            self._kwargs["past_key_values"].batch_select_indices(rows)
+            self._kwargs[CACHE].batch_select_indices(rows)
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """Runs the last token of each row. Returns `(n, V)`: what comes next."""
@@ -157,9 +158,9 @@ class Forwards:
         return self._model(
             input_ids=tokens,
             position_ids=positions,
-            past_key_values=self._groups,
             use_cache=True,
             return_dict=True,
+            **{CACHE: self._groups},
         ).logits[:, -1]
 
     def _first_step(self, ids: torch.Tensor) -> torch.Tensor:
@@ -216,7 +217,7 @@ class Forwards:
         rows = torch.tensor(list(row_of.values()), device=ids.device)
         past = copy.deepcopy(prefilled)
         past.batch_select_indices(self._prompts[rows])
-        model_kwargs = _select_rows(self._kwargs, rows) | {"past_key_values": past}
+        model_kwargs = _select_rows(self._kwargs, rows) | {CACHE: past}
         return rows, self._plain_step(ids[rows], model_kwargs).float()
 
     def _agreement(self) -> float:
