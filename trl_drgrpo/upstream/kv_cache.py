@@ -30,7 +30,22 @@ def cache_of(output: Any) -> Any:
     return getattr(output, CACHE, None)
 
 
-# What is called, and the parameters that it must take by name; or, after a dot, what it must have.
+def is_plain(cache: Any) -> bool:
+    """Return whether a cache can select its rows: keys and values of every token, and no running state."""
+    return type(cache) is DynamicCache and all(type(layer) in PLAIN_LAYERS for layer in cache.layers)
+
+
+def why_no_plain_cache(config: Any) -> str | None:
+    """Return why a model of this configuration decodes over another cache; `None` where [`is_plain`] holds."""
+    try:
+        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"it has a cache of its own ({type(error).__name__})"
+    others = sorted({type(layer).__name__ for layer in layers if type(layer) not in PLAIN_LAYERS})
+    return f"its cache holds more than keys and values ({', '.join(others)})" if others else None
+
+
+# By name: the owner of a method, and the parameters that it must take by name.
 DECODING_SEAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "GenerationMixin.generate": (GenerationMixin, ("generation_config", "custom_generate")),
     "GenerationMixin.prepare_inputs_for_generation": (

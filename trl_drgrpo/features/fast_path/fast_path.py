@@ -9,7 +9,6 @@ Generation runs each prompt once (`decoding/`).
 All of it is exact for this package's objective and no other, so each step stands aside where it would not be.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -20,18 +19,20 @@ from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows, rows_of, scored_only
 from trl_drgrpo.features.fast_path.sharing import costs_of, rope_depends_on_width, why_not_shared
+from trl_drgrpo.features.fast_path.speed import GENERATION, TRAINING, Speed, SpeedPart
 from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, windows
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.private_state import swapped
-
-logger = logging.getLogger(__name__)
 
 
 class FastPath(Feature):
     """Plans micro-batches, scores tokens in packs and generates from one run of each prompt.
 
     The one owner of these three: the trainer asks it, and it does as TRL does where `args.micro_batching` says so.
+
+    Attributes:
+        speed ([`Speed`]): Which parts are used, and why others are not.
     """
 
     def __init__(self, trainer: Any):
@@ -41,7 +42,7 @@ class FastPath(Feature):
         self._old_log_probs_are_due = False
         self._window_metrics: WindowMetrics | None = None
         self._costs: dict[int, Costs] = {}  # by the identity of a model
-        self._said: set[str] = set()
+        self.speed = Speed()
 
     # What may be done
 
@@ -53,7 +54,10 @@ class FastPath(Feature):
     @property
     def skips(self) -> bool:
         """Whether rows without advantage are skipped: nothing but the advantage may give them a gradient."""
-        return self.plans and self.trainer.beta == 0
+        return self.plans and self._why_not_skipped() is None
+
+    def _why_not_skipped(self) -> str | None:
+        return "with beta > 0 the KL term gives every row a gradient" if self.trainer.beta else None
 
     def _why_not_planned(self) -> str | None:
         args, losses = self.trainer.args, self.trainer.own_losses
@@ -74,8 +78,7 @@ class FastPath(Feature):
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
-        if self.trainer.args.micro_batching == "exact" and (reason := self._why_not_planned()):
-            logger.warning("micro_batching='exact' is off, micro-batches stay as TRL makes them: %s.", reason)
+        self._note_training()
         self._window_metrics = WindowMetrics(self.trainer.importance_sampling_level == "sequence")
         # cuDNN plans its attention anew for every width, in 0.1 to 0.2 s (H100, 2026-11-27), and packs have many.
         allowed = torch.backends.cuda.cudnn_sdp_enabled()
@@ -84,6 +87,19 @@ class FastPath(Feature):
             yield
         finally:
             torch.backends.cuda.enable_cudnn_sdp(allowed)
+
+    def _note_training(self) -> None:
+        """Tell which parts of the training are used. Whether prompts are shared is known after the self-test."""
+        args = self.trainer.args
+        if args.micro_batching != "exact":
+            self.speed.off(f"micro_batching is {args.micro_batching!r}", *TRAINING, expected=True)
+        elif reason := self._why_not_planned():
+            self.speed.off(reason, *TRAINING)
+        else:
+            self.speed.on(SpeedPart.PLANNED)
+            self.speed.set(SpeedPart.SKIPPED_ROWS, self._why_not_skipped())
+            if not args.share_prompts:
+                self.speed.off("share_prompts is False", SpeedPart.SHARED_PROMPTS, expected=True)
 
     # Planning
 
@@ -104,10 +120,18 @@ class FastPath(Feature):
 
     def _can_be_planned(self, micro_batches: list[dict[str, Any]]) -> bool:
         unknown = unknown_keys(micro_batches[0])
-        if unknown:
-            self._say_once(f"Micro-batches with {', '.join(unknown)} are not re-batched: they stay as TRL makes them.")
         has_prompts = all(batch["prompt_mask"].any(dim=1).all().item() for batch in micro_batches)
-        return all(self.trainer.gathered([not unknown and has_prompts]))
+        reason = None if has_prompts else "some rows have no prompt"
+        if unknown:
+            reason = f"micro-batches with {', '.join(unknown)} are not re-batched"
+        reason = self._agreed(reason)
+        if reason:
+            self.speed.off(reason, *TRAINING)
+        return reason is None
+
+    def _agreed(self, reason: str | None) -> str | None:
+        """Return the first reason that any rank has; `None` where none has one."""
+        return next((each for each in self.trainer.gathered([reason]) if each), None)
 
     def _planned(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         costs = self._plan_costs()
@@ -166,9 +190,8 @@ class FastPath(Feature):
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         reason = why_not_shared(unwrapped, log_probs, reduced)
         if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
-            reason = next((each for each in self.trainer.gathered([reason]) if each), None)
-        if reason:
-            self._say_once(f"share_prompts is off for this model: {reason}.")
+            reason = self._agreed(reason)
+        self.speed.set(SpeedPart.SHARED_PROMPTS, reason)
         return reason is None
 
     # Scoring
@@ -267,14 +290,22 @@ class FastPath(Feature):
 
         `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
         """
-        if self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching:
+        args, trainer = self.trainer.args, self.trainer
+        others = {
+            "vLLM generates": trainer.use_vllm,
+            "continuous batching generates": trainer.use_transformers_continuous_batching,
+            f"micro_batching is {args.micro_batching!r}": args.micro_batching != "exact",
+            "fast_generation is False": not args.fast_generation,
+        }
+        chosen = next((reason for reason, holds in others.items() if holds), None)
+        unable = {
+            "ranks with a part of the model each run the same forwards": trainer.in_lockstep,
+            "torch.compile would recompile for every shape": args.torch_compile,
+        }
+        reason = chosen or next((reason for reason, holds in unable.items() if holds), None)
+        if reason:
+            self.speed.off(reason, *GENERATION, expected=chosen is not None)
+        if trainer.use_vllm or trainer.use_transformers_continuous_batching:
             return nullcontext()
-        fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
-        shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
-        return shared_prefill(model, shares, limits)
-
-    def _say_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            logger.warning(message)
+        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        return shared_prefill(model, reason is None, limits, self.speed)

@@ -3,20 +3,17 @@ what to change when a generation does not fit.
 """
 
 import copy
-import logging
 from collections.abc import MutableMapping
 from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import DynamicCache
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
-from trl_drgrpo.features.fast_path.decoding.replay import Replay, can_record
-from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
-
-logger = logging.getLogger(__name__)
+from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
+from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
+from trl_drgrpo.upstream.kv_cache import CACHE, cache_of, is_plain
 
 
 def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
@@ -77,24 +74,30 @@ class Forwards:
     Args:
         model ([`~transformers.PreTrainedModel`]): Decoder-only.
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left. Equal rows are run once.
-        model_kwargs (`dict`): `attention_mask` and `position_ids` of shape `(B, L)`, the cache and the like.
+        model_kwargs (`dict`): `attention_mask` of shape `(B, L)`, `position_ids` of that or `(axes, B, L)` (M-RoPE),
+            the cache and the like.
         most (`int`): Tokens that a row may write at most.
+        speed ([`Speed`]): Is told what is used, and why not.
 
     Attributes:
         logits (`torch.Tensor` of shape `(B, V)`): What comes next behind the prompts.
         can_drop (`bool`): Whether rows may leave.
     """
 
-    def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int):
-        self._model, self._kwargs, self._most = model, model_kwargs, most
+    def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int, speed: Speed):
+        self._model, self._kwargs, self._most, self._speed = model, model_kwargs, most, speed
         self._group_attention = ExitStack()
         self._groups: Any = None  # a `GroupCache`, from the first step on
         self._replay: Replay | None = None
         self._prefilled: Any = None  # of each prompt once, until the first step has passed
-        self.can_drop = type(model_kwargs.get(CACHE)) is DynamicCache  # rows of others cannot be selected
+        reason = _why_no_selection(model_kwargs)
+        self.can_drop = reason is None
         first = copies = None
+        if reason:
+            speed.off(reason, *GENERATION)
         if self.can_drop:
             first, copies = equal_rows(input_ids, model_kwargs.get("attention_mask"))
+            speed.on(SpeedPart.PROMPTS_ONCE)
         ids, prompts = _select(input_ids, first), _select_rows(model_kwargs, first)
         outputs = model(
             **model.prepare_inputs_for_generation(ids, is_first_iteration=True, **prompts), return_dict=True
@@ -143,13 +146,13 @@ class Forwards:
         return self._model(**inputs, return_dict=True).logits[:, -1]
 
     def _group_step(self, ids: torch.Tensor) -> torch.Tensor:
-        inputs = ids[:, -1:], self._kwargs["position_ids"][:, -1:]
+        inputs = ids[:, -1:], self._kwargs["position_ids"][..., -1:]
         if self._replay is not None:
             try:
                 return self._replay(*inputs)
             except Refused as refusal:
                 _why_not_replayed[self._model] = str(refusal)
-                logger.warning("Decoding steps of this model are not recorded as a CUDA graph: %s.", refusal)
+                self._speed.off(str(refusal), SpeedPart.RECORDED_STEPS)
                 self._replay = None
                 self._groups.free_steps()
         return self._over_groups(*inputs)
@@ -168,12 +171,14 @@ class Forwards:
         prefilled, self._prefilled = self._prefilled, None
         if _why_not.get(self._model) is None:
             try:
-                return self._first_group_step(ids, prefilled)
+                logits = self._first_group_step(ids, prefilled)
+                self._speed.on(SpeedPart.GROUP_CACHE)
+                return logits
             except Refused as refusal:
                 _why_not[self._model] = str(refusal)
-                logger.warning("Completions of this model do not share the KV cache of their prompt: %s.", refusal)
                 self._group_attention.close()
                 self._groups = None
+        self._speed.off(str(_why_not[self._model]), SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
         prefilled.batch_select_indices(self._prompts)
         return self._plain_step(ids, self._kwargs)
 
@@ -200,10 +205,17 @@ class Forwards:
                 raise Refused(wrong)
             _why_not[self._model] = None
         prefilled.layers = []  # `generate` holds on to the cache itself
-        if can_record(self._model, ids.device) and _why_not_replayed.get(self._model) is None:
-            compared = None if self._model in _why_not_replayed else self._compared
-            self._replay = Replay(self._over_groups, self._groups, compared)
+        self._record_steps(ids.device)
         return logits
+
+    def _record_steps(self, device: torch.device) -> None:
+        reason = why_not_recorded(self._model, device) or _why_not_replayed.get(self._model)
+        if reason:
+            self._speed.off(reason, SpeedPart.RECORDED_STEPS, expected=device.type != "cuda")
+            return
+        compared = None if self._model in _why_not_replayed else self._compared
+        self._replay = Replay(self._over_groups, self._groups, compared)
+        self._speed.on(SpeedPart.RECORDED_STEPS)
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
         wrong = differs(logits, expected.float(), AGREEMENT_REPLAYED)
@@ -249,16 +261,29 @@ def _one_token_on(model_kwargs: dict[str, Any], with_mask: bool) -> dict[str, An
     if with_mask and (mask := model_kwargs.get("attention_mask")) is not None:
         longer["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
     if (positions := model_kwargs.get("position_ids")) is not None:
-        longer["position_ids"] = positions[:, -1:] + 1
+        longer["position_ids"] = positions[..., -1:] + 1
     return longer
 
 
+_OF_ROWS = ("attention_mask", "position_ids")
+
+
+def _why_no_selection(model_kwargs: dict[str, Any]) -> str | None:
+    """Return why rows cannot leave a batch or be copies of one another; `None` where they can."""
+    others = [key for key, value in model_kwargs.items() if isinstance(value, torch.Tensor) and key not in _OF_ROWS]
+    if others:
+        return f"its forward takes {', '.join(others)}"
+    cache = model_kwargs.get(CACHE)
+    return None if is_plain(cache) else f"its cache is {type(cache).__name__}, whose rows cannot be selected"
+
+
 def _select(values: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    return values if rows is None else values[rows]
+    """Return these rows of `(B, L)`, or of `(axes, B, L)`: positions along several axes (M-RoPE)."""
+    return values if rows is None else values.index_select(-2, rows)
 
 
 def _select_rows(model_kwargs: dict[str, Any], rows: torch.Tensor | None) -> dict[str, Any]:
     return {
-        key: _select(value, rows) if key in ("attention_mask", "position_ids") and value is not None else value
+        key: _select(value, rows) if key in _OF_ROWS and value is not None else value
         for key, value in model_kwargs.items()
     }
