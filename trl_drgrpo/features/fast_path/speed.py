@@ -34,11 +34,11 @@ class Speed:
     ```python
     >>> speed = Speed(print)
     >>> speed.on(SpeedPart.PROMPTS_ONCE)
-    >>> speed.off("its attention is chunked", SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
-    Fast path without group cache, recorded steps: its attention is chunked.
-    >>> speed.off("its attention is chunked", SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)  # said already
+    >>> speed.off("it is windowed", SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
+    Fast path without group cache, recorded steps: it is windowed.
+    >>> speed.off("it is windowed", SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)  # said already
     >>> speed.facts()
-    {'prompts run once': 'yes', 'group cache': 'its attention is chunked', 'recorded steps': 'its attention is chunked'}
+    {'prompts run once': 'yes', 'group cache': 'it is windowed', 'recorded steps': 'it is windowed'}
 
     ```
     """

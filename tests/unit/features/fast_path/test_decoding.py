@@ -159,10 +159,7 @@ def stateful(family):
         ("an option of the model", "use_cache is False"),  # where the call is silent
         ("Mamba", "its cache holds more than keys and values (LinearAttentionLayer)"),
         ("Lfm2", "its cache holds more than keys and values (LinearAttentionLayer)"),
-        (
-            "a host that has moved",
-            "transformers has changed: GenerationMixin.generate no longer takes custom_generate",
-        ),
+        ("a moved name", "transformers has changed: GenerationMixin.generate no longer takes custom_generate"),
     ],
     ids=str,
 )
