@@ -45,6 +45,15 @@ def why_no_plain_cache(config: Any) -> str | None:
     return f"its cache holds more than keys and values ({', '.join(others)})" if others else None
 
 
+def selects_tokens(config: Any) -> bool:
+    """Return whether a model of this configuration attends to tokens that an index selects (sparse attention)."""
+    try:
+        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+    return any(hasattr(layer, "update_indexer") for layer in layers)
+
+
 # By name: the owner of a method, and the parameters that it must take by name.
 DECODING_SEAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "GenerationMixin.generate": (GenerationMixin, ("generation_config", "custom_generate")),

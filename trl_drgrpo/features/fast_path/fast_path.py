@@ -9,6 +9,7 @@ Generation runs each prompt once (`decoding/`).
 All of it is exact for this package's objective and no other, so each step stands aside where it would not be.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows, rows_of, scored_only
+from trl_drgrpo.features.fast_path.rebatching import why_not_rebatched
 from trl_drgrpo.features.fast_path.sharing import costs_of, rope_depends_on_width, why_not_shared
 from trl_drgrpo.features.fast_path.speed import GENERATION, TRAINING, Speed, SpeedPart
 from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, windows
@@ -42,6 +44,7 @@ class FastPath(Feature):
         self._old_log_probs_are_due = False
         self._window_metrics: WindowMetrics | None = None
         self._costs: dict[int, Costs] = {}  # by the identity of a model
+        self._rebatches: dict[int, bool] = {}  # the same
         self.speed = Speed()
 
     # What may be done
@@ -49,6 +52,10 @@ class FastPath(Feature):
     @property
     def plans(self) -> bool:
         """Whether micro-batches are planned: the loss must be a plain sum over tokens with a constant divisor."""
+        return self._may_plan and self._rebatches_rows()
+
+    @property
+    def _may_plan(self) -> bool:
         return self.trainer.args.micro_batching == "exact" and self._why_not_planned() is None
 
     @property
@@ -82,7 +89,7 @@ class FastPath(Feature):
         self._window_metrics = WindowMetrics(self.trainer.importance_sampling_level == "sequence")
         # cuDNN plans its attention anew for every width, in 0.1 to 0.2 s (H100, 2026-11-27), and packs have many.
         allowed = torch.backends.cuda.cudnn_sdp_enabled()
-        torch.backends.cuda.enable_cudnn_sdp(allowed and not self.plans)
+        torch.backends.cuda.enable_cudnn_sdp(allowed and not self._may_plan)
         try:
             yield
         finally:
@@ -184,21 +191,48 @@ class FastPath(Feature):
         def log_probs(packed: Packed) -> torch.Tensor:
             return self._score_packed(model, packed, False)[0]
 
-        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.trainer.accelerator.mixed_precision)
-        if getattr(model, "is_quantized", False):
-            reduced = reduced or torch.bfloat16  # weights are rounded anew in every product
         unwrapped = self.trainer.accelerator.unwrap_model(model)
-        reason = why_not_shared(unwrapped, log_probs, reduced)
+        reason = why_not_shared(unwrapped, log_probs, self._reduced_dtype(model))
         if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
             reason = self._agreed(reason)
         self.speed.set(SpeedPart.SHARED_PROMPTS, reason)
         return reason is None
 
+    def _reduced_dtype(self, model: Any) -> torch.dtype | None:
+        """Return the dtype that products are rounded to, where it is not that of the weights."""
+        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.trainer.accelerator.mixed_precision)
+        is_quantized = getattr(model, "is_quantized", False)  # weights are rounded anew in every product
+        return torch.bfloat16 if is_quantized and reduced is None else reduced
+
+    def _rebatches_rows(self) -> bool:
+        """Whether rows of the policy may be re-batched. Asked first while a batch is scored, by every rank."""
+        model = self.trainer.model
+        if id(model) not in self._rebatches:
+            reason = self._agreed(self._why_not_rebatched(model))
+            self._rebatches[id(model)] = reason is None
+            if reason:
+                self.speed.off(reason, *TRAINING)
+        return self._rebatches[id(model)]
+
+    def _why_not_rebatched(self, model: Any) -> str | None:
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
+        base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
+        takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+
+        def planned(packed: Packed) -> torch.Tensor:
+            return self._score_packed(model, packed, False)[0]
+
+        def padded(tokens: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
+            more = {"position_ids": positions} if takes_positions else {}
+            return self.trainer.score_as_trl(lambda **inputs: model(**inputs, **more), tokens)[0]
+
+        return why_not_rebatched(unwrapped, planned, padded, self._reduced_dtype(model))
+
     # Scoring
 
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """Run rows left-aligned and cut to their own extent, in packs; give the values where TRL expects them."""
-        if not (self.plans and self.trainer.model.training and tokens.is_text_only):
+        if not (self.trainer.model.training and self.plans and tokens.is_text_only):
             return self.trainer.score_as_trl(model, tokens)
         if self._may_wait(model):
             self._old_log_probs_are_due = True

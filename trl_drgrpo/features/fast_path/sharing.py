@@ -7,8 +7,8 @@ after a numerical self-test on the model itself: rows alone against rows packed,
 (the same pack without its block mask) that must differ.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,8 +88,6 @@ def why_not_shared(
     Returns:
         `str` or `None`.
     """
-    from trl_drgrpo.upstream.private_state import swapped  # TRL, which a plan of memory does not load
-
     try:
         text = model.config.get_text_config()
         kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
@@ -103,19 +101,32 @@ def why_not_shared(
     implementation = getattr(model.config, "_attn_implementation", None)
     if implementation != "sdpa":
         return f"its attention is {implementation!r}; a block mask needs 'sdpa'"
-    computes_in = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
-    with torch.no_grad(), ExitStack() as without_dropout:
-        # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
-        for module in model.modules():
-            if module.training and not type(module).__module__.startswith("bitsandbytes"):
-                without_dropout.enter_context(swapped(module, training=False))
+    with torch.no_grad(), in_evaluation(model):
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             return f"it fails with a block mask ({type(error).__name__}: {error})"
-    if not difference <= AGREEMENT.get(computes_in, 0.1) * control:  # also when one of them is NaN
+    if not difference <= AGREEMENT.get(computing_dtype(model, dtype), 0.1) * control:  # also when one of them is NaN
         return f"packed and single rows differ by {difference:.1e} (without a block mask: by {control:.1e})"
     return None
+
+
+def computing_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.dtype:
+    """Return what a model computes in: `dtype`, or the type of its weights."""
+    return dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+@contextmanager
+def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
+    """Inside the block the model has no dropout and no checkpointing; afterwards it is as it was."""
+    from trl_drgrpo.upstream.private_state import swapped  # TRL, which a plan of memory does not load
+
+    with ExitStack() as without_dropout:
+        # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
+        for module in model.modules():
+            if module.training and not type(module).__module__.startswith("bitsandbytes"):
+                without_dropout.enter_context(swapped(module, training=False))
+        yield
 
 
 def _self_test(vocabulary: int, device: Any, log_probs: Callable[[Packed], torch.Tensor]) -> tuple[float, float]:

@@ -25,6 +25,7 @@ def built(prompts, tokenizer, reward, tmp_path_factory):
 def trainer(built, monkeypatch):
     """Plans, unless a test says otherwise."""
     monkeypatch.setattr(built, "fast_path", FastPath(built))
+    monkeypatch.setattr(fast_path, "why_not_rebatched", lambda *arguments: None)
     monkeypatch.setattr(built, "score_as_trl", lambda model, tokens: "as TRL")
     return built
 
