@@ -1,10 +1,13 @@
 """What a model gets of the fast path, and whether its gradient and its tokens are right: `trl-drgrpo check --model`.
 
 A small random model of the configuration trains for two optimizer steps on the fast path, and once more in TRL's
-micro-batches with transformers' generation. The same seed must give the same completions and the same gradients.
+micro-batches with transformers' generation. The same seed must give the same completions and the same gradients. In
+TRL's micro-batches, positions are counted without padding, as in generation: TRL leaves them to the model, and
+absolute ones (GPT-2) would count it.
 """
 
 import copy
+import inspect
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +19,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl_drgrpo.check.parity import DEFAULTS, LONG_PROMPTS, PROMPTS, relative_difference
 from trl_drgrpo.check.small import small_model
 from trl_drgrpo.check.tiny import tiny_tokenizer
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.trainer import DrGRPOTrainer
 
@@ -74,21 +78,47 @@ def check_model(config: Any, trust_remote_code: bool = False) -> ModelResult:
         [`ModelResult`].
 
     Raises:
-        `InputError`: No small model of the configuration can be built.
+        `InputError`: No small model of the configuration can be built, or TRL cannot train it.
     """
     return compare_with_trl(small_model(config, tiny_tokenizer(), trust_remote_code))
 
 
 def compare_with_trl(model: Any) -> ModelResult:
     """Train copies of a small model on the fast path, and as TRL does."""
+    stock = _run_as_trl(copy.deepcopy(model))
     fast = _run(copy.deepcopy(model), {})
-    stock = _run(copy.deepcopy(model), {"micro_batching": "upstream"})
     equal = [ours == theirs for ours, theirs in zip(fast.completions, stock.completions, strict=True)]
     compared = fast
     if not all(equal):  # the gradient of the same completions
         compared = _run(copy.deepcopy(model), {"fast_generation": False})
     differences = [relative_difference(*pair) for pair in zip(compared.gradients, stock.gradients, strict=True)]
     return ModelResult(type(model).__name__, fast.parts, max(differences), sum(equal) / len(equal))
+
+
+def _run_as_trl(model: Any) -> "_Run":
+    """Train in TRL's micro-batches, with transformers' own generation."""
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        model.register_forward_pre_hook(_count_without_padding, with_kwargs=True)
+    try:
+        return _run(model, {"micro_batching": "upstream"})
+    except Exception as error:  # any that a model may raise
+        says = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        expected = "a model that TRL trains"
+        raise InputError(
+            "--model", type(model).__name__, expected, f"Without the fast path, it ends in {says}"
+        ) from error
+
+
+def _count_without_padding(model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    mask = kwargs.get("attention_mask")
+    if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
+        return args, kwargs
+    return args, {**kwargs, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
+
+
+def fast_path_of(model: Any) -> dict[str, str]:
+    """Return `"yes"`, or why not, for each part of the fast path, by a training of two steps."""
+    return _run(model, {}).parts
 
 
 def _reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:

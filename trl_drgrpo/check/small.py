@@ -13,25 +13,34 @@ import torch
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 
-LAYERS = (2, 8)  # at least, and at most: so many that each kind of layer is there
+LAYERS = (2, 8)  # tried one after the other; and as many as there are kinds of them
 WIDTH, HEADS, HEAD_WIDTH = 64, 4, 16
-_SMALL = (
+_WIDTHS = (
     (WIDTH, "hidden_size n_embd d_model lru_width word_embed_proj_dim"),
     (2 * WIDTH, "intermediate_size ffn_dim ffn_hidden_size n_inner intermediate_size_mlp block_ff_dim"),
-    (WIDTH // 2, "moe_intermediate_size shared_expert_intermediate_size mamba_d_head mamba_head_dim"),
-    (HEADS, "num_attention_heads n_head n_heads num_heads linear_num_value_heads mamba_n_heads mamba_num_heads"),
-    (HEADS, "index_n_heads num_experts n_routed_experts num_local_experts mamba_dt_rank time_step_rank"),
-    (HEADS // 2, "linear_num_key_heads num_experts_per_tok"),
+    (2 * WIDTH, "shared_intermediate_size mamba_d_ssm attention_hidden_size"),
+    (WIDTH // 2, "moe_intermediate_size shared_expert_intermediate_size mamba_d_head mamba_head_dim mamba_headdim"),
+    (WIDTH // 2, "attention_head_dim"),
+    (HEADS, "num_attention_heads n_head n_heads num_heads linear_num_value_heads"),
+    (HEADS, "mamba_n_heads mamba_num_heads n_mamba_heads index_n_heads mamba_dt_rank time_step_rank"),
+    (HEADS // 2, "linear_num_key_heads"),
     (HEAD_WIDTH, "head_dim v_head_dim kv_lora_rank q_lora_rank linear_key_head_dim linear_value_head_dim"),
     (HEAD_WIDTH, "global_head_dim swa_head_dim index_head_dim hidden_size_per_layer_input"),
     (HEAD_WIDTH // 2, "qk_rope_head_dim qk_nope_head_dim state_size mamba_d_state ssm_state_size"),
-    (1, "n_group topk_group n_groups mamba_n_groups n_shared_experts first_k_dense_replace num_nextn_predict_layers"),
-    # So many tokens that they matter within a completion.
+    (1, "n_groups mamba_n_groups mamba_ngroups"),
+)
+_MOST = (
+    (4, "num_experts n_routed_experts num_local_experts"),
+    (2, "num_experts_per_tok"),
+    (1, "n_group topk_group n_shared_experts first_k_dense_replace num_nextn_predict_layers"),
+    # So few tokens that they matter within a completion.
     (16, "sliding_window attention_chunk_size attention_window_size"),
     (8, "index_topk"),
 )
-SMALL = {name: value for value, names in _SMALL for name in names.split()}
+WIDTHS = {name: value for value, names in _WIDTHS for name in names.split()}
+MOST = {name: value for value, names in _MOST for name in names.split()}
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+_INDICES = ("attn_layer_indices", "full_attn_idxs")  # numbers of the layers of a kind
 _KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _LONG_BUILDS = 400_000_000  # weights: with the widths of the model itself, no more than this
 
@@ -67,7 +76,7 @@ def small_model(config: Any, tokenizer: Any, trust_remote_code: bool = False) ->
         try:
             return _built(config, fields, tokenizer, trust_remote_code)
         except Exception as error:  # configurations contradict themselves in many ways once a number changes
-            problems.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+            problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     expected = "a decoder that can be built with few and narrow layers"
     raise InputError("--model", config.model_type, expected, f"transformers says: {problems[0]}")
 
@@ -115,31 +124,39 @@ def _built(config: Any, attempt: dict[str, Any], tokenizer: Any, trust_remote_co
 
 def _smaller(fields: dict[str, Any], tokenizer: Any, widths: bool, least: int) -> dict[str, Any]:
     """Fields of a smaller configuration of the same kind."""
-    layers = _layers(fields, least)
-    depth = next((fields[name] for name in _LAYERS if isinstance(fields.get(name), int)), None)
+    depth = next((fields[name] for name in _LAYERS if isinstance(fields.get(name), int)), 0)
+    layers = _kept_layers(fields, depth, least)
     small = {}
     for name, value in fields.items():
         if isinstance(value, dict) and name in ("text_config", "llm_config", "thinker_config"):
             value = _smaller(value, tokenizer, widths, least)
         elif isinstance(value, dict) and name == "vision_config":
             value = _shallow(value, fields.get("text_config") or fields, widths)
+        elif name in _INDICES and isinstance(value, list):
+            value = [place for place, number in enumerate(layers) if number in value]
         elif isinstance(value, list) and depth and len(value) == depth:
-            value = value[:layers]  # one entry for each layer
+            value = [value[number] for number in layers]  # one entry for each layer
         elif name in _LAYERS and isinstance(value, int):
-            value = layers
+            value = len(layers)
         elif widths and value:
             value = _narrow(name, value, fields)
         small[name] = value
     return small | _vocabulary(fields, tokenizer)
 
 
-def _layers(fields: dict[str, Any], least: int) -> int:
-    """Return how many layers it takes until each kind of them is there."""
+def _kept_layers(fields: dict[str, Any], depth: int, least: int) -> list[int]:
+    """Numbers of layers, ascending: the first one of each kind, and others up to the number asked for."""
+    kept: set[int] = set()
     for name in ("layer_types", "layers_block_type", "block_types", "mlp_layer_types"):
         kinds = fields.get(name)
-        if isinstance(kinds, list) and kinds:
-            least = max([least, *(kinds.index(kind) + 1 for kind in set(kinds))])
-    return min(least, LAYERS[1])
+        if isinstance(kinds, list) and len(kinds) == depth:
+            kept |= {kinds.index(kind) for kind in set(kinds)}
+    for name in _INDICES:
+        kept |= set((fields.get(name) or [])[:1])
+    others = (number for number in range(depth) if number not in kept)
+    while len(kept) < min(least, depth):
+        kept.add(next(others))
+    return sorted(kept)
 
 
 def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
@@ -148,11 +165,11 @@ def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
         shared = heads // value
         return HEADS if shared <= 1 else 1 if value == 1 else 2
     if name == "head_dim" and value == fields.get("qk_rope_head_dim"):  # latent attention
-        return SMALL["qk_rope_head_dim"]
+        return WIDTHS["qk_rope_head_dim"]
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
         return _narrow_rope(value)
-    if isinstance(value, int) and not isinstance(value, bool) and name in SMALL:
-        return min(value, SMALL[name])
+    if isinstance(value, int) and not isinstance(value, bool):
+        return WIDTHS.get(name) or min(value, MOST.get(name, value))
     if isinstance(value, float) and ("dropout" in name or "pdrop" in name):
         return 0.0  # two runs are compared
     return 0.2 if name == "initializer_range" else value  # sampling is not uniform, and attention matters
