@@ -188,8 +188,15 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 3
                 "group cache": "DynamicIndexedLayer",
             },
         ),
+        (
+            "recurrent_gemma",
+            "RecurrentGemmaForCausalLM",
+            {"num_key_value_heads": 1, "lru_width": 4096},
+            {"planned micro-batches": "what a row computes depends on its padding", "group cache": "LinearAttention"},
+        ),
+        ("qwen3_vl", "Qwen3VLForConditionalGeneration", {"text_config": {**LARGE, "head_dim": 128}}, {}),
     ],
-    ids=["qwen3", "window", "state", "index"],
+    ids=["qwen3", "window", "state", "index", "padding reaches a state", "three axes of positions"],
 )
 def test_a_models_folder_says_what_it_gets_of_the_fast_path(model_type, architecture, fields, reasons, folder, ran):
     report = json.loads(ran(["check", "--model", folder(model_type, architecture, **LARGE, **fields), "--json"]).out)

@@ -1,9 +1,7 @@
 """What a model gets of the fast path, and whether its gradient and its tokens are right: `trl-drgrpo check --model`.
 
 A small random model of the configuration trains for two optimizer steps on the fast path, and once more in TRL's
-micro-batches with transformers' generation. The same seed must give the same completions and the same gradients. In
-TRL's micro-batches, positions are counted without padding, as in generation: TRL leaves them to the model, and
-absolute ones (GPT-2) would count it.
+micro-batches with transformers' generation. The same seed must give the same completions and the same gradients.
 """
 
 import copy
@@ -21,6 +19,7 @@ from trl_drgrpo.check.small import small_model
 from trl_drgrpo.check.tiny import tiny_tokenizer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.features.fast_path.speed import SpeedPart
 from trl_drgrpo.trainer import DrGRPOTrainer
 
 # float32: sums in another order. A wrong mask, position or state is off by a thousandth at least.
@@ -85,28 +84,35 @@ def check_model(config: Any, trust_remote_code: bool = False) -> ModelResult:
 
 def compare_with_trl(model: Any) -> ModelResult:
     """Train copies of a small model on the fast path, and as TRL does."""
-    stock = _run_as_trl(copy.deepcopy(model))
-    fast = _run(copy.deepcopy(model), {})
+    without = {"micro_batching": "upstream"}
+    stock = _ran(copy.deepcopy(model), without, "without the fast path", "TRL cannot train it here.")
+    fast = _ran(copy.deepcopy(model), {}, "on the fast path", "Set micro_batching='upstream', and report it.")
+    result = _compared(model, fast, stock)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if not result.passed and fast.parts[SpeedPart.PLANNED] == "yes" and takes_positions:
+        # TRL leaves positions to the model, and absolute ones (GPT-2) count its padding. Generation does not.
+        reference = copy.deepcopy(model)
+        reference.register_forward_pre_hook(_count_without_padding, with_kwargs=True)
+        result = _compared(model, fast, _run(reference, without))
+    return result
+
+
+def _compared(model: Any, fast: "_Run", stock: "_Run") -> ModelResult:
+    parts = fast.parts
     equal = [ours == theirs for ours, theirs in zip(fast.completions, stock.completions, strict=True)]
-    compared = fast
     if not all(equal):  # the gradient of the same completions
-        compared = _run(copy.deepcopy(model), {"fast_generation": False})
-    differences = [relative_difference(*pair) for pair in zip(compared.gradients, stock.gradients, strict=True)]
-    return ModelResult(type(model).__name__, fast.parts, max(differences), sum(equal) / len(equal))
+        fast = _run(copy.deepcopy(model), {"fast_generation": False})
+    differences = [relative_difference(*pair) for pair in zip(fast.gradients, stock.gradients, strict=True)]
+    return ModelResult(type(model).__name__, parts, max(differences), sum(equal) / len(equal))
 
 
-def _run_as_trl(model: Any) -> "_Run":
-    """Train in TRL's micro-batches, with transformers' own generation."""
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        model.register_forward_pre_hook(_count_without_padding, with_kwargs=True)
+def _ran(model: Any, settings: dict[str, Any], where: str, remedy: str) -> "_Run":
+    """Train, and raise what ends the training as an `InputError`."""
     try:
-        return _run(model, {"micro_batching": "upstream"})
+        return _run(model, settings)
     except Exception as error:  # any that a model may raise
-        says = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        expected = "a model that TRL trains"
-        raise InputError(
-            "--model", type(model).__name__, expected, f"Without the fast path, it ends in {says}"
-        ) from error
+        got = f"{type(model).__name__}, which ends in {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise InputError("--model", got, f"a model that trains {where}", remedy) from error
 
 
 def _count_without_padding(model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -16,7 +16,7 @@ from trl_drgrpo.common.hub_errors import check_local, hub_errors
 LAYERS = (2, 8)  # tried one after the other; and as many as there are kinds of them
 WIDTH, HEADS, HEAD_WIDTH = 64, 4, 16
 _WIDTHS = (
-    (WIDTH, "hidden_size n_embd d_model lru_width word_embed_proj_dim"),
+    (WIDTH, "hidden_size n_embd embed_dim d_model lru_width word_embed_proj_dim"),
     (2 * WIDTH, "intermediate_size ffn_dim ffn_hidden_size n_inner intermediate_size_mlp block_ff_dim"),
     (2 * WIDTH, "shared_intermediate_size mamba_d_ssm attention_hidden_size"),
     (WIDTH // 2, "moe_intermediate_size shared_expert_intermediate_size mamba_d_head mamba_head_dim mamba_headdim"),
@@ -191,7 +191,7 @@ def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
 def _shallow(vision: dict[str, Any], text: dict[str, Any], widths: bool) -> dict[str, Any]:
     """One layer of a vision tower, which gives vectors of the text model's width."""
     width = WIDTH if widths else text.get("hidden_size")
-    small = dict(vision)
+    small = {name: _narrow(name, value, vision) if widths and value else value for name, value in vision.items()}
     for name in (*_LAYERS, "depth"):
         if isinstance(vision.get(name), int):
             small[name] = 1
