@@ -16,7 +16,10 @@ CACHE_NAMES = ("cache", "past_key_values")  # from 5.24 on, and before
 PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
-def cache_name(prepares_inputs: Callable[..., Any] = GenerationMixin.prepare_inputs_for_generation) -> str | None:
+_MIXIN: Any = GenerationMixin
+
+
+def cache_name(prepares_inputs: Callable[..., Any] = _MIXIN.prepare_inputs_for_generation) -> str | None:
     """Return the name under which `generate` keeps the cache and hands it to a model; `None`: none that is known."""
     parameters = inspect.signature(prepares_inputs).parameters
     return next((name for name in CACHE_NAMES if name in parameters), None)

@@ -6,6 +6,7 @@ models are found by their cache and by a numerical self-test: rows as TRL pads t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS = (12, 5, 9, 2), (20, 36, 28, 31)
 
 
 def why_not_rebatched(
-    model: torch.nn.Module,
+    model: Any,
     planned: Callable[[Packed], torch.Tensor],
     padded: Callable[[TokenBatch, torch.Tensor], torch.Tensor],
     dtype: torch.dtype | None = None,
