@@ -22,6 +22,7 @@ from fast_path import build_model
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+from trl_drgrpo.upstream.kv_cache import CACHE
 
 GROUP = 8
 TABLES = ["prompts", "ends", "long-ends", "continuous"]
@@ -48,7 +49,7 @@ def cache_bytes(model, *args, **settings):
     held = []
 
     def note(module, arguments, kwargs):
-        tensors = [value for layer in kwargs["past_key_values"].layers for value in vars(layer).values()]
+        tensors = [value for layer in kwargs[CACHE].layers for value in vars(layer).values()]
         held.append(sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor) and each.dim() > 1))
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)

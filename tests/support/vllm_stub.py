@@ -23,6 +23,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from trl_drgrpo.upstream.kv_cache import CACHE
+
 VERSION = "0.31.0"
 BLOCK = 16  # tokens of a block of the prefix cache
 BUFFER_SIZE = 1024**3  # bytes of a packed buffer, vLLM's default
@@ -86,7 +88,7 @@ class Engine:
         cut = (len(prompt) - 1) // BLOCK * BLOCK
         key = (adapter, tuple(prompt[:cut]))
         if cut and key not in self.prefixes:
-            self.prefixes[key] = self.model(torch.tensor([prompt[:cut]]), use_cache=True).past_key_values
+            self.prefixes[key] = self.model(torch.tensor([prompt[:cut]]), use_cache=True)[CACHE]
         return cut, copy.deepcopy(self.prefixes.get(key))
 
     def _sample(self, prompt, n, max_tokens, temperature, generator, adapter):
@@ -96,7 +98,7 @@ class Engine:
         if prefix is not None:
             prefix.batch_repeat_interleave(n)
         for _ in range(max_tokens):
-            known = {} if prefix is None else {"past_key_values": copy.deepcopy(prefix)}
+            known = {} if prefix is None else {CACHE: copy.deepcopy(prefix)}
             logits = self.model(ids[:, cut:], **known).logits[:, -1] + self.offsets
             log_probs = torch.log_softmax(logits / temperature, dim=-1)
             tokens = torch.multinomial(log_probs.exp(), 1, generator=generator)

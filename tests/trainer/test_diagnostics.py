@@ -73,6 +73,11 @@ def test_the_run_log_of_a_run(whole):
     assert facts["right"] == {"reward": "parity_reward", "threshold": 1.0}
     assert facts["rewards"] == {"names": ["parity_reward"], "weights": [1.0]}
     assert (facts["max_steps"], facts["step_rewards"], facts["adapter"]) == (4, None, None)
+    assert facts["speed"] == trainer.fast_path.speed.facts()
+    assert {part for part, reason in facts["speed"].items() if reason != "yes"} == {"recorded steps"}
+    shown = read_run(output).facts["fast path"]
+    assert shown.startswith("prompts run once, group cache, dropped rows, planned micro-batches, skipped rows, shared")
+    assert shown.endswith("; without recorded steps: steps are recorded on a GPU, this device is cpu")
     assert "hf_secret" not in json.dumps(facts)
     metrics = read(output, "metrics.jsonl")
     assert [entry["step"] for entry in metrics] == [1, 2, 3, 4, 4]  # the last one is transformers' summary

@@ -28,22 +28,29 @@ def test_a_run_on_images_is_trls_and_resumes_from_the_middle_of_a_generation(pro
     assert_same_weights(weights(ours), weights(stock))
     start = dict(tiny_vision_model(processor).named_parameters())
     assert max(float((weights(ours)[name] - start[name]).detach().abs().max()) for name in start) > 1e-3
-    assert (
-        "image_grid_thw, mm_token_type_ids, num_images, pixel_values are not re-batched: they stay as TRL makes them."
-        in caplog.text
-    )
+    assert "image_grid_thw, mm_token_type_ids, num_images, pixel_values are not re-batched." in caplog.text
     assert sum("eval_reward" in entry for entry in ours.state.log_history) == 1
     checkpoint = str(tmp_path / "ours" / "checkpoint-1")
     resumed = trained(DrGRPOTrainer, fields, processor, data, resume=checkpoint, **arguments)
     assert_same_weights(weights(resumed), weights(ours))
 
 
-def test_without_images_the_same_model_is_trained_on_the_fast_path(processor, tmp_path):
-    prompts = [[{"role": "user", "content": "x" * (i % 3) + f"Number {i}?"}] for i in range(8)]
-    data = Dataset.from_dict({"prompt": prompts})
+@pytest.mark.parametrize(("messages", "reads"), [(True, "processor"), (True, "tokenizer"), (False, "tokenizer")])
+def test_without_images_the_same_model_is_trained_on_the_fast_path(processor, tmp_path, messages, reads):
+    texts = ["x" * (i % 3) + f"Number {i}?" for i in range(8)]
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": t}] for t in texts] if messages else texts})
     fields = {**short_run(tmp_path), "optim": "sgd"}
-    stock = trained(GRPOTrainer, {**fields, **STOCK}, processor, data)
-    ours = trained(DrGRPOTrainer, {**fields, "overwrite_output_dir": True}, processor, data)
+    reader = processor if reads == "processor" else processor.tokenizer
+
+    def trained(trainer_class, fields):
+        return train(trainer_class, fields, data, reader, length_reward, tiny_vision_model(processor))
+
+    stock = trained(GRPOTrainer, {**fields, **STOCK})
+    ours = trained(DrGRPOTrainer, {**fields, "overwrite_output_dir": True})
+    if reads == "tokenizer":  # positions along several axes, in generation, too
+        facts = ours.fast_path.speed.facts()
+        assert all(facts[part] == "yes" for part in facts if part != "recorded steps")
+        assert len(facts) == 7
     fractions = logged(ours, "drgrpo/upstream_token_frac")
     assert fractions
     assert max(fractions) < 0.8

@@ -139,6 +139,102 @@ def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkey
     assert out.count("\n  FAIL ") == 1
 
 
+def test_the_command_exits_1_when_a_part_of_the_fast_path_is_lost(short_matrix, monkeypatch, ran):
+    from trl_drgrpo.upstream import kv_cache
+
+    taken = kv_cache.DECODING_SEAMS | {"GenerationMixin.generate": (kv_cache.GenerationMixin, ("a_new_name",))}
+    monkeypatch.setattr(kv_cache, "DECODING_SEAMS", taken)
+    out = ran(["check"], 1).out
+    assert "GenerationMixin.generate (generation in transformers): no longer takes a_new_name" in out
+    assert "fast path, group cache: transformers has changed: GenerationMixin.generate no longer takes" in out
+    assert "runs are right, and slower than they need to be" in out
+
+
+# A model of the user's
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with nothing but a configuration, of a model that is not tiny."""
+
+    def folder(model_type, architecture, **fields):
+        config = {"model_type": model_type, "architectures": [architecture], "vocab_size": 151936, **fields}
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return str(tmp_path)
+
+    return folder
+
+
+LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "fields", "reasons"),
+    [
+        ("qwen3", "Qwen3ForCausalLM", {"num_key_value_heads": 8, "head_dim": 128}, {}),
+        ("mistral", "MistralForCausalLM", {"sliding_window": 4096}, {"shared prompts": "its attention is windowed"}),
+        (
+            "bamba",
+            "BambaForCausalLM",
+            {"attn_layer_indices": [9, 18, 27], "num_key_value_heads": 8},
+            {"prompts run once": "its cache holds more than keys and values", "shared prompts": "linear_attention"},
+        ),
+        (
+            "glm_moe_dsa",
+            "GlmMoeDsaForCausalLM",
+            {},
+            {
+                "planned micro-batches": "its attention selects tokens",
+                "group cache": "DynamicIndexedLayer",
+            },
+        ),
+        (
+            "recurrent_gemma",
+            "RecurrentGemmaForCausalLM",
+            {"num_key_value_heads": 1, "lru_width": 4096},
+            {"planned micro-batches": "what a row computes depends on its padding", "group cache": "LinearAttention"},
+        ),
+        ("qwen3_vl", "Qwen3VLForConditionalGeneration", {"text_config": {**LARGE, "head_dim": 128}}, {}),
+    ],
+    ids=["qwen3", "window", "state", "index", "padding reaches a state", "three axes of positions"],
+)
+def test_a_models_folder_says_what_it_gets_of_the_fast_path(model_type, architecture, fields, reasons, folder, ran):
+    report = json.loads(ran(["check", "--model", folder(model_type, architecture, **LARGE, **fields), "--json"]).out)
+    assert report["passed"]
+    assert report["architecture"] == architecture
+    assert report["equal_tokens"] == 1
+    assert report["gradient_difference"] < 1e-4
+    assert len(report["parts"]) == 7
+    for part, reason in report["parts"].items():
+        if part in reasons:
+            assert reasons[part] in reason
+        elif not reasons and part != "recorded steps":
+            assert reason == "yes"
+
+
+def test_code_in_a_models_folder_is_not_run(folder, tmp_path, ran):
+    path = folder("strange", "StrangeForCausalLM", auto_map={"AutoConfig": "strange.StrangeConfig"})
+    (tmp_path / "strange.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
+    assert "--model" in ran(["check", "--model", path], 2).err
+    assert not (tmp_path / "ran").exists()
+
+
+class HalfWeight(DrGRPOTrainer):
+    """Halves the weight of rows in planned micro-batches."""
+
+    def loss_constants(self, inputs):
+        constants = super().loss_constants(inputs)
+        factor = 2 if self.args.micro_batching == "exact" else 1
+        return {name: value * factor for name, value in constants.items()}
+
+
+def test_a_wrong_gradient_of_a_model_is_seen(folder, monkeypatch, ran):
+    monkeypatch.setattr("trl_drgrpo.check.model.DrGRPOTrainer", HalfWeight)
+    out = ran(["check", "--model", folder("qwen3", "Qwen3ForCausalLM", **LARGE)], 1).out
+    assert "gradient 5.0e-01 from that of TRL's micro-batches" in out
+    assert "100% of the completions are those of transformers' own loop" in out
+
+
 def test_the_command_exits_1_when_a_seam_moved(monkeypatch, ran):
     from trl_drgrpo.upstream import seams
 

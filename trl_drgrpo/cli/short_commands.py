@@ -24,8 +24,10 @@ def stay_offline_and_quiet() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
     from datasets.utils import disable_progress_bars
+    from huggingface_hub import constants
     from transformers.utils import logging as transformers_logging
 
+    constants.HF_HUB_OFFLINE = True  # where it was imported before
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -42,6 +44,12 @@ def add_arguments_check(parser: argparse.ArgumentParser) -> None:
     parts.add_argument("--credit", action="store_true", help="the enumerated expected gradients only, seconds")
     term = "a `LossTerm` of yours: does it stay exact under the fast path? Seconds"
     parts.add_argument("--loss_term", metavar="FILE.py:CLASS", action="append", help=term)
+    model = (
+        "a model's folder (its config.json is enough) or Hub id: which parts of the fast path it gets, and whether "
+        "its gradient and its tokens are right, by a small random model of the kind; seconds"
+    )
+    parts.add_argument("--model", metavar="NAME_OR_FOLDER", help=model)
+    parser.add_argument("--trust_remote_code", action="store_true", help="with --model: run the code in its folder")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every case, not only those that fail")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead")
 
@@ -52,9 +60,15 @@ def run_check(args: argparse.Namespace) -> int:
     Lists the seams of TRL that the package relies on, trains a tiny model over a matrix of settings and compares loss
     and gradient with the written-down objective in float64, then enumerates small policies and compares the expected
     gradient of the package's credit with the exact one. No download, no accelerator, about half a minute.
+    With `--model`: what this one model gets of the fast path.
     """
+    if args.model is not None:
+        return _check_model(args)
+    if args.trust_remote_code:
+        raise InputError("--trust_remote_code", "no --model", "--model with it", "Name the model, or remove it.")
     stay_offline_and_quiet()  # nothing here needs the network, and TRL would report the run
     from trl_drgrpo.check import credit, parity
+    from trl_drgrpo.upstream.kv_cache import check_decoding
     from trl_drgrpo.upstream.seams import check_upstream
     from trl_drgrpo.upstream.versions import provenance
 
@@ -80,17 +94,20 @@ def run_check(args: argparse.Namespace) -> int:
 
     flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
     terms = [_loss_term(path) for path in args.loss_term or ()]
-    seams = check_upstream()
+    seams, decoding = check_upstream(), check_decoding()
     moved, results = any(seams.values()), []
     report: dict[str, Any] = {
         **provenance(f"trl-drgrpo check{flags}"),
         "seams": {name: problem or "ok" for name, problem in seams.items()},
+        "decoding_seams": {name: problem or "ok" for name, problem in decoding.items()},
     }
     say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
     say("\nInternals of trl.GRPOTrainer that this package relies on")
     for name, problem in seams.items():
         row(not problem, f"{name}{': ' + problem if problem else ''}")
     say(f"  {sum(not problem for problem in seams.values())} of {len(seams)} are as expected")
+    for name, problem in decoding.items():
+        row(not problem, f"{name} (generation in transformers){': ' + problem if problem else ''}")
     with _without_warnings():
         if terms and not moved:
             from trl_drgrpo.check.loss_terms import check_loss_terms
@@ -106,6 +123,9 @@ def run_check(args: argparse.Namespace) -> int:
                 say(head)
             results += said(map(parity.run_case, parity.cases(args.full)), _case, "gradient_difference")
             report["cases"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in results]
+            report["speed"] = _speed_of_tiny_model()
+            for part, reason in report["speed"].items():
+                row(reason == "yes" or part == "recorded steps", f"fast path, {part}: {reason}")
         if not (terms or moved):
             say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative)")
             credited = said(map(credit.run_credit_case, credit.credit_cases()), _credit, "difference")
@@ -127,7 +147,12 @@ def run_check(args: argparse.Namespace) -> int:
     if moved:
         verdict = "TRL has changed where this package relies on it: nothing further was run."
     say(f"\n{verdict}")
-    passed = not (moved or failed)
+    slow = any(decoding.values()) or any(
+        reason != "yes" for part, reason in report.get("speed", {}).items() if part != "recorded steps"
+    )
+    if slow:
+        say("The fast path lacks a part that every machine has: runs are right, and slower than they need to be.")
+    passed = not (moved or failed or slow)
     if args.json:
         print(json.dumps({**report, "passed": passed}, indent=2))
     return 0 if passed else 1
@@ -148,6 +173,40 @@ def _loss_term(path: str) -> Any:
 def _loss_term_case(result: Any) -> str:
     must = " (must differ)" if result.control else ""
     return f"{result.gradient_difference:9.1e}  {result.case.name}{must}"
+
+
+def _speed_of_tiny_model() -> dict[str, str]:
+    from trl_drgrpo.check.model import fast_path_of
+    from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+
+    return fast_path_of(tiny_model(tiny_tokenizer()))
+
+
+def _check_model(args: argparse.Namespace) -> int:
+    """What one model gets of the fast path, as lines or as JSON. Exit code 1: its gradient or its tokens are wrong."""
+    from trl_drgrpo.check.small import read_config
+
+    config = read_config(args.model, args.trust_remote_code)  # may ask the Hub; nothing behind it does
+    stay_offline_and_quiet()
+    from trl_drgrpo.check.model import TOLERANCE, check_model
+    from trl_drgrpo.upstream.versions import provenance
+
+    with _without_warnings():
+        result = check_model(config, args.trust_remote_code)
+    report = {**provenance("trl-drgrpo check --model"), "model": args.model, **vars(result), "passed": result.passed}
+    if args.json:
+        print(json.dumps(report, indent=2))
+        return 0 if result.passed else 1
+    print("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
+    print(f"\nThe fast path of {result.architecture}, made small, with random weights")
+    for part, reason in result.parts.items():
+        print(f"  {part:24} {reason if reason == 'yes' else 'no: ' + reason}")
+    print(f"  gradient {result.gradient_difference:.1e} from that of TRL's micro-batches (at most {TOLERANCE:.0e})")
+    print(f"  {result.equal_tokens:.0%} of the completions are those of transformers' own loop")
+    right = "Its gradient and its tokens are right here."
+    wrong = "Its gradient or its tokens are WRONG here: set micro_batching='upstream', and report it."
+    print(f"\n{right if result.passed else wrong}")
+    return 0 if result.passed else 1
 
 
 @contextmanager

@@ -9,6 +9,7 @@ with the same samples.
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trl_drgrpo.common.errors import RewardError
@@ -22,10 +23,11 @@ from trl_drgrpo.rewards.scoring import RewardScores, score_rows
 def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: int) -> Sampler:
     """Samples whole completions from a model in memory; those of one prompt share its forward pass where they can."""
     from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
+    from trl_drgrpo.features.fast_path.speed import Speed
     from trl_drgrpo.process_rewards.sampling import ModelSampler
 
-    generation = decoding.for_transformers()
-    return ModelSampler(model, tokenizer, generation, batch_size, by_length=False, around=shared_prefill)
+    generation, around = decoding.for_transformers(), partial(shared_prefill, speed=Speed())
+    return ModelSampler(model, tokenizer, generation, batch_size, by_length=False, around=around)
 
 
 def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> None:

@@ -179,6 +179,7 @@ def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dic
         "max_steps": about.get("max_steps"),
         "device": latest.get("device"),
         "processes": latest.get("processes"),
+        "fast path": _speed(mapping(about.get("speed"))),
         "started": _moment(began),
         "versions": ", ".join(f"{name} {version}" for name, version in mapping(latest.get("versions")).items()),
     }
@@ -192,6 +193,17 @@ def _weighted(functions: Mapping[str, Any]) -> str:
         text(name) if weight in (1, None) else f"{weight} {text(name)}"
         for name, weight in zip(names, weights, strict=True)
     )
+
+
+def _speed(parts: Mapping[str, Any]) -> str:
+    """Return the parts of the fast path that are used, then the others by their reason."""
+    used = [text(part) for part, reason in parts.items() if reason == "yes"]
+    without: dict[str, list[str]] = {}
+    for part, reason in parts.items():
+        if reason != "yes":
+            without.setdefault(text(reason), []).append(text(part))
+    lines = [", ".join(used)] if used else []
+    return "; ".join(lines + [f"without {', '.join(names)}: {reason}" for reason, names in without.items()])
 
 
 def _correctness(rule: Any) -> str:

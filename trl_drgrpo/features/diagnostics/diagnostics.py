@@ -371,6 +371,7 @@ class Diagnostics(DescribingFeature):
             return
         with self.describing("The run log's metrics"):
             self.run_log.metrics(state.global_step, state.epoch, logs | self._details)
+            self.run_log.update(speed=self.trainer.fast_path.speed.facts())
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
         with self.describing("The remarks on the first loss"):

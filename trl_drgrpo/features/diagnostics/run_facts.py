@@ -69,6 +69,7 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
         "formula": objective_of(trainer)[0],
         "objective": _objective(trainer),
         "settings": fields_of(args, _SETTINGS),
+        "speed": trainer.fast_path.speed.facts(),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},
         "step_rewards": {"names": list(scorer.names), "weights": list(scorer.weights)} if scorer else None,
         "right": {"reward": correctness.name, "threshold": correctness.threshold} if correctness else None,

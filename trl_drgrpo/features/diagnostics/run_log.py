@@ -229,6 +229,12 @@ class RunLog:
             self._content["ended"] = {"time": self._clock(), "step": step, "how": how}
             self._write_run()
 
+    def update(self, **facts: Any) -> None:
+        """Put facts that became known during the run into `run.json`; nothing is written where it has them."""
+        if self._content is not None and not facts.items() <= self._content.items():
+            self._content |= facts
+            self._write_run()
+
     def metrics(self, step: int, epoch: float | None, logs: dict[str, Any]) -> None:
         """Append the numbers that `Trainer.log` was given. Those of an evaluation start with `eval_`."""
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) or value is None}

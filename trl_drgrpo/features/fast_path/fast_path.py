@@ -9,7 +9,7 @@ Generation runs each prompt once (`decoding/`).
 All of it is exact for this package's objective and no other, so each step stands aside where it would not be.
 """
 
-import logging
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -19,19 +19,22 @@ import torch
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows, rows_of, scored_only
+from trl_drgrpo.features.fast_path.rebatching import why_not_rebatched
 from trl_drgrpo.features.fast_path.sharing import costs_of, mask_form, rope_depends_on_width, why_not_shared
+from trl_drgrpo.features.fast_path.speed import GENERATION, TRAINING, Speed, SpeedPart
 from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, windows
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.private_state import swapped
-
-logger = logging.getLogger(__name__)
 
 
 class FastPath(Feature):
     """Plans micro-batches, scores tokens in packs and generates from one run of each prompt.
 
     The one owner of these three: the trainer asks it, and it does as TRL does where `args.micro_batching` says so.
+
+    Attributes:
+        speed ([`Speed`]): Which parts are used, and why others are not.
     """
 
     def __init__(self, trainer: Any):
@@ -41,21 +44,30 @@ class FastPath(Feature):
         self._old_log_probs_are_due = False
         self._window_metrics: WindowMetrics | None = None
         self._costs: dict[int, Costs] = {}  # by the identity of a model
-        self._said: set[str] = set()
+        self._rebatches: dict[int, bool] = {}  # the same
+        self.speed = Speed()
 
     # What may be done
 
     @property
     def plans(self) -> bool:
         """Whether micro-batches are planned: the loss must be a plain sum over tokens with a constant divisor."""
+        return self._may_plan and self._rebatches_rows()
+
+    @property
+    def _may_plan(self) -> bool:
         return self.trainer.args.micro_batching == "exact" and self._why_not_planned() is None
 
     @property
     def skips(self) -> bool:
         """Whether rows without advantage are skipped: nothing but the advantage may give them a gradient."""
-        return (
-            self.plans and self.trainer.beta == 0 and not any(term.reads_all_rows for term in self.trainer.loss_terms)
-        )
+        return self.plans and self._why_not_skipped() is None
+
+    def _why_not_skipped(self) -> str | None:
+        if self.trainer.beta:
+            return "with beta > 0 the KL term gives every row a gradient"
+        readers = [term.name for term in self.trainer.loss_terms if term.reads_all_rows]
+        return f"every row has a loss under {', '.join(readers)}" if readers else None
 
     def _why_not_planned(self) -> str | None:
         args, losses = self.trainer.args, self.trainer.own_losses
@@ -76,16 +88,28 @@ class FastPath(Feature):
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
-        if self.trainer.args.micro_batching == "exact" and (reason := self._why_not_planned()):
-            logger.warning("micro_batching='exact' is off, micro-batches stay as TRL makes them: %s.", reason)
+        self._note_training()
         self._window_metrics = WindowMetrics(self.trainer.importance_sampling_level == "sequence")
         # cuDNN plans its attention anew for every width, in 0.1 to 0.2 s (H100, 2026-11-27), and packs have many.
         allowed = torch.backends.cuda.cudnn_sdp_enabled()
-        torch.backends.cuda.enable_cudnn_sdp(allowed and not self.plans)
+        torch.backends.cuda.enable_cudnn_sdp(allowed and not self._may_plan)
         try:
             yield
         finally:
             torch.backends.cuda.enable_cudnn_sdp(allowed)
+
+    def _note_training(self) -> None:
+        """Tell which parts of the training are used. Whether prompts are shared is known after the self-test."""
+        args = self.trainer.args
+        if args.micro_batching != "exact":
+            self.speed.off(f"micro_batching is {args.micro_batching!r}", *TRAINING, expected=True)
+        elif reason := self._why_not_planned():
+            self.speed.off(reason, *TRAINING)
+        else:
+            self.speed.on(SpeedPart.PLANNED)
+            self.speed.set(SpeedPart.SKIPPED_ROWS, self._why_not_skipped())
+            if not args.share_prompts:
+                self.speed.off("share_prompts is False", SpeedPart.SHARED_PROMPTS, expected=True)
 
     # Planning
 
@@ -106,10 +130,18 @@ class FastPath(Feature):
 
     def _can_be_planned(self, micro_batches: list[dict[str, Any]]) -> bool:
         unknown = unknown_keys(micro_batches[0])
-        if unknown:
-            self._say_once(f"Micro-batches with {', '.join(unknown)} are not re-batched: they stay as TRL makes them.")
         has_prompts = all(batch["prompt_mask"].any(dim=1).all().item() for batch in micro_batches)
-        return all(self.trainer.gathered([not unknown and has_prompts]))
+        reason = None if has_prompts else "some rows have no prompt"
+        if unknown:
+            reason = f"micro-batches with {', '.join(unknown)} are not re-batched"
+        reason = self._agreed(reason)
+        if reason:
+            self.speed.off(reason, *TRAINING)
+        return reason is None
+
+    def _agreed(self, reason: str | None) -> str | None:
+        """Return the first reason that any rank has; `None` where none has one."""
+        return next((each for each in self.trainer.gathered([reason]) if each), None)
 
     def _planned(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         costs = self._plan_costs()
@@ -162,22 +194,48 @@ class FastPath(Feature):
         def log_probs(packed: Packed) -> torch.Tensor:
             return self._score_packed(model, packed, False)[0]
 
-        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.trainer.accelerator.mixed_precision)
-        if getattr(model, "is_quantized", False):
-            reduced = reduced or torch.bfloat16  # weights are rounded anew in every product
         unwrapped = self.trainer.accelerator.unwrap_model(model)
-        reason = why_not_shared(unwrapped, log_probs, reduced)
+        reason = why_not_shared(unwrapped, log_probs, self._reduced_dtype(model))
         if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
-            reason = next((each for each in self.trainer.gathered([reason]) if each), None)
-        if reason:
-            self._say_once(f"share_prompts is off for this model: {reason}.")
+            reason = self._agreed(reason)
+        self.speed.set(SpeedPart.SHARED_PROMPTS, reason)
         return reason is None
+
+    def _reduced_dtype(self, model: Any) -> torch.dtype | None:
+        """Return the dtype that products are rounded to, where it is not that of the weights."""
+        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.trainer.accelerator.mixed_precision)
+        is_quantized = getattr(model, "is_quantized", False)  # weights are rounded anew in every product
+        return torch.bfloat16 if is_quantized and reduced is None else reduced
+
+    def _rebatches_rows(self) -> bool:
+        """Whether rows of the policy may be re-batched. Asked first while a batch is scored, by every rank."""
+        model = self.trainer.model
+        if id(model) not in self._rebatches:
+            reason = self._agreed(self._why_not_rebatched(model))
+            self._rebatches[id(model)] = reason is None
+            if reason:
+                self.speed.off(reason, *TRAINING)
+        return self._rebatches[id(model)]
+
+    def _why_not_rebatched(self, model: Any) -> str | None:
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
+        base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
+        takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+
+        def planned(packed: Packed) -> torch.Tensor:
+            return self._score_packed(model, packed, False)[0]
+
+        def padded(tokens: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
+            more = {"position_ids": positions} if takes_positions else {}
+            return self.trainer.score_as_trl(lambda **inputs: model(**inputs, **more), tokens)[0]
+
+        return why_not_rebatched(unwrapped, planned, padded, self._reduced_dtype(model))
 
     # Scoring
 
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
         """Run rows left-aligned and cut to their own extent, in packs; give the values where TRL expects them."""
-        if not (self.plans and self.trainer.model.training and tokens.is_text_only):
+        if not (self.trainer.model.training and self.plans and tokens.is_text_only):
             return self.trainer.score_as_trl(model, tokens)
         if self._may_wait(model):
             self._old_log_probs_are_due = True
@@ -272,14 +330,22 @@ class FastPath(Feature):
 
         `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
         """
-        if self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching:
+        args, trainer = self.trainer.args, self.trainer
+        others = {
+            "vLLM generates": trainer.use_vllm,
+            "continuous batching generates": trainer.use_transformers_continuous_batching,
+            f"micro_batching is {args.micro_batching!r}": args.micro_batching != "exact",
+            "fast_generation is False": not args.fast_generation,
+        }
+        chosen = next((reason for reason, holds in others.items() if holds), None)
+        unable = {
+            "ranks with a part of the model each run the same forwards": trainer.in_lockstep,
+            "torch.compile would recompile for every shape": args.torch_compile,
+        }
+        reason = chosen or next((reason for reason, holds in unable.items() if holds), None)
+        if reason:
+            self.speed.off(reason, *GENERATION, expected=chosen is not None)
+        if trainer.use_vllm or trainer.use_transformers_continuous_batching:
             return nullcontext()
-        fast = self.trainer.args.micro_batching == "exact" and self.trainer.args.fast_generation
-        shares = fast and not self.trainer.in_lockstep and not self.trainer.args.torch_compile
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
-        return shared_prefill(model, shares, limits)
-
-    def _say_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            logger.warning(message)
+        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        return shared_prefill(model, reason is None, limits, self.speed)

@@ -8,8 +8,8 @@ of them forks, with a control (the same pack without its block mask) that must d
 made so short that a mask without it would differ, too.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,22 +124,36 @@ def why_not_shared(
     if isinstance(form, str):
         return form
     text = model.config.get_text_config()
-    computes_in = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
-    with torch.no_grad(), ExitStack() as without_dropout:
-        # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
-        for module in model.modules():
-            if module.training and not type(module).__module__.startswith("bitsandbytes"):
-                without_dropout.enter_context(swapped(module, training=False))
-        if form.window is not None:
-            without_dropout.enter_context(swapped(text, sliding_window=TESTED_WINDOW))
-            form = replace(form, window=TESTED_WINDOW)
+    shorter_window = nullcontext()
+    if form.window is not None:
+        shorter_window = swapped(text, sliding_window=TESTED_WINDOW)
+        form = replace(form, window=TESTED_WINDOW)
+    with torch.no_grad(), in_evaluation(model), shorter_window:
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs, form)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             return f"it fails with a block mask ({type(error).__name__}: {error})"
-    if not difference <= AGREEMENT.get(computes_in, 0.1) * control:  # also when one of them is NaN
+    if not difference <= AGREEMENT.get(computing_dtype(model, dtype), 0.1) * control:  # also when one of them is NaN
         return f"packed and single rows differ by {difference:.1e} (without a block mask: by {control:.1e})"
     return None
+
+
+def computing_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.dtype:
+    """Return what a model computes in: `dtype`, or the type of its weights."""
+    return dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+@contextmanager
+def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
+    """Inside the block the model has no dropout and no checkpointing; afterwards it is as it was."""
+    from trl_drgrpo.upstream.private_state import swapped  # TRL, which a plan of memory does not load
+
+    with ExitStack() as without_dropout:
+        # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
+        for module in model.modules():
+            if module.training and not type(module).__module__.startswith("bitsandbytes"):
+                without_dropout.enter_context(swapped(module, training=False))
+        yield
 
 
 def _self_test(

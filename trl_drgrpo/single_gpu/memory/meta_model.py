@@ -20,6 +20,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, Precision, QuantizedLinear
+from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
 
 ATTENTION = "trl_drgrpo_planned"
 
@@ -154,7 +155,7 @@ class _WithHead(nn.Module):
     def forward(self, logits_to_keep: int = 0, **inputs: Any) -> Any:
         out = self.base_model(**inputs)
         logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
-        return SimpleNamespace(logits=logits, past_key_values=out.past_key_values)
+        return SimpleNamespace(logits=logits, **{CACHE: cache_of(out)})
 
 
 def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:

@@ -20,6 +20,7 @@ from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import APART, Ledger, fused_head
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape
+from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
 
 Peaks = dict[str, int]  # per segment, in bytes
 LONG: Any = {"dtype": torch.long, "device": "meta"}
@@ -172,9 +173,7 @@ def _generate(skeleton: Skeleton, setup: Setup, groups: bool) -> Peaks:
     with _run(skeleton, ids) as ledger:
         ledger.mark("prompts")
         ledger.enter(mask)
-        cache = model(
-            input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=True, logits_to_keep=1
-        ).past_key_values
+        cache = cache_of(model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=True, logits_to_keep=1))
         skeleton.precision.forget()
         ledger.mark("copies")
         if groups:  # by the first step, over a cache of each kind
@@ -191,7 +190,7 @@ def _generate(skeleton: Skeleton, setup: Setup, groups: bool) -> Peaks:
         mask = torch.empty(rows, 1, 1, setup.width, dtype=torch.bool, device="meta")
         ids = torch.empty(rows, setup.width - 1, **LONG)
         with skeleton.precision:
-            cache = model(input_ids=ids, position_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+            cache = cache_of(model(input_ids=ids, position_ids=ids, use_cache=True, logits_to_keep=1))
     with _run(skeleton, keeps_casts=not groups) as ledger, group_attention_in(model) if groups else nullcontext():
         ledger.mark("tokens")
         for each in _held(cache):
@@ -199,9 +198,9 @@ def _generate(skeleton: Skeleton, setup: Setup, groups: bool) -> Peaks:
         if groups:
             torch.empty_like(cache.layers[-1].keys)  # the old one, while the last layer grows
         ids = torch.empty(rows, 1, **LONG)
-        logits = model(
-            input_ids=ids, attention_mask=mask, position_ids=ids, past_key_values=cache, use_cache=True
-        ).logits[:, -1]
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=True, **{CACHE: cache}).logits[
+            :, -1
+        ]
         peaks["cache"] = sum(each.nbytes for each in _held(cache))
         skeleton.precision.forget()
         ledger.mark("sampling")

@@ -22,6 +22,9 @@ from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards, replay
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
+from trl_drgrpo.features.fast_path.speed import Speed
+from trl_drgrpo.upstream import kv_cache
+from trl_drgrpo.upstream.kv_cache import CACHE
 from trl_drgrpo.upstream.private_state import swapped
 
 # Left padding, prompts shorter and longer than the windows, groups of different sizes, one prompt that is alone.
@@ -29,7 +32,7 @@ MIXED = ["what is 1+2? tell me now"] * 4 + ["7*8="] * 3 + ["a"] + ["12345+67890=
 PAD = 257
 
 
-def generate(model, prompts, shares=True, limits=None, **settings):
+def generate(model, prompts, shares=True, limits=None, speed=None, **settings):
     """What `generate` returns behind the texts, the state of the random generator afterwards, and the shapes of what
     was run."""
     model.eval()
@@ -45,7 +48,7 @@ def generate(model, prompts, shares=True, limits=None, **settings):
     )
     torch.manual_seed(0)
     try:
-        with shared_prefill(model, shares, limits):
+        with shared_prefill(model, shares, limits, speed):
             tokens = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
     finally:
         hook.remove()
@@ -55,7 +58,8 @@ def generate(model, prompts, shares=True, limits=None, **settings):
 
 
 def assert_same_tokens(model, prompts=MIXED, **settings):
-    ours, our_state, _ = generate(model, prompts, **settings)
+    speed = settings.pop("speed", None)
+    ours, our_state, _ = generate(model, prompts, speed=speed, **settings)
     theirs, state, _ = generate(model, prompts, shares=False, **settings)
     assert torch.equal(ours, theirs)
     assert torch.equal(our_state, state)  # what comes after the generation is the same run, too
@@ -146,25 +150,40 @@ def stateful(family):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "reason"),
     [
-        {"num_beams": 2},
-        {"use_cache": False},
-        {"cache_implementation": "static"},
-        {"prefill_chunk_size": 2},
-        "an option of the model",  # where the call is silent
-        "Mamba",
-        "Lfm2",
+        ({"num_beams": 2}, "num_beams is 2"),
+        ({"use_cache": False}, "use_cache is False"),
+        ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
+        ({"prefill_chunk_size": 2}, "prefill_chunk_size is 2"),
+        ("an option of the model", "use_cache is False"),  # where the call is silent
+        ("Mamba", "its cache holds more than keys and values (LinearAttentionLayer)"),
+        ("Lfm2", "its cache holds more than keys and values (LinearAttentionLayer)"),
+        ("a moved name", "transformers has changed: GenerationMixin.generate no longer takes custom_generate"),
     ],
     ids=str,
 )
-def test_what_it_cannot_do_is_left_to_transformers(model, settings, monkeypatch):
+def test_what_it_cannot_do_is_left_to_transformers_and_said(model, settings, reason, monkeypatch, caplog):
     monkeypatch.setattr(decoder, "decode", lambda *args, **kwargs: pytest.fail("was decoded here"))
     if settings in ("Mamba", "Lfm2"):
         model, settings = stateful(settings), {"suppress_tokens": None, "max_new_tokens": 2}
+    elif settings == "a moved name":
+        moved = {"GenerationMixin.generate": (Moved, ("custom_generate",))}
+        monkeypatch.setattr(kv_cache, "DECODING_SEAMS", moved)
+        settings = {}
     elif isinstance(settings, str):
         model.generation_config.use_cache, settings = False, {}
-    assert_same_tokens(model, ["1+2="] * 4, **settings)
+    speed = Speed()
+    for _ in range(2):
+        assert_same_tokens(model, ["1+2="] * 4, speed=speed, **settings)
+    said = [message for message in caplog.messages if message.startswith("Fast path without")]
+    assert said == [f"Fast path without prompts run once, group cache, recorded steps, dropped rows: {reason}."]
+    assert set(speed.facts().values()) == {reason}
+
+
+class Moved:
+    def generate(self, generation_config):
+        """As a later transformers might call it."""
 
 
 def test_an_error_leaves_the_model_as_it_was(model):
@@ -262,14 +281,18 @@ REFUSED = {
 def test_the_same_tokens_over_families_and_a_refusal_is_said_once(tokenizer, family, caplog):
     model = tiny(family, tokenizer)
     attention = model.config._attn_implementation
+    speed = Speed()
     with caplog.at_level(logging.WARNING, logger="trl_drgrpo"):
         for _ in range(2):
-            assert_same_tokens(model, max_new_tokens=40 if family not in REFUSED else 20)
+            assert_same_tokens(model, max_new_tokens=40 if family not in REFUSED else 20, speed=speed)
             assert model.config._attn_implementation == attention
-    said = [record.getMessage() for record in caplog.records if "cache of their prompt" in record.getMessage()]
-    refusal = f"Completions of this model do not share the KV cache of their prompt: {REFUSED.get(family)}."
+    refusal = f"Fast path without group cache, recorded steps: {REFUSED.get(family)}."
+    said = [message for message in caplog.messages if message.startswith("Fast path")]
     assert said == ([refusal] if family in REFUSED else [])
     assert why_not(model) == REFUSED.get(family)
+    facts = speed.facts()
+    assert (facts["prompts run once"], facts["dropped rows"]) == ("yes", "yes")
+    assert facts["group cache"] == REFUSED.get(family, "yes")
 
 
 @pytest.fixture
@@ -292,7 +315,7 @@ def replaying(monkeypatch):
         recorded.append(groups.grid)
         return step(), again
 
-    monkeypatch.setattr(forwards, "can_record", lambda model, device: True)
+    monkeypatch.setattr(forwards, "why_not_recorded", lambda model, device: None)
     monkeypatch.setattr(replay, "record", record)
     return recorded
 
@@ -306,7 +329,7 @@ RECORDED = {"Llama", "Mistral", "Gemma3Text", "GPT2", "GptOss"}  # others differ
 )
 def test_steps_of_fixed_shapes_give_the_same_tokens(tokenizer, family, replaying, caplog):
     assert_same_tokens(tiny(family, tokenizer), max_new_tokens=80)
-    assert "CUDA graph" not in caplog.text
+    assert "recorded steps" not in caplog.text
     assert len({grid.shape for grid in replaying}) >= 2  # rows left
 
 
@@ -319,15 +342,15 @@ def test_a_step_is_recorded_anew_when_buffers_move(tokenizer, family, replaying)
 
 def test_steps_are_recorded_on_one_gpu_that_nobody_debugs(model, monkeypatch):
     gpu = torch.device("cuda")
-    assert replay.can_record(model, gpu)
-    assert not replay.can_record(model, torch.device("cpu"))
+    assert replay.why_not_recorded(model, gpu) is None
+    assert replay.why_not_recorded(model, torch.device("cpu"))
     monkeypatch.setattr(model, "hf_device_map", {"": 0}, raising=False)
-    assert replay.can_record(model, gpu)
+    assert replay.why_not_recorded(model, gpu) is None
     monkeypatch.setattr(model, "hf_device_map", {"model": 0, "lm_head": 1})
-    assert not replay.can_record(model, gpu)
+    assert replay.why_not_recorded(model, gpu)
     monkeypatch.setattr(model, "hf_device_map", {})
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert not replay.can_record(model, gpu)
+    assert replay.why_not_recorded(model, gpu)
 
 
 def test_what_fails_once_is_recorded_again(model, replaying, monkeypatch, caplog):
@@ -342,7 +365,7 @@ def test_what_fails_once_is_recorded_again(model, replaying, monkeypatch, caplog
     monkeypatch.setattr(replay, "record", loading)
     assert_same_tokens(model, max_new_tokens=20)
     assert replaying
-    assert "CUDA graph" not in caplog.text
+    assert "recorded steps" not in caplog.text
 
 
 def test_a_recording_and_its_cache_are_gone_after_a_generation(model, replaying, monkeypatch):
@@ -379,9 +402,10 @@ def test_a_model_that_cannot_be_recorded_says_so_once(model, replaying, monkeypa
         raise error("called a synchronizing CUDA operation")
 
     monkeypatch.setattr(replay, "record", failing)
+    speed = Speed()
     for _ in range(2):
-        assert_same_tokens(model, max_new_tokens=20)
-    assert caplog.text.count(f"{error.__name__}: called a synchronizing CUDA operation") == 1
+        assert_same_tokens(model, max_new_tokens=20, speed=speed)
+    assert caplog.text.count(f"without recorded steps: {error.__name__}: called a synchronizing CUDA operation") == 1
 
 
 def test_a_replay_that_computes_something_else_is_not_used(model, replaying, monkeypatch, caplog):
@@ -451,9 +475,7 @@ def test_the_first_step_is_compared_and_the_tokens_show_mutants(tokenizer, mutan
 
 def test_what_transformers_held_of_the_prompts_is_freed(model):
     caches = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, kwargs: caches.append(kwargs["past_key_values"]), with_kwargs=True
-    )
+    hook = model.register_forward_pre_hook(lambda module, args, kwargs: caches.append(kwargs[CACHE]), with_kwargs=True)
     generate(model, MIXED, max_new_tokens=4)
     hook.remove()
     assert isinstance(caches[0], DynamicCache)

@@ -25,6 +25,7 @@ def built(prompts, tokenizer, reward, tmp_path_factory):
 def trainer(built, monkeypatch):
     """Plans, unless a test says otherwise."""
     monkeypatch.setattr(built, "fast_path", FastPath(built))
+    monkeypatch.setattr(fast_path, "why_not_rebatched", lambda *arguments: None)
     monkeypatch.setattr(built, "score_as_trl", lambda model, tokens: "as TRL")
     return built
 
@@ -75,13 +76,20 @@ def test_it_stands_aside_where_planning_would_not_be_exact_and_says_why(
         assert not trainer.fast_path.plans
     said = [record.message for record in caplog.records]
     assert len(said) == (reason is not None)
-    assert all("micro-batches stay as TRL makes them: " in each and reason in each for each in said)
+    start = "Fast path without planned micro-batches, skipped rows, shared prompts: "
+    assert all(message.startswith(start) and reason in message for message in said)
+    facts = trainer.fast_path.speed.facts()
+    assert (reason or "micro_batching is 'upstream'") in facts["planned micro-batches"]
 
 
-def test_rows_are_left_out_only_where_the_advantage_is_all_that_moves_them(trainer, monkeypatch):
+def test_rows_are_left_out_only_where_the_advantage_is_all_that_moves_them(trainer, monkeypatch, caplog):
     monkeypatch.setattr(trainer, "beta", 0.1)
     assert trainer.fast_path.plans
     assert not trainer.fast_path.skips
+    with trainer.fast_path.around_train():
+        reason = "with beta > 0 the KL term gives every row a gradient"
+        assert trainer.fast_path.speed.facts()["skipped rows"] == reason
+        assert caplog.messages == [f"Fast path without skipped rows: {reason}."]
 
 
 def test_evaluation_images_and_rows_without_a_prompt_stay_with_trl(trainer):
@@ -141,11 +149,17 @@ def test_all_ranks_share_prompts_or_none(reason, together, trainer, monkeypatch,
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(None, None), ("in_lockstep", True), ("args.fast_generation", False), ("args.torch_compile", True)],
+    [
+        (None, None),
+        ("in_lockstep", True),
+        ("args.fast_generation", False),
+        ("args.torch_compile", True),
+        ("args.micro_batching", "upstream"),
+    ],
 )
-def test_generation_is_transformers_where_prompts_do_not_run_once(place, value, trainer, monkeypatch):
+def test_generation_is_transformers_where_prompts_do_not_run_once(place, value, trainer, monkeypatch, caplog):
     seen = []
-    monkeypatch.setattr(decoder, "can_decode", lambda *arguments: True)
+    monkeypatch.setattr(decoder, "why_not_decoded", lambda *arguments: None)
     monkeypatch.setattr(trainer.model_wrapped, "generate", lambda **kwargs: seen.extend(kwargs))
     if place == "in_lockstep":
         monkeypatch.setattr(DrGRPOTrainer, place, value)
@@ -154,3 +168,7 @@ def test_generation_is_transformers_where_prompts_do_not_run_once(place, value, 
     with trainer.fast_path.generating():
         trainer.model_wrapped.generate(input_ids=1)
     assert seen == (["input_ids"] if place else ["input_ids", "custom_generate"])
+    facts = trainer.fast_path.speed.facts()
+    assert len(facts) == (4 if place else 0)  # the loop itself tells what it uses
+    unasked = place in ("in_lockstep", "args.torch_compile")
+    assert ("Fast path without prompts run once" in caplog.text) == unasked

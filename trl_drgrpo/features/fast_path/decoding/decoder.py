@@ -2,7 +2,7 @@
 
 transformers' loop runs the same prompt through the model G times, and carries rows that ended long ago until the last
 one ends. This loop is handed to `generate` as its `custom_generate`, so that everything before it (logits processors,
-stopping criteria, cache, padding) is transformers' own. `can_decode` selects the calls; all others stay as they are.
+stopping criteria, cache, padding) is transformers' own. `why_not_decoded` says which calls stay as they are.
 
 The same seed gives the same tokens as transformers' loop, up to rounding in the logits: for every row, also a finished
 one, as many random numbers are drawn as there (`exponential`), and a token is chosen by the rule of
@@ -15,11 +15,12 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LogitsProcessorList
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors
 
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
+from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
+from trl_drgrpo.upstream.kv_cache import moved_in_decoding, why_no_plain_cache
 from trl_drgrpo.upstream.private_state import swapped
 
 BLOCK = 2**16  # numbers at a time: half a megabyte
@@ -80,36 +81,36 @@ _OTHER_WAYS = (  # of decoding, and results of another form
 _ARGUMENTS = {"input_ids", "attention_mask", "generation_config"}
 
 
-def can_decode(model: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether `model.generate(**kwargs)` samples, or takes the likeliest token, with a cache of keys and values."""
-    given, default = kwargs.get("generation_config"), model.generation_config
-    if given is None or not set(kwargs) <= _ARGUMENTS or model.config.is_encoder_decoder:
-        return False
+# Each with the values that leave the loop as it is.
+_OPTIONS = {
+    "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
+    "use_cache": (None, True),
+    "cache_implementation": (None, "dynamic"),
+    **dict.fromkeys(_OTHER_WAYS, (None, False, 0)),
+}
+
+
+def why_not_decoded(model: Any, kwargs: dict[str, Any]) -> str | None:
+    """Return why `model.generate(**kwargs)` is left to transformers; `None` where it samples, or takes the likeliest
+    token, over a cache of keys and values."""
+    config, default = kwargs.get("generation_config"), model.generation_config
+    if config is None:
+        return "generate is called without a generation_config"
+    if others := sorted(set(kwargs) - _ARGUMENTS):
+        return f"generate is called with {', '.join(others)}"
+    if model.config.is_encoder_decoder:
+        return "it is an encoder-decoder"
     peft = getattr(model, "active_peft_config", None)
     if peft is not None and peft.is_prompt_learning:
-        return False
-
-    def option(name: str) -> Any:  # as `generate` reads it: what the call leaves out comes from the model
-        value = getattr(given, name, None)
-        return getattr(default, name, None) if value is None else value
-
-    return (
-        (option("num_beams") or 1) == 1
-        and (option("num_return_sequences") or 1) == 1
-        and option("use_cache") is not False
-        and option("cache_implementation") in (None, "dynamic")
-        and not any(option(name) for name in _OTHER_WAYS)
-        and _has_plain_cache(model)
-    )
-
-
-def _has_plain_cache(model: Any) -> bool:
-    """Whether rows of the model's cache can be selected: keys and values of every token, and no running state."""
-    try:
-        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
-    except (AttributeError, KeyError, TypeError, ValueError):  # a cache of its own
-        return False
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+        return "the adapter prepends virtual tokens"
+    for name, usual in _OPTIONS.items():
+        value = getattr(config, name, None)
+        if value is None:  # as `generate` reads it: what the call leaves out comes from the model
+            value = getattr(default, name, None)
+        if value not in usual:
+            return f"{name} is {value!r}"
+    return moved_in_decoding() or why_no_plain_cache(model.config)
 
 
 # A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values. Where
@@ -142,6 +143,7 @@ def decode(
     synced_gpus: bool = False,
     streamer: Any = None,
     limits: Sequence[int] | None = None,
+    speed: Speed | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """Writes tokens until every row has ended: the loop, in the form that `generate(custom_generate=...)` calls.
@@ -151,7 +153,7 @@ def decode(
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left.
         logits_processor, stopping_criteria, generation_config, model_kwargs: As transformers prepared them.
         synced_gpus, streamer: Part of the call; not supported, and not asked for by a trainer.
-        limits: As in [`shared_prefill`].
+        limits, speed: As in [`shared_prefill`].
 
     Returns:
         `torch.Tensor` of shape `(B, L + T)`, int64: Prompts and what was sampled, padded behind a row's end.
@@ -163,8 +165,9 @@ def decode(
     most = None if limits is None else torch.tensor(limits, device=device)
     ended = torch.zeros(rows, dtype=torch.bool, device=device) if most is None else most <= 0  # of those in the batch
     longest = generation_config.max_length - input_ids.size(1)
-    with Forwards(model, input_ids, model_kwargs, longest) as forwards, _inference(model):
-        drops = forwards.can_drop and all(type(processor) in _ROW_BY_ROW for processor in logits_processor)
+    speed = speed or Speed()
+    with Forwards(model, input_ids, model_kwargs, longest, speed) as forwards, _inference(model):
+        drops = forwards.can_drop and _processes_row_by_row(logits_processor, speed)
         logits = forwards.logits
         ids: Any = input_ids
         while True:
@@ -187,6 +190,14 @@ def decode(
     return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)  # an ordinary tensor: made out here
 
 
+def _processes_row_by_row(logits_processor: LogitsProcessorList, speed: Speed) -> bool:
+    """Return whether no processor would notice that rows have left."""
+    others = sorted({type(each).__name__ for each in logits_processor if type(each) not in _ROW_BY_ROW})
+    reason = f"{', '.join(others)} may hold something for each row of the first batch" if others else None
+    speed.set(SpeedPart.DROPPED_ROWS, reason)
+    return not others
+
+
 def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:
     """One token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all rows. As
     there, scores that are not finite are a `RuntimeError`: the policy has diverged."""
@@ -197,20 +208,23 @@ def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tenso
 
 
 @contextmanager
-def shared_prefill(model: Any, shares: bool = True, limits: Sequence[int] | None = None) -> Iterator[None]:
+def shared_prefill(
+    model: Any, shares: bool = True, limits: Sequence[int] | None = None, speed: Speed | None = None
+) -> Iterator[None]:
     """Inside the block, `model.generate` runs each prompt once wherever it can. The model is left as it was.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
         shares (`bool`): `False` leaves all to transformers, but for the words when memory runs out.
         limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write. transformers ignores them.
+        speed ([`Speed`], *optional*): Is told what is used of the fast path, and why not.
     """
-    generate = model.generate
+    generate, speed = model.generate, speed or Speed()
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
-        is_ours = shares and not args and can_decode(model, kwargs)
+        is_ours = shares and _is_decoded_here(model, args, kwargs, speed)
         if is_ours:
-            kwargs["custom_generate"] = partial(decode, limits=limits)
+            kwargs["custom_generate"] = partial(decode, limits=limits, speed=speed)
         try:
             return generate(*args, **kwargs)
         except torch.OutOfMemoryError as error:
@@ -222,6 +236,13 @@ def shared_prefill(model: Any, shares: bool = True, limits: Sequence[int] | None
 
     with swapped(model, generate=decoding_shared):
         yield
+
+
+def _is_decoded_here(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], speed: Speed) -> bool:
+    reason = "generate is called with positional arguments" if args else why_not_decoded(model, kwargs)
+    if reason:
+        speed.off(reason, *GENERATION)
+    return reason is None
 
 
 def _new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:

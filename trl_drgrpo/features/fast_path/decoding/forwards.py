@@ -3,19 +3,17 @@ what to change when a generation does not fit.
 """
 
 import copy
-import logging
 from collections.abc import MutableMapping
 from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import DynamicCache
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
-from trl_drgrpo.features.fast_path.decoding.replay import Replay, can_record
-
-logger = logging.getLogger(__name__)
+from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
+from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
+from trl_drgrpo.upstream.kv_cache import CACHE, cache_of, is_plain
 
 
 def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
@@ -76,32 +74,38 @@ class Forwards:
     Args:
         model ([`~transformers.PreTrainedModel`]): Decoder-only.
         input_ids (`torch.Tensor` of shape `(B, L)`, int64): Prompts, padded left. Equal rows are run once.
-        model_kwargs (`dict`): `attention_mask` and `position_ids` of shape `(B, L)`, `past_key_values` and the like.
+        model_kwargs (`dict`): `attention_mask` of shape `(B, L)`, `position_ids` of that or `(axes, B, L)` (M-RoPE),
+            the cache and the like.
         most (`int`): Tokens that a row may write at most.
+        speed ([`Speed`]): Is told what is used, and why not.
 
     Attributes:
         logits (`torch.Tensor` of shape `(B, V)`): What comes next behind the prompts.
         can_drop (`bool`): Whether rows may leave.
     """
 
-    def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int):
-        self._model, self._kwargs, self._most = model, model_kwargs, most
+    def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int, speed: Speed):
+        self._model, self._kwargs, self._most, self._speed = model, model_kwargs, most, speed
         self._group_attention = ExitStack()
         self._groups: Any = None  # a `GroupCache`, from the first step on
         self._replay: Replay | None = None
         self._prefilled: Any = None  # of each prompt once, until the first step has passed
-        self.can_drop = type(model_kwargs.get("past_key_values")) is DynamicCache  # rows of others cannot be selected
+        reason = _why_no_selection(model_kwargs)
+        self.can_drop = reason is None
         first = copies = None
+        if reason:
+            speed.off(reason, *GENERATION)
         if self.can_drop:
             first, copies = equal_rows(input_ids, model_kwargs.get("attention_mask"))
+            speed.on(SpeedPart.PROMPTS_ONCE)
         ids, prompts = _select(input_ids, first), _select_rows(model_kwargs, first)
         outputs = model(
             **model.prepare_inputs_for_generation(ids, is_first_iteration=True, **prompts), return_dict=True
         )
-        self._kwargs["past_key_values"] = outputs.past_key_values
+        self._kwargs[CACHE] = cache_of(outputs)
         self.logits = _select(outputs.logits[:, -1].clone(), copies)  # those of whole prompts may go
         if copies is not None:
-            self._prefilled, self._mask, self._prompts = outputs.past_key_values, prompts.get("attention_mask"), copies
+            self._prefilled, self._mask, self._prompts = cache_of(outputs), prompts.get("attention_mask"), copies
 
     def __enter__(self) -> "Forwards":
         return self
@@ -128,7 +132,7 @@ class Forwards:
         elif self._groups is not None:
             self._groups.keep(rows)
         else:
-            self._kwargs["past_key_values"].batch_select_indices(rows)
+            self._kwargs[CACHE].batch_select_indices(rows)
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """Runs the last token of each row. Returns `(n, V)`: what comes next."""
@@ -142,13 +146,13 @@ class Forwards:
         return self._model(**inputs, return_dict=True).logits[:, -1]
 
     def _group_step(self, ids: torch.Tensor) -> torch.Tensor:
-        inputs = ids[:, -1:], self._kwargs["position_ids"][:, -1:]
+        inputs = ids[:, -1:], self._kwargs["position_ids"][..., -1:]
         if self._replay is not None:
             try:
                 return self._replay(*inputs)
             except Refused as refusal:
                 _why_not_replayed[self._model] = str(refusal)
-                logger.warning("Decoding steps of this model are not recorded as a CUDA graph: %s.", refusal)
+                self._speed.off(str(refusal), SpeedPart.RECORDED_STEPS)
                 self._replay = None
                 self._groups.free_steps()
         return self._over_groups(*inputs)
@@ -157,9 +161,9 @@ class Forwards:
         return self._model(
             input_ids=tokens,
             position_ids=positions,
-            past_key_values=self._groups,
             use_cache=True,
             return_dict=True,
+            **{CACHE: self._groups},
         ).logits[:, -1]
 
     def _first_step(self, ids: torch.Tensor) -> torch.Tensor:
@@ -167,12 +171,14 @@ class Forwards:
         prefilled, self._prefilled = self._prefilled, None
         if _why_not.get(self._model) is None:
             try:
-                return self._first_group_step(ids, prefilled)
+                logits = self._first_group_step(ids, prefilled)
+                self._speed.on(SpeedPart.GROUP_CACHE)
+                return logits
             except Refused as refusal:
                 _why_not[self._model] = str(refusal)
-                logger.warning("Completions of this model do not share the KV cache of their prompt: %s.", refusal)
                 self._group_attention.close()
                 self._groups = None
+        self._speed.off(str(_why_not[self._model]), SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
         prefilled.batch_select_indices(self._prompts)
         return self._plain_step(ids, self._kwargs)
 
@@ -199,10 +205,17 @@ class Forwards:
                 raise Refused(wrong)
             _why_not[self._model] = None
         prefilled.layers = []  # `generate` holds on to the cache itself
-        if can_record(self._model, ids.device) and _why_not_replayed.get(self._model) is None:
-            compared = None if self._model in _why_not_replayed else self._compared
-            self._replay = Replay(self._over_groups, self._groups, compared)
+        self._record_steps(ids.device)
         return logits
+
+    def _record_steps(self, device: torch.device) -> None:
+        reason = why_not_recorded(self._model, device) or _why_not_replayed.get(self._model)
+        if reason:
+            self._speed.off(reason, SpeedPart.RECORDED_STEPS, expected=device.type != "cuda")
+            return
+        compared = None if self._model in _why_not_replayed else self._compared
+        self._replay = Replay(self._over_groups, self._groups, compared)
+        self._speed.on(SpeedPart.RECORDED_STEPS)
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
         wrong = differs(logits, expected.float(), AGREEMENT_REPLAYED)
@@ -216,7 +229,7 @@ class Forwards:
         rows = torch.tensor(list(row_of.values()), device=ids.device)
         past = copy.deepcopy(prefilled)
         past.batch_select_indices(self._prompts[rows])
-        model_kwargs = _select_rows(self._kwargs, rows) | {"past_key_values": past}
+        model_kwargs = _select_rows(self._kwargs, rows) | {CACHE: past}
         return rows, self._plain_step(ids[rows], model_kwargs).float()
 
     def _agreement(self) -> float:
@@ -248,16 +261,29 @@ def _one_token_on(model_kwargs: dict[str, Any], with_mask: bool) -> dict[str, An
     if with_mask and (mask := model_kwargs.get("attention_mask")) is not None:
         longer["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
     if (positions := model_kwargs.get("position_ids")) is not None:
-        longer["position_ids"] = positions[:, -1:] + 1
+        longer["position_ids"] = positions[..., -1:] + 1
     return longer
 
 
+_OF_ROWS = ("attention_mask", "position_ids")
+
+
+def _why_no_selection(model_kwargs: dict[str, Any]) -> str | None:
+    """Return why rows cannot leave a batch or be copies of one another; `None` where they can."""
+    others = [key for key, value in model_kwargs.items() if isinstance(value, torch.Tensor) and key not in _OF_ROWS]
+    if others:
+        return f"its forward takes {', '.join(others)}"
+    cache = model_kwargs.get(CACHE)
+    return None if is_plain(cache) else f"its cache is {type(cache).__name__}, whose rows cannot be selected"
+
+
 def _select(values: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    return values if rows is None else values[rows]
+    """Return these rows of `(B, L)`, or of `(axes, B, L)`: positions along several axes (M-RoPE)."""
+    return values if rows is None else values.index_select(-2, rows)
 
 
 def _select_rows(model_kwargs: dict[str, Any], rows: torch.Tensor | None) -> dict[str, Any]:
     return {
-        key: _select(value, rows) if key in ("attention_mask", "position_ids") and value is not None else value
+        key: _select(value, rows) if key in _OF_ROWS and value is not None else value
         for key, value in model_kwargs.items()
     }

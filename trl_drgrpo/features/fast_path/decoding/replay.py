@@ -92,11 +92,16 @@ class Replay:
 _NOT_CAPTURED = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
-def can_record(model: Any, device: torch.device) -> bool:
-    """Whether steps are worth recording, where launches take longer than kernels, and the model is on one device."""
+def why_not_recorded(model: Any, device: torch.device) -> str | None:
+    """Return why steps are not worth recording or cannot be; `None` on one GPU, where launches take longer than
+    kernels."""
+    if device.type != "cuda":
+        return f"steps are recorded on a GPU, this device is {device.type}"
     places = getattr(model, "hf_device_map", None) or {}
-    is_debugged = any(os.environ.get(name, "0") != "0" for name in _NOT_CAPTURED)
-    return device.type == "cuda" and len(set(places.values())) <= 1 and not is_debugged
+    if len(set(places.values())) > 1:
+        return "the model is on several devices"
+    debugged = [name for name in _NOT_CAPTURED if os.environ.get(name, "0") != "0"]
+    return f"{' and '.join(debugged)} is set" if debugged else None
 
 
 def record(step: Step, device: torch.device) -> tuple[torch.Tensor, Step]:

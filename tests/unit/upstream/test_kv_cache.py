@@ -1,0 +1,50 @@
+"""The name of the cache in the installed transformers, in older and newer ones, and what decoding relies on."""
+
+import pytest
+import torch
+from tiny import tiny_model
+from transformers import DynamicCache
+
+from trl_drgrpo.upstream import kv_cache
+from trl_drgrpo.upstream.kv_cache import CACHE, cache_name, cache_of, check_decoding, moved_in_decoding
+
+
+def before(self, input_ids, past_key_values=None): ...
+
+
+def since(self, input_ids, cache=None): ...
+
+
+def later(self, input_ids, memory=None): ...
+
+
+@pytest.mark.parametrize(("method", "name"), [(before, "past_key_values"), (since, "cache"), (later, None)])
+def test_the_name_is_that_of_the_installed_version(method, name):
+    assert cache_name(method) == name
+
+
+def test_a_model_takes_and_gives_its_cache_under_the_name(tokenizer):
+    model, ids = tiny_model(tokenizer), torch.tensor([[65, 66, 67]])
+    whole = model(input_ids=ids).logits[:, -1]
+    cache = cache_of(model(input_ids=ids[:, :2], use_cache=True))
+    assert type(cache) is DynamicCache
+    last = model(input_ids=ids[:, 2:], use_cache=True, **{CACHE: cache}).logits[:, -1]
+    torch.testing.assert_close(last, whole)
+    assert cache.get_seq_length() == 3
+
+
+def test_what_decoding_relies_on_is_where_it_was():
+    assert set(check_decoding().values()) == {""}
+    assert moved_in_decoding() is None
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (later, "GenerationMixin.prepare_inputs_for_generation no longer takes next_sequence_length, "),
+        (None, "GenerationMixin.prepare_inputs_for_generation is gone"),
+    ],
+)
+def test_what_has_moved_is_named(method, said, monkeypatch):
+    monkeypatch.setattr(kv_cache.GenerationMixin, "prepare_inputs_for_generation", method)
+    assert said in moved_in_decoding()

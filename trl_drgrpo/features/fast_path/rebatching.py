@@ -1,0 +1,72 @@
+"""May rows of this model be re-batched: does a row compute the same whatever stands beside it and around it?
+
+Planning aligns rows to the left, cuts them to their own extent and puts others beside them. Attention hides padding,
+but a state may run through it, and an index that selects the tokens to attend to may select among padding, too. Such
+models are found by their cache and by a numerical self-test: rows as TRL pads them against rows as they are planned.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
+from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
+from trl_drgrpo.features.fast_path.sharing import AGREEMENT, computing_dtype, in_evaluation
+from trl_drgrpo.upstream.batches import TokenBatch
+from trl_drgrpo.upstream.kv_cache import selects_tokens
+
+# Of the rows of the self-test: padded on both sides, each by another number of tokens.
+PROMPT_TOKENS, COMPLETION_TOKENS = (12, 5, 9, 2), (20, 36, 28, 31)
+
+
+def why_not_rebatched(
+    model: Any,
+    planned: Callable[[Packed], torch.Tensor],
+    padded: Callable[[TokenBatch, torch.Tensor], torch.Tensor],
+    dtype: torch.dtype | None = None,
+) -> str | None:
+    """The reason why rows cannot be re-batched in this model; `None` when they can.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
+        planned (`Callable`): `(1, n)` log-probabilities of the targets of packs.
+        padded (`Callable`): `(B, T)` log-probabilities of completions as TRL pads them, at these positions `(B, L)`.
+            Absolute positions would count TRL's padding; generation does not.
+        dtype (`torch.dtype`, *optional*): What it computes in, where that is not the type of its weights (autocast).
+
+    Returns:
+        `str` or `None`.
+    """
+    if selects_tokens(model.config):
+        return "its attention selects tokens by an index, which depends on the width of a batch"
+    tokens = _rows(model.config.get_text_config().vocab_size, model.device)
+    packed = pack_rows(tokens, _alone(tokens))
+    with torch.no_grad(), in_evaluation(model):
+        try:
+            expected = padded(tokens, (tokens.attention_mask.cumsum(dim=1) - 1).clamp(min=0))
+            found = packed.unpack(planned(packed))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return f"it fails on rows of its vocabulary ({type(error).__name__}: {error})"
+    scored = packed.scored
+    apart = (found[scored] - expected[scored]).abs().max().item()
+    scale = (expected[scored] - expected[scored].mean()).abs().max().item()
+    if not apart <= AGREEMENT.get(computing_dtype(model, dtype), 0.1) * scale:  # also when one of them is NaN
+        return f"what a row computes depends on its padding (log-probabilities differ by {apart:.1e})"
+    return None
+
+
+def _rows(vocabulary: int, device: torch.device) -> TokenBatch:
+    """Random rows in TRL's layout."""
+    prompts, completions = torch.tensor(PROMPT_TOKENS)[:, None], torch.tensor(COMPLETION_TOKENS)[:, None]
+    left, right = max(PROMPT_TOKENS), max(COMPLETION_TOKENS)
+    ids = torch.randint(vocabulary, (len(prompts), left + right), generator=torch.Generator().manual_seed(0))
+    is_prompt = torch.arange(left) >= left - prompts
+    is_completion = torch.arange(right) < completions
+    mask = torch.cat([is_prompt, is_completion], dim=1).long()
+    return TokenBatch(ids.to(device), mask.to(device), right)
+
+
+def _alone(tokens: TokenBatch) -> MicroBatch:
+    """Each row a pack of its own."""
+    return [(row,) for row in range(tokens.input_ids.size(0))]

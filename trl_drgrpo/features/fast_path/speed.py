@@ -1,0 +1,79 @@
+"""The parts of the fast path, and for each one that is off the reason: said once, kept for the run log and `check`."""
+
+import logging
+from collections.abc import Callable
+from enum import StrEnum
+
+logger = logging.getLogger(__name__)
+
+
+class SpeedPart(StrEnum):
+    """Parts of the fast path: those of generation, then those of training."""
+
+    PROMPTS_ONCE = "prompts run once"
+    GROUP_CACHE = "group cache"
+    RECORDED_STEPS = "recorded steps"
+    DROPPED_ROWS = "dropped rows"
+    PLANNED = "planned micro-batches"
+    SKIPPED_ROWS = "skipped rows"
+    SHARED_PROMPTS = "shared prompts"
+
+
+GENERATION = (SpeedPart.PROMPTS_ONCE, SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS, SpeedPart.DROPPED_ROWS)
+TRAINING = (SpeedPart.PLANNED, SpeedPart.SKIPPED_ROWS, SpeedPart.SHARED_PROMPTS)
+
+
+class Speed:
+    """Record of what a model gets of the fast path, under these settings and on this host.
+
+    Args:
+        say (`Callable[[str], None]`, *optional*): Gets each line; a warning in the log by default.
+
+    Example:
+
+    ```python
+    >>> speed = Speed(print)
+    >>> speed.on(SpeedPart.PROMPTS_ONCE)
+    >>> speed.off("it is windowed", SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
+    Fast path without group cache, recorded steps: it is windowed.
+    >>> speed.off("it is windowed", SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)  # said already
+    >>> speed.facts()
+    {'prompts run once': 'yes', 'group cache': 'it is windowed', 'recorded steps': 'it is windowed'}
+
+    ```
+    """
+
+    def __init__(self, say: Callable[[str], None] = logger.warning):
+        self._say = say
+        self._reasons: dict[SpeedPart, str | None] = {}
+        self._said: set[str] = set()
+
+    def on(self, *parts: SpeedPart) -> None:
+        """Note that these parts are used."""
+        self._reasons |= dict.fromkeys(parts)
+
+    def off(self, reason: str, *parts: SpeedPart, expected: bool = False) -> None:
+        """
+        Note why these parts are not used, and say it in one line.
+
+        `expected`: the user has switched them off, or this machine has no use for them. The log gets it as
+        information, the console nothing.
+        """
+        self._reasons |= dict.fromkeys(parts, reason)
+        line = f"Fast path without {', '.join(parts)}: {reason}."
+        if line in self._said:
+            return
+        self._said.add(line)
+        say = logger.info if expected else self._say
+        say(line)
+
+    def set(self, part: SpeedPart, reason: str | None) -> None:
+        """Note a part as used, or the reason why it is not."""
+        if reason is None:
+            self.on(part)
+        else:
+            self.off(reason, part)
+
+    def facts(self) -> dict[str, str]:
+        """Return `"yes"` or the reason, by the name of each part that has been decided, in their order."""
+        return {part.value: self._reasons[part] or "yes" for part in SpeedPart if part in self._reasons}
