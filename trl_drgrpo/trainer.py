@@ -45,6 +45,7 @@ from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_n
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
 from trl_drgrpo.single_gpu.peft_adapters import prepare_adapters
+from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
@@ -170,6 +171,8 @@ class DrGRPOTrainer(HostTrainer):
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         self._build_features(run)
+        if processing_class is None:
+            processing_class = adapters_tokenizer(model, args.trust_remote_code)
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
         rest = (run.quantization_config, peft_config, tools, rollout_func, run.turns.factory)
         super().__init__(model, run.rewards, args, *data, *rest, **parent_kwargs)
@@ -198,6 +201,12 @@ class DrGRPOTrainer(HostTrainer):
         self.turns.trainer, self.movement_watch = self, MovementWatch(self)
         training = [self.fast_path, self.sampling, self.forks, self.earlier]
         self.features = [self.resume, self.diagnostics, *training, self.model_card, self.turns]
+
+    def load_policy(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+        return load_policy(load, name, options)
+
+    def load_reward_model(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+        return load_reward_model(load, name, options)
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)

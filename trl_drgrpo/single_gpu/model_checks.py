@@ -26,7 +26,8 @@ from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, 
 from trl_drgrpo.common.hub_errors import check_weights, hub_errors
 from trl_drgrpo.common.rows import prompt_rows
 from trl_drgrpo.single_gpu.memory.meta_model import context_length
-from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_adapter
+from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_active_adapter, check_adapter
+from trl_drgrpo.single_gpu.policies import source_of
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable
 
 _A_MODEL = "a local folder, or the id of a model on the Hub"
@@ -54,10 +55,12 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
         require_package("vllm", "use_vllm", "True", "vllm")
     init: dict[str, Any] = dict(args.model_init_kwargs or {})
     check_adapter(model, peft_config, quantization_config, init)
+    check_active_adapter(model, args.beta)
     config = getattr(model, "config", None)
     if isinstance(model, str):
-        check_weights("model", Path(model))
-        config = _checked_config(model, {"trust_remote_code": args.trust_remote_code, **init})
+        source, options = source_of(model, {"trust_remote_code": args.trust_remote_code, **init})
+        check_weights("model", Path(source))
+        config = _checked_config(source, options)
     for reward in reward_funcs:
         if isinstance(reward, str):
             with hub_errors("reward_funcs", reward, "a local folder, or the id of a reward model on the Hub"):

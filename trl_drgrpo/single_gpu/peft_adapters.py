@@ -9,6 +9,7 @@ layer loses its input gradient (or raises, with a bias), and merges and dequanti
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
+from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_bad_adapter
+from trl_drgrpo.upstream.weight_sync import REFERENCE
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
 HEAD = "lm_head"
@@ -32,7 +35,7 @@ def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, 
     if isinstance(model, str):
         return brought
     if not getattr(model, "is_quantized", False):
-        remedy = "Pass the model's name, or load it with quantization_config=lora_preset('qlora').quantization_config."
+        remedy = "Load it with quantization_config=lora_preset('qlora').quantization_config, or pass its name."
         raise InputError("model", "a loaded model that is not quantized", "one in 4 bit, for 'qlora'", remedy)
     return None
 
@@ -41,16 +44,28 @@ def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: 
     """
     Refuse, before anything loads, what would train nothing, and a quantization whose package is missing.
 
-    That is: an adapter that is frozen, of rank 0, for another task or on the output head; a quantized model without an
-    adapter; a model in which nothing requires a gradient. Arguments as for [`choose_quantization`].
+    That is: an adapter that is frozen, of rank 0, for another task or on the output head; a second adapter on top of
+    one; a quantized model without an adapter; a model in which nothing requires a gradient. Arguments as for
+    [`choose_quantization`].
     """
     require_for_quantization(quantization_config or (init or {}).get("quantization_config"))
+    has_adapter = is_adapter(model) if isinstance(model, str) else isinstance(model, PeftModel)
     if peft_config is not None:
+        if has_adapter:
+            remedy = (
+                "Leave peft_config out (in a recipe use_peft and the lora_ keys) to train that adapter further; for a "
+                "new one on top of it, merge it first (`trl-drgrpo merge`)."
+            )
+            raise InputError("peft_config", "a new adapter for a model that has one", "none", remedy)
         _check_config(peft_config)
         return
     quantized = quantization_config is not None or (init or {}).get("quantization_config") is not None
     if isinstance(model, str):
-        if quantized:
+        if has_adapter:
+            saved = PeftConfig.from_pretrained(str(Path(model).expanduser()))
+            saved.inference_mode = False  # it is True in every saved adapter
+            _check_config(saved)
+        elif quantized:
             raise _no_adapter("quantization_config without an adapter")
         return
     if isinstance(model, PeftModel):
@@ -81,6 +96,19 @@ def _check_config(config: Any) -> None:
     if any(name.rpartition(".")[2] == HEAD for name in names):
         remedy = "TRL multiplies by lm_head.weight itself, so an adapter there is never trained: leave it out."
         raise InputError("peft_config.target_modules", f"{HEAD} among them", "other layers", remedy)
+
+
+def check_active_adapter(model: Any, beta: float) -> None:
+    """Refuse adapters of which no copy can be the reference, before anything is built."""
+    if not (isinstance(model, PeftModel) and beta):
+        return
+    active = [*model.active_adapters]
+    if len(active) > 1:
+        remedy = "Activate one with model.set_adapter(name), or merge them with model.add_weighted_adapter."
+        raise InputError("model", f"{len(active)} active adapters with beta > 0", "one", remedy)
+    if active == [REFERENCE]:
+        remedy = "Load it under another name: TRL takes this one for the reference of KL."
+        raise InputError("model", f"an adapter of the name {REFERENCE!r} with beta > 0", "another name", remedy)
 
 
 def _no_adapter(got: str) -> InputError:
