@@ -46,6 +46,7 @@ from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
 from trl_drgrpo.single_gpu.peft_adapters import prepare_adapters
 from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
+from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, embedding_rows
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
@@ -157,6 +158,7 @@ class DrGRPOTrainer(HostTrainer):
             reward_funcs,
             train_dataset,
             eval_dataset=eval_dataset,
+            processing_class=processing_class,
             step_reward_funcs=step_reward_funcs,
             step_segmenter=step_segmenter,
             advantage_func=advantage_func,
@@ -188,9 +190,11 @@ class DrGRPOTrainer(HostTrainer):
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
+        splits = named_splits(train_dataset, eval_dataset)
+        rows = embedding_rows(self.accelerator.unwrap_model(self.model))
+        check_vocabulary(self.processing_class, rows, splits, args.chat_template_kwargs)
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
-            splits = named_splits(train_dataset, eval_dataset)
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
         self.later = LaterAssignments(args, given)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import TrainableTokensWrapper
 from torch import nn
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
@@ -132,6 +133,11 @@ def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adap
         remedy = "Compare the adapter's target_modules and exclude_modules with model.named_modules()."
         raise InputError("model", "no trainable parameter", "something to train", remedy)
     keep_4bit_layout(model)
+    for module in model.modules():
+        if isinstance(module, TrainableTokensWrapper) and isinstance(module.original_module, nn.Linear):
+            # Around an output head. TRL reads its weight, which PEFT gives with the trained rows in it, and its bias,
+            # which PEFT does not pass on. Past nn.Module, for which it would be a second parameter.
+            object.__setattr__(module, "bias", module.original_module.bias)
     if adapter_dtype == "float32" and is_quantized(model):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name in created and created[name].dtype != parameter.dtype:

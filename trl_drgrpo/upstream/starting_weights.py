@@ -5,7 +5,7 @@ weights are that were passed. Of an adapter it copies the parameters that hold "
 out other adapter names, embeddings, IA3 and trainable tokens. Here the reference is always what the run starts from:
 
 - a model that was passed: a frozen copy of it;
-- an adapter that was passed, or loaded from its folder: a frozen copy under the name "ref", with which TRL then scores;
+- an adapter that was passed, or loaded from its folder: a frozen copy named "ref", with which TRL then scores;
 - a new adapter: the model without it, except where its initialization changes the base (PiSSA, OLoRA, ...), so that
   only base and adapter together are what was given;
 - a model by name: loaded once more, as in TRL.
