@@ -45,6 +45,8 @@ from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_n
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
 from trl_drgrpo.single_gpu.peft_adapters import prepare_adapters
+from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
+from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, embedding_rows
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.seams import require_seams
@@ -161,6 +163,7 @@ class DrGRPOTrainer(HostTrainer):
             reward_funcs,
             train_dataset,
             eval_dataset=eval_dataset,
+            processing_class=processing_class,
             step_reward_funcs=step_reward_funcs,
             step_segmenter=step_segmenter,
             advantage_func=advantage_func,
@@ -176,6 +179,8 @@ class DrGRPOTrainer(HostTrainer):
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         self._build_features(run)
         self._add_features(features)
+        if processing_class is None:
+            processing_class = adapters_tokenizer(model, args.trust_remote_code)
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
         rest = (run.quantization_config, peft_config, tools, rollout_func, run.turns.factory)
         super().__init__(model, run.rewards, args, *data, *rest, **parent_kwargs)
@@ -191,9 +196,11 @@ class DrGRPOTrainer(HostTrainer):
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
+        splits = named_splits(train_dataset, eval_dataset)
+        rows = embedding_rows(self.accelerator.unwrap_model(self.model))
+        check_vocabulary(self.processing_class, rows, splits, args.chat_template_kwargs)
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
-            splits = named_splits(train_dataset, eval_dataset)
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
         self.later = LaterAssignments(args, given)
 
@@ -216,6 +223,12 @@ class DrGRPOTrainer(HostTrainer):
             feature.trainer = self
             self.features = [*self.features, feature]
         self.check_owners()
+
+    def load_policy(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+        return load_policy(load, name, options)
+
+    def load_reward_model(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+        return load_reward_model(load, name, options)
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)

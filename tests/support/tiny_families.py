@@ -45,3 +45,62 @@ def tiny(family, tokenizer, **changes):
     fields |= MORE.get(family, {}) | changes
     config = getattr(transformers, f"{family}Config")(**fields)
     return random_weights(AutoModelForCausalLM.from_config, config)
+
+
+# Families whose layers hold running states, keys of an indexer, or a cache of their own.
+_LINEAR = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SPARSE = {
+    **{name: value for name, value in LATENT.items() if name != "first_k_dense_replace"},
+    "head_dim": 8,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 16}
+STATES = {
+    "Lfm2": {"layer_types": ["conv", "full_attention"]},
+    "Qwen3_5Text": _LINEAR,
+    "Qwen3Next": {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 32},
+    "OlmoHybrid": _LINEAR,
+    "NemotronH": {
+        "layer_types": ["mamba", "attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+        "chunk_size": 16,
+    },
+    "GraniteMoeHybrid": {
+        **_MAMBA,
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "shared_intermediate_size": 32,
+    },
+    "FalconH1": {**_MAMBA, "mamba_d_ssm": 64},
+    "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False},
+    "DeepseekV32": _SPARSE,
+    "GlmMoeDsa": _SPARSE,
+    "Mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 16, "chunk_size": 16},
+    "RecurrentGemma": {"lru_width": 32, "attention_window_size": 16},
+    "Rwkv": {"attention_hidden_size": 32, "context_length": 256},
+}
+
+
+def configuration_with_states(family, tokenizer):
+    """The configuration of a small model of a family in `STATES`."""
+    fields = sizes(tokenizer, intermediate_size=64, num_key_value_heads=2, max_position_embeddings=512)
+    return getattr(transformers, f"{family}Config")(**{**fields, **STATES[family]})

@@ -19,9 +19,9 @@ from trl_drgrpo.cli.recipe import reward_spec
 from trl_drgrpo.cli.run_keys import check_model_name, model_path
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
-from trl_drgrpo.evaluation.models import is_adapter
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ def is_hub_id(name: Any) -> bool:
     except HFValidationError:
         return False
     return True
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a name is that of a local folder with an adapter and no whole model."""
+    folder = os.path.expanduser(name)
+    holds = [os.path.isfile(os.path.join(folder, file)) for file in ("adapter_config.json", "config.json")]
+    return holds == [True, False]
 
 
 def check_local(field: str, name: str) -> None:
@@ -68,6 +75,17 @@ def check_weights(field: str, folder: Path) -> None:
             got = f"{file} of {file.stat().st_size} bytes ({error})"
             remedy = "Copy or download it again: it was cut off."
             raise InputError(field, got, "a whole safetensors file", remedy) from error
+
+
+def refuse_new_weights(field: str, name: str, model: Any, info: Mapping[str, Any], remedy: str) -> None:
+    """Refuses a model of which transformers had to make weights at random, a head as a rule: noise, and nothing but a
+    line in the log says so. `info`: what `from_pretrained(..., output_loading_info=True)` returns with the model."""
+    # Of a weight that has another shape it is the name, and both shapes.
+    mismatched = [key if isinstance(key, str) else key[0] for key in info.get("mismatched_keys", ())]
+    if missing := sorted({*info["missing_keys"], *mismatched}):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        got = f"{name}, a checkpoint without {', '.join(missing[:3])}{more}"
+        raise InputError(field, got, f"one that holds every weight of {type(model).__name__}", remedy)
 
 
 @contextmanager

@@ -26,8 +26,9 @@ from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns, parameters
 from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
-from trl_drgrpo.single_gpu.model_checks import check_model
+from trl_drgrpo.single_gpu.model_checks import check_model, own_tokenizer
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
+from trl_drgrpo.single_gpu.vocabulary import check_vocabulary
 from trl_drgrpo.upstream.environments import EnvironmentTurns, check_tools
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ def prepare(
     train_dataset: Any,
     *,
     eval_dataset: Any = None,
+    processing_class: Any = None,
     step_reward_funcs: Any = None,
     step_segmenter: StepSegmenter | None = None,
     advantage_func: Any = None,
@@ -77,8 +79,8 @@ def prepare(
 
     Args:
         args ([`DrGRPOConfig`]): The configuration, checked by itself.
-        model, reward_funcs, train_dataset, eval_dataset, step_reward_funcs, step_segmenter, advantage_func,
-        quantization_config, peft_config, tools, rollout_func, environment_factory:
+        model, reward_funcs, train_dataset, eval_dataset, processing_class, step_reward_funcs, step_segmenter,
+        advantage_func, quantization_config, peft_config, tools, rollout_func, environment_factory:
             As given to [`DrGRPOTrainer`].
 
     Raises:
@@ -110,7 +112,12 @@ def prepare(
         raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
     init: Any = args.model_init_kwargs  # a mapping by now
     quantization_config = choose_quantization(model, peft_config, quantization_config, init)
-    check_model(args, model, outcome_funcs, quantization_config, peft_config)
+    embeddings = check_model(args, model, outcome_funcs, quantization_config, peft_config)
+    if processing_class is None and isinstance(model, nn.Module) and not _model_id(model):
+        remedy = "There is no folder to load one from: pass processing_class=tokenizer."
+        raise InputError("processing_class", "none for a model that was built in memory", "its tokenizer", remedy)
+    tokenizer = own_tokenizer(args, model) if processing_class is None and isinstance(model, str) else processing_class
+    check_vocabulary(tokenizer, embeddings, named_splits(train_dataset, eval_dataset), args.chat_template_kwargs)
     rewards = [
         checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
         for f in outcome_funcs
@@ -309,13 +316,13 @@ def _check_trackers(given: Any) -> None:
             raise InputError("report_to", f"{name}, but {name} is not installed", f"the package {name}", remedy)
 
 
+def _model_id(model: Any) -> str:
+    return str(getattr(getattr(model, "config", None), "_name_or_path", ""))
+
+
 def _reward_names(reward_funcs: list[Any]) -> list[str]:
     """As the trainer will call them: a model by the last part of its id."""
-    ids = [
-        f if isinstance(f, str) else str(getattr(getattr(f, "config", None), "_name_or_path", ""))
-        for f in reward_funcs
-        if isinstance(f, (str, nn.Module))
-    ]
+    ids = [f if isinstance(f, str) else _model_id(f) for f in reward_funcs if isinstance(f, (str, nn.Module))]
     functions = [reward_name(f) for f in reward_funcs if not isinstance(f, (str, nn.Module))]
     return [*functions, *(name.rstrip("/").split("/")[-1] for name in ids)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
-from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors
+from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors, is_adapter
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
 from trl_drgrpo.upstream.versions import brief_bars
@@ -90,12 +90,6 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
         base_of(path, base)
     except InputError as error:
         raise error.under(field if error.field == "adapter" else error.field) from error
-
-
-def is_adapter(name: str) -> bool:
-    """Whether a name is that of a local folder with an adapter and no whole model."""
-    path = Path(name).expanduser()
-    return (path / _ADAPTER_FILE).is_file() and not (path / "config.json").is_file()
 
 
 def holds_model(folder: Path) -> bool:

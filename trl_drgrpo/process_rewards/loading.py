@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.hub_errors import hub_errors
+from trl_drgrpo.common.hub_errors import hub_errors, refuse_new_weights
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
@@ -104,10 +104,10 @@ def load_model(
         if loader is not None:
             del options["trust_remote_code"]
         loaded, info = (loader or getattr(transformers, auto_class)).from_pretrained(model, **options)
-    if missing := sorted(info["missing_keys"]):
-        got = f"{str(model)!r}, a checkpoint without {', '.join(missing[:3])}"
-        remedy = "The head would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
-        raise InputError("model", got, f"a checkpoint that holds every weight of {type(loaded).__name__}", remedy)
+    remedy = "They would be random: pass a checkpoint that was trained as a language model."
+    if with_head:
+        remedy = "They would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
+    refuse_new_weights("model", repr(str(model)), loaded, info, remedy)
     return loaded if quantization_config is not None else loaded.to(device)
 
 

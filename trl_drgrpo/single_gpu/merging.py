@@ -21,7 +21,7 @@ from typing import Any
 
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.hub_errors import check_local, hub_errors
+from trl_drgrpo.common.hub_errors import check_local, hub_errors, refuse_new_weights
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -94,20 +94,23 @@ def load(name: str, model_class: Any, **loading: Any) -> Any:
     from safetensors import SafetensorError
 
     try:
-        return model_class.from_pretrained(name, dtype=torch.float32, **loading).eval()
+        model, info = model_class.from_pretrained(name, dtype=torch.float32, output_loading_info=True, **loading)
     except (OSError, ValueError, SafetensorError) as error:
         remedy = f"{type(error).__name__}: {_first_lines(error)}."
         raise InputError("base", f"{name}, whose weights do not load", "a complete model", remedy) from error
+    refuse_new_weights("base", name, model, info, "They would be random: name the base that was trained.")
+    return model.eval()
 
 
-def attach(model: Any, adapter: Path) -> Any:
+def attach(model: Any, adapter: Path, is_trainable: bool = False) -> Any:
     """The model with an adapter's folder on it, unmerged; its embeddings are resized, see [`fit_vocabulary`]. Refuses
     weights that are missing or damaged, or do not fit this base in number or shape."""
     from peft import PeftModel
 
+    trained = {"is_trainable": is_trainable}
     try:
-        peft_model: Any = PeftModel.from_pretrained(model, str(adapter))
-        loaded = peft_model.load_adapter(str(adapter), "default")  # once more, as only this says what fits
+        peft_model: Any = PeftModel.from_pretrained(model, str(adapter), **trained)
+        loaded = peft_model.load_adapter(str(adapter), "default", **trained)  # once more, as only this says what fits
     except (RuntimeError, ValueError) as error:
         raise _does_not_fit(adapter, f"peft says: {_first_lines(error)}") from error
     # Others are embeddings that peft saves twice.

@@ -20,20 +20,24 @@ import torch
 import transformers
 from peft.tuners.tuners_utils import check_target_module_exists
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, shortened
-from trl_drgrpo.common.hub_errors import check_weights, hub_errors
+from trl_drgrpo.common.hub_errors import check_weights, hub_errors, is_adapter, quiet_retries
 from trl_drgrpo.common.rows import prompt_rows
 from trl_drgrpo.single_gpu.memory.meta_model import context_length
-from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_adapter
+from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_active_adapter, check_adapter
+from trl_drgrpo.single_gpu.policies import source_of
+from trl_drgrpo.single_gpu.vocabulary import embedding_rows
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable
 
 _A_MODEL = "a local folder, or the id of a model on the Hub"
 _ALL_LINEAR = "all-linear"
 
 
-def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_config: Any, peft_config: Any) -> None:
+def check_model(
+    args: Any, model: Any, reward_funcs: list[Any], quantization_config: Any, peft_config: Any
+) -> int | None:
     """
     Refuse what this model cannot do, or could not be loaded with.
 
@@ -43,6 +47,9 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
         reward_funcs (`list`): Of these, the ids of reward models are looked up.
         quantization_config (*optional*): As the model will be loaded.
         peft_config ([`~peft.PeftConfig`], *optional*): As given to the trainer.
+
+    Returns:
+        `int`, *optional*: The number of the model's token embeddings; `None` where only loading would tell.
 
     Raises:
         `InputError`: A model or reward model that cannot be had; completions as long as the context; an unknown
@@ -54,10 +61,12 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
         require_package("vllm", "use_vllm", "True", "vllm")
     init: dict[str, Any] = dict(args.model_init_kwargs or {})
     check_adapter(model, peft_config, quantization_config, init)
+    check_active_adapter(model, args.beta)
     config = getattr(model, "config", None)
     if isinstance(model, str):
-        check_weights("model", Path(model))
-        config = _checked_config(model, {"trust_remote_code": args.trust_remote_code, **init})
+        source, options = source_of(model, {"trust_remote_code": args.trust_remote_code, **init})
+        check_weights("model", Path(source))
+        config = _checked_config(source, options)
     for reward in reward_funcs:
         if isinstance(reward, str):
             with hub_errors("reward_funcs", reward, "a local folder, or the id of a reward model on the Hub"):
@@ -67,6 +76,21 @@ def check_model(args: Any, model: Any, reward_funcs: list[Any], quantization_con
         named = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)
         if named is not None and peft_config is not None:
             _check_targets(peft_config, named)
+    if isinstance(model, nn.Module):
+        return embedding_rows(model)
+    # An adapter may bring more embeddings than its base has.
+    return None if config is None or is_adapter(model) else getattr(config.get_text_config(), "vocab_size", None)
+
+
+def own_tokenizer(args: Any, model: Any) -> Any:
+    """The tokenizer of a model by name, of its folder or Hub id; `None` where it does not load, which TRL will say."""
+    init = args.model_init_kwargs or {}
+    source, options = source_of(model, {"revision": init.get("revision")})
+    try:
+        with quiet_retries():
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=args.trust_remote_code, **options)
+    except (OSError, ValueError, KeyError, TypeError, ImportError):
+        return None
 
 
 def _checked_config(name: str, init: dict[str, Any]) -> Any:
@@ -206,6 +230,7 @@ def _check_targets(config: Any, model: nn.Module) -> None:
     if not targets or targets == _ALL_LINEAR or getattr(config, "target_parameters", None):
         return
     if any(check_target_module_exists(config, name) for name in modules):
+        _refuse_tied_target(config, model)
         return
     layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)})
     given = [targets] if isinstance(targets, str) else sorted(targets)
@@ -216,3 +241,16 @@ def _check_targets(config: Any, model: nn.Module) -> None:
     got = f"{', '.join(given)}, matching no layer of {type(model).__name__}"
     expected = f"names such as {', '.join(layer for layer in layers if layer != HEAD)}, or {_ALL_LINEAR}"
     raise InputError("peft_config.target_modules (lora_target_modules)", got, expected, remedy)
+
+
+def _refuse_tied_target(config: Any, model: nn.Module) -> None:
+    """An adapter on embeddings that PEFT would put on the output head, too."""
+    model_config: Any = model.config
+    if not (getattr(config, "ensure_weight_tying", False) and model_config.get_text_config().tie_word_embeddings):
+        return
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    for name, module in model.named_modules():
+        if module is embeddings and check_target_module_exists(config, name):
+            got = f"True with an adapter on {name}, whose weights {HEAD} shares"
+            remedy = f"TRL multiplies by {HEAD}.weight itself, so an adapter there is never trained: set it to False."
+            raise InputError("peft_config.ensure_weight_tying", got, "False", remedy)

@@ -9,15 +9,19 @@ layer loses its input gradient (or raises, with a bias), and merges and dequanti
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import TrainableTokensWrapper
 from torch import nn
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
+from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_bad_adapter
+from trl_drgrpo.upstream.weight_sync import REFERENCE
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
 HEAD = "lm_head"
@@ -32,7 +36,7 @@ def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, 
     if isinstance(model, str):
         return brought
     if not getattr(model, "is_quantized", False):
-        remedy = "Pass the model's name, or load it with quantization_config=lora_preset('qlora').quantization_config."
+        remedy = "Load it with quantization_config=lora_preset('qlora').quantization_config, or pass its name."
         raise InputError("model", "a loaded model that is not quantized", "one in 4 bit, for 'qlora'", remedy)
     return None
 
@@ -41,16 +45,28 @@ def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: 
     """
     Refuse, before anything loads, what would train nothing, and a quantization whose package is missing.
 
-    That is: an adapter that is frozen, of rank 0, for another task or on the output head; a quantized model without an
-    adapter; a model in which nothing requires a gradient. Arguments as for [`choose_quantization`].
+    That is: an adapter that is frozen, of rank 0, for another task or on the output head; a second adapter on top of
+    one; a quantized model without an adapter; a model in which nothing requires a gradient. Arguments as for
+    [`choose_quantization`].
     """
     require_for_quantization(quantization_config or (init or {}).get("quantization_config"))
+    has_adapter = is_adapter(model) if isinstance(model, str) else isinstance(model, PeftModel)
     if peft_config is not None:
+        if has_adapter:
+            remedy = (
+                "Leave peft_config out (in a recipe use_peft and the lora_ keys) to train that adapter further; for a "
+                "new one on top of it, merge it first (`trl-drgrpo merge`)."
+            )
+            raise InputError("peft_config", "a new adapter for a model that has one", "none", remedy)
         _check_config(peft_config)
         return
     quantized = quantization_config is not None or (init or {}).get("quantization_config") is not None
     if isinstance(model, str):
-        if quantized:
+        if has_adapter:
+            saved = PeftConfig.from_pretrained(str(Path(model).expanduser()))
+            saved.inference_mode = False  # it is True in every saved adapter
+            _check_config(saved)
+        elif quantized:
             raise _no_adapter("quantization_config without an adapter")
         return
     if isinstance(model, PeftModel):
@@ -83,6 +99,19 @@ def _check_config(config: Any) -> None:
         raise InputError("peft_config.target_modules", f"{HEAD} among them", "other layers", remedy)
 
 
+def check_active_adapter(model: Any, beta: float) -> None:
+    """Refuse adapters of which no copy can be the reference, before anything is built."""
+    if not (isinstance(model, PeftModel) and beta):
+        return
+    active = [*model.active_adapters]
+    if len(active) > 1:
+        remedy = "Activate one with model.set_adapter(name), or merge them with model.add_weighted_adapter."
+        raise InputError("model", f"{len(active)} active adapters with beta > 0", "one", remedy)
+    if active == [REFERENCE]:
+        remedy = "Load it under another name: TRL takes this one for the reference of KL."
+        raise InputError("model", f"an adapter of the name {REFERENCE!r} with beta > 0", "another name", remedy)
+
+
 def _no_adapter(got: str) -> InputError:
     remedy = "Quantized weights cannot be trained: pass peft_config, for example trl_drgrpo.lora_preset('qlora')."
     return InputError("peft_config", got, "an adapter to train", remedy)
@@ -104,6 +133,11 @@ def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adap
         remedy = "Compare the adapter's target_modules and exclude_modules with model.named_modules()."
         raise InputError("model", "no trainable parameter", "something to train", remedy)
     keep_4bit_layout(model)
+    for module in model.modules():
+        if isinstance(module, TrainableTokensWrapper) and isinstance(module.original_module, nn.Linear):
+            # Around an output head. TRL reads its weight, which PEFT gives with the trained rows in it, and its bias,
+            # which PEFT does not pass on. Past nn.Module, for which it would be a second parameter.
+            object.__setattr__(module, "bias", module.original_module.bias)
     if adapter_dtype == "float32" and is_quantized(model):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name in created and created[name].dtype != parameter.dtype:

@@ -102,6 +102,14 @@ class Hooks:
         for hook in _OWNED:
             self.owner_of(hook)
 
+    def load_policy(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+        """Loads the policy, or its reference, by name, as TRL's `load` does with these options."""
+        return load(name, **options)
+
+    def load_reward_model(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+        """Loads a reward model by name, likewise."""
+        return load(name, **options)
+
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         """Called at the end of TRL's constructor with the values of trainable parameters from before TRL cast them."""
 

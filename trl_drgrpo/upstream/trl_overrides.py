@@ -12,7 +12,6 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
@@ -34,33 +33,10 @@ from trl_drgrpo.upstream.environments import ToolLoop
 from trl_drgrpo.upstream.hooks import Completions, Hooks, LossTerm, owned
 from trl_drgrpo.upstream.private_state import PrivateState, swapped
 from trl_drgrpo.upstream.seams import patched_by
+from trl_drgrpo.upstream.starting_weights import add_reference_adapter, starting_weights
 from trl_drgrpo.upstream.versions import brief_bars
 from trl_drgrpo.upstream.vllm_adapters import VLLMSync
 from trl_drgrpo.upstream.weight_sync import load_translated, without_tied
-
-
-@contextmanager
-def _trainable_values(model: Any):
-    """The values of trainable parameters by name, as they are before TRL's constructor, which runs inside the block,
-    casts those on a quantized base; complete at its end. No copies: TRL gives a cast parameter other memory, and this
-    holds on to the first."""
-    values: dict[str, torch.Tensor] = {}
-    trl_module: Any = sys.modules[GRPOTrainer.__module__]
-    original = trl_module.get_peft_model
-
-    def note(holder: torch.nn.Module) -> None:
-        values.update({name: p.data for name, p in holder.named_parameters() if p.requires_grad})
-
-    def get_peft_model(*args: Any, **kwargs: Any) -> Any:
-        wrapped = original(*args, **kwargs)
-        values.clear()
-        note(wrapped)
-        return wrapped
-
-    if isinstance(model, torch.nn.Module):
-        note(model)
-    with swapped(trl_module, get_peft_model=get_peft_model):
-        yield values
 
 
 class HostTrainer(Hooks, PrivateState):
@@ -78,14 +54,17 @@ class HostTrainer(Hooks, PrivateState):
     _begins_rows = False  # whether the next generation is of a batch's first completions
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
-    def __init__(self, model, *args, **kwargs):
+    def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
         engine = swapped(sys.modules[GRPOTrainer.__module__], VLLMGeneration=partial(VLLMSync, trainer=self))
-        with _trainable_values(model) as values, brief_bars(), engine:
-            super().__init__(model, *args, **kwargs)
+        with starting_weights(self, model, args) as start, brief_bars(), engine:
+            super().__init__(model, reward_funcs, args, *others, **kwargs)
+        self.beta = self.args.beta  # 0 for TRL's constructor where there is an adapter
         self.built_with = dict(vars(self.args))
         if self.args.max_completion_length is None and not self.use_vllm:
             self.fill_the_context()
-        self.on_built(values)
+        self.on_built(start.values)
+        if self.beta:
+            add_reference_adapter(self.model, is_new=start.has_new_adapter)
 
     @owned
     def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:

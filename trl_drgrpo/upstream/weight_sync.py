@@ -21,6 +21,8 @@ from trl.import_utils import is_vllm_available
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.search.sampling import RANKS
 
+REFERENCE = "ref"  # where a model has an adapter of this name, TRL takes it for the reference of KL
+
 
 def load_translated(model: Any, folder: Path) -> Any:
     """Load all weights of a checkpoint in place, the way `from_pretrained` does; returns what `load_state_dict`

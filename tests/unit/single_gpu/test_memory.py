@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_families import tiny
+from tiny import random_weights
+from tiny_families import STATES, configuration_with_states, tiny
 from torch import nn
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
     Llama4TextConfig,
@@ -399,3 +402,49 @@ def test_a_generation_holds_each_prompt_once(tokenizer):
     assert cache(config, own) == 8 * 120 * per_token
     latent = tiny("DeepseekV3", tokenizer).config
     assert cache(latent, setup) == cache(latent, own)
+
+
+# Running states
+
+SHORT = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8}
+ADAPTED = {"use_peft": True, "lora_target_modules": ["all-linear"]}
+
+
+@pytest.mark.parametrize("family", [*STATES, "Bloom", "Falcon", "Llama4Text", "Mpt", "GptOss", "DeepseekV3"])
+def test_every_family_is_planned(family, tokenizer):
+    if family == "Mpt":
+        config = transformers.MptConfig(vocab_size=200, d_model=32, n_layers=2, n_heads=4)
+    elif family in STATES:
+        config = configuration_with_states(family, tokenizer)
+    else:
+        config = tiny(family, tokenizer).config
+    setup = from_keys(SHORT, 8, "cpu")
+    plan = Planner(config, setup).estimate(setup)
+    assert plan.phases["generate"]
+    assert plan.phases["train"]
+    if family != "Llama4Text":  # whose router is a linear layer with two results
+        setup = from_keys({**SHORT, **ADAPTED}, 8, "cpu")
+        assert Planner(config, setup).estimate(setup).trained > 0
+
+
+@pytest.mark.parametrize("family", [name for name in STATES if name not in ("RecurrentGemma", "Rwkv", "Mamba2")])
+def test_states_take_in_the_plan_what_they_take_in_a_cache(family, tokenizer):
+    config = configuration_with_states(family, tokenizer)
+    setup = from_keys(SHORT, 8, "cpu")
+    planned = Planner(config, setup).estimate(setup).phases["generate"]["keys and values"]
+    model = random_weights(AutoModelForCausalLM.from_config, config).eval()
+    with torch.no_grad():
+        cache = model(torch.ones(4, 16, dtype=torch.long), use_cache=True).past_key_values
+    tensors = []
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            tensors += value.values() if isinstance(value, dict) else [value]
+    assert planned == sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+
+
+def test_what_cannot_be_run_without_weights_is_one_error(tokenizer, monkeypatch):
+    config = tiny("Llama", tokenizer).config
+    monkeypatch.setattr(transformers.LlamaModel, "forward", lambda *args, **kwargs: torch.tensor(1)[3])
+    setup = from_keys(SHORT, 8, "cpu")
+    with pytest.raises(InputError, match=r"llama, whose \w+ step cannot be run without weights"):
+        Planner(config, setup).estimate(setup)

@@ -19,7 +19,7 @@ def no_weights(monkeypatch):
 
 
 def check(model, init=None, peft_config=None, rewards=(), **changes):
-    settings = {"use_vllm": False, "trust_remote_code": False, "max_completion_length": 12, **changes}
+    settings = {"use_vllm": False, "trust_remote_code": False, "max_completion_length": 12, "beta": 0.0, **changes}
     check_model(SimpleNamespace(model_init_kwargs=init, **settings), model, list(rewards), None, peft_config)
 
 

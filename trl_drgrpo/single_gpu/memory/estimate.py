@@ -27,7 +27,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory import passes
 from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, LOADED_IN, Setup, readable
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
-from trl_drgrpo.single_gpu.memory.meta_model import Skeleton, context_length
+from trl_drgrpo.single_gpu.memory.meta_model import MASKS, NOT_PLANNED, Skeleton, context_length, reason
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape, scored_shapes, trained_shapes
 
 MIB = 2**20
@@ -109,7 +109,8 @@ class Planner:
         self.parameters = self.full.parameters
         kinds = {tuple((n, tuple(p.shape)) for n, p in layer.named_parameters()) for layer in self.full.layers}
         kinds_of_attention = set(getattr(config, "layer_types", None) or ())
-        self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1
+        counted = len(self.full.layers) == config.num_hidden_layers
+        self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1 and counted
         self._shallow: dict[int, Skeleton] = {}
         self._peaks: dict[Any, passes.Peaks] = {}  # equal runs are run once
         model = self.full.model
@@ -197,11 +198,11 @@ class Planner:
         if key not in self._peaks:
             depth, rest = self.config.num_hidden_layers, (setup,) if shape is None else (setup, shape)
             if not self.is_uniform or depth <= 3:
-                self._peaks[key] = run(self.full, *rest)
+                self._peaks[key] = _run(run, self.full, *rest)
             else:
                 for layers in {2, 3} - set(self._shallow):
                     self._shallow[layers] = Skeleton(self.config, self.setup, layers)
-                two, three = (run(self._shallow[layers], *rest) for layers in (2, 3))
+                two, three = (_run(run, self._shallow[layers], *rest) for layers in (2, 3))
                 self._peaks[key] = {name: two[name] + (depth - 2) * (three[name] - two[name]) for name in two}
         return self._peaks[key]
 
@@ -263,6 +264,19 @@ class Planner:
             sums["one layer merged"] = self._one_layer_merged
             phases["merge"] = {PROCESS_PART: PROCESS["cpu"], **sums}
         return {name: _without_zeros(parts) for name, parts in phases.items()}
+
+
+def _run(run: Callable[..., passes.Peaks], skeleton: Skeleton, *rest: Any) -> passes.Peaks:
+    """What a pass gives, with masks in the first form that the model takes; an `InputError` where it takes none."""
+    try:
+        return run(skeleton, *rest)
+    except NOT_PLANNED as error:
+        if skeleton.masks != MASKS[-1]:
+            skeleton.masks = MASKS[MASKS.index(skeleton.masks) + 1]
+            return _run(run, skeleton, *rest)
+        got = f"{skeleton.config.model_type}, whose {run.__name__} step cannot be run without weights"
+        remedy = f"It cannot be planned. {reason(error)}"
+        raise InputError("--model", got, "a decoder whose steps can be counted", remedy) from error
 
 
 def _without_zeros(parts: dict[str, int]) -> dict[str, int]:

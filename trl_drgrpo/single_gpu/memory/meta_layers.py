@@ -323,6 +323,15 @@ class AdaptedLinear(nn.Module):
         self.lora_a, self.lora_b = nn.Linear(columns, rank, **as_peft), nn.Linear(rank, rows, **as_peft)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
+    @property
+    def weight(self) -> Any:
+        """The base's, as PEFT shows it: some layers read its dtype."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> Any:
+        return self.base.bias
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self.base(x)
         is_quantized, given = isinstance(self.base, QuantizedLinear), result.dtype

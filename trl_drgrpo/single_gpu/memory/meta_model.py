@@ -23,6 +23,17 @@ from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, Precision, Q
 from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
 
 ATTENTION = "trl_drgrpo_planned"
+# What a model raises that cannot be built, or run, without weights.
+NOT_PLANNED = (ValueError, LookupError, AttributeError, ImportError, RuntimeError, TypeError, AssertionError)
+
+# Of pairs of queries and keys, where the fast path makes them or always; of a row's tokens; none at all.
+MASKS = ("pairs", "all pairs", "padding", "none")
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, as a sentence."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first[:200].rstrip('.')}."
 
 
 def read_config(name: str) -> tuple[Any, bool]:
@@ -76,6 +87,8 @@ class Skeleton:
         parameters (`int`): Of the model, before adapters and quantization.
         head (`nn.Module`): The layer that makes logits.
         layers (`nn.ModuleList`): The decoder's.
+        backbone (`nn.Module`): The model without its head.
+        masks (`str`): The form of mask that it takes, one of `MASKS`.
 
     Raises:
         `InputError`: An architecture without a causal language model, or targets that name no layer.
@@ -86,20 +99,23 @@ class Skeleton:
         if layers is not None:
             config.num_hidden_layers = layers
             for name in ("layer_types", "mlp_layer_types"):
-                if getattr(config, name, None):
+                if getattr(config, name, None) and name in vars(config):  # some follow from the number of layers
                     setattr(config, name, list(getattr(config, name))[:layers])
         try:
             with torch.device("meta"):
                 model = self.model = _language_model(config, getattr(torch, setup.dtype))
-        except (ValueError, KeyError, AttributeError, ImportError, RuntimeError, TypeError) as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
+        except NOT_PLANNED as error:
             got = f"{config.model_type}, which cannot be built as a causal language model"
-            raise InputError("--model", got, "a decoder that transformers knows", reason) from error
+            raise InputError("--model", got, "a decoder that transformers knows", reason(error)) from error
         self.precision = Precision(getattr(torch, setup.autocast) if setup.autocast else None, setup.device)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.head = model.get_output_embeddings()
-        lists = (each for each in model.modules() if isinstance(each, nn.ModuleList))
-        self.layers: Any = next(each for each in lists if len(each) == config.num_hidden_layers)
+        backbone = model.base_model
+        self.backbone: Any = backbone if backbone is not model else model.model  # Llama 4's prefix is that of another
+        self.masks = MASKS[0]
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        decoders = [layers for layers in lists if len(layers) == config.num_hidden_layers]
+        self.layers: Any = next(iter(decoders or lists))
         if setup.bits or setup.adapter:
             self._change_layers(setup)
         model.train()
@@ -138,7 +154,10 @@ def _language_model(config: Any, dtype: torch.dtype) -> Any:
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION}
     if config.model_type.endswith("_text") and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return _WithHead(AutoModel.from_config(config, **options), config, dtype)
-    return AutoModelForCausalLM.from_config(config, **options)
+    try:
+        return AutoModelForCausalLM.from_config(config, **options)
+    except (KeyError, ValueError):  # a class of its own for each attention (Falcon)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
 
 class _WithHead(nn.Module):

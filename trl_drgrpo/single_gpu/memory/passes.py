@@ -5,6 +5,7 @@ Segments (the forward, the head, the backward of the last layer and of the first
 another: within a segment live bytes grow by the same amount per layer.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -13,6 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import BLOCK, NOT_SERVED, GroupCache, group_attention_in
 from trl_drgrpo.features.fast_path.sharing import mask_form
@@ -20,7 +28,7 @@ from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import APART, Ledger, fused_head
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape
-from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
+from trl_drgrpo.upstream.kv_cache import CACHE
 
 Peaks = dict[str, int]  # per segment, in bytes
 LONG: Any = {"dtype": torch.long, "device": "meta"}
@@ -47,7 +55,7 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     if setup.adapter is not None and setup.checkpointing:  # TRL lets the embeddings' output ask for a gradient then
         embeddings = model.get_input_embeddings()
         hooks = [embeddings.register_forward_hook(lambda _, __, out: out.requires_grad_(True))]
-    inputs = _inputs(shape)
+    inputs = _inputs(skeleton, shape)
     with _run(skeleton, layout, *inputs) as ledger:
         ledger.mark("forward")
         hooks += _mark_backward(skeleton.layers, ledger)
@@ -71,20 +79,29 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
 def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     """Forward of one micro-batch without gradient."""
     _checkpoint(skeleton, False)
-    inputs = _inputs(shape)
+    inputs = _inputs(skeleton, shape)
     with _run(skeleton, *inputs) as ledger:
         ledger.mark("score")
         _log_probs(skeleton, setup, *inputs)
     return {"score": ledger.peaks["score"] + _input_bytes(skeleton.model.base_model.config, shape)}
 
 
-def _inputs(shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Token ids, mask, and places that are scored."""
     packs, width, mask = shape.packs, shape.width, None
-    if shape.masked:
-        mask = torch.empty(packs, 1, width, width, dtype=torch.bool, device="meta")
+    if shape.masked or skeleton.masks in ("all pairs", "padding"):
+        mask = _mask(skeleton, packs, width, width)
         setattr(mask, APART, shape.apart)
     return torch.empty(packs, width, **LONG), mask, torch.empty(shape.scored, **LONG)
+
+
+def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> torch.Tensor | None:
+    """A mask in the form that the model takes."""
+    if skeleton.masks == "none":
+        return None
+    if skeleton.masks == "padding":
+        return torch.empty(rows, width, **LONG)
+    return torch.empty(rows, 1, queries, width, dtype=torch.bool, device="meta")
 
 
 def _input_bytes(config: Any, shape: Shape) -> int:
@@ -100,8 +117,9 @@ def _input_bytes(config: Any, shape: Shape) -> int:
 
 def _log_probs(skeleton: Skeleton, setup: Setup, ids: torch.Tensor, mask: Any, scored: torch.Tensor) -> torch.Tensor:
     """Of the tokens that are scored, the way the micro-batches of this setup do."""
-    given = {"input_ids": ids, "position_ids": ids, "attention_mask": mask}
-    hidden = skeleton.model.base_model(**given, use_cache=False).last_hidden_state
+    backbone = skeleton.backbone
+    inputs = _taken(backbone, input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False)
+    hidden = backbone(**inputs).last_hidden_state
     if not setup.exact:
         hidden = hidden[:, :-1]
     hidden = hidden.reshape(-1, hidden.size(-1))
@@ -152,56 +170,95 @@ def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[Any]:
     return [layer.register_forward_hook(marks(name)) for layer, name in zip(layers, names, strict=False)]
 
 
+def _taken(model: Any, **inputs: Any) -> dict[str, Any]:
+    """The inputs that a model's forward knows; those of running states know no positions."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return inputs
+    return {name: value for name, value in inputs.items() if name in parameters}
+
+
 def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
-    """The first step, over the prompts, and the last, over one token of every row; and, as `"cache"`, what keys and
-    values take in the end."""
-    if setup.exact and setup.fast_generation and not getattr(skeleton.config, "attention_chunk_size", None):
-        try:
-            return _generate(skeleton, setup, groups=True)
-        except NOT_SERVED:  # a model that takes no cache in which a prompt is held once
-            pass
-    return _generate(skeleton, setup, groups=False)
+    """The first step, over the prompts, and the last, over one token of every row; and, as `"cache"`, what keys,
+    values and running states take in the end."""
+    is_fast = setup.exact and setup.fast_generation and _selects_rows(skeleton.config)
+    has_chunks = getattr(skeleton.config, "attention_chunk_size", None)
+    # Prompts held once; prompts run once, then copied; every row by itself.
+    for once, groups in ((True, True), (True, False)):
+        if is_fast and not (groups and has_chunks):
+            try:
+                return _generate(skeleton, setup, once, groups)
+            except NOT_SERVED:  # a cache that cannot be shared, or whose rows cannot be selected
+                pass
+    return _generate(skeleton, setup, once=False, groups=False)
+
+
+def _selects_rows(config: Any) -> bool:
+    """Whether prompts are run once: the cache holds keys and values of tokens, and no running state."""
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, TypeError, ValueError):  # a cache of its own
+        return False
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+# Where a model's output has its cache, and its forward takes it: of keys and values, Mamba's, RWKV's.
+_CACHES = (CACHE, "cache_params", "state")
+
+
+def _cache_in(output: Any) -> dict[str, Any]:
+    """The cache of an output by the name that a forward takes; empty for a model that keeps it in its layers."""
+    caches = {name: getattr(output, name, None) for name in _CACHES}
+    return {name: cache for name, cache in caches.items() if cache is not None}
 
 
 @torch.no_grad()
-def _generate(skeleton: Skeleton, setup: Setup, groups: bool) -> Peaks:
+def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Peaks:
     model, rows = skeleton.model, setup.generated_rows
-    prompts = max(1, rows // setup.group) if setup.exact and setup.fast_generation else rows
+    prompts = max(1, rows // setup.group) if once else rows
     _checkpoint(skeleton, False)
+
+    def step(ids: torch.Tensor, mask: torch.Tensor | None, cache: dict[str, Any]) -> Any:
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": ids, "logits_to_keep": 1, **cache}
+        return model(**_taken(model, **inputs, use_cache=True))
+
     ids = torch.empty(prompts, setup.prompt, **LONG)
-    mask = torch.empty(prompts, 1, setup.prompt, setup.prompt, dtype=torch.bool, device="meta")
+    mask = _mask(skeleton, prompts, setup.prompt, setup.prompt)
     with _run(skeleton, ids) as ledger:
         ledger.mark("prompts")
-        ledger.enter(mask)
-        cache = cache_of(model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=True, logits_to_keep=1))
+        if mask is not None:
+            ledger.enter(mask)
+        cache = _cache_in(step(ids, mask, {}))
         skeleton.precision.forget()
         ledger.mark("copies")
+        prefilled: Any = next(iter(cache.values()), None)
         if groups:  # by the first step, over a cache of each kind
-            tested = [torch.empty_like(each) for layer in cache.layers for each in (layer.keys, layer.values)]
-            copied = _group_cache(cache, rows, setup.completion)
+            tested = [torch.empty_like(each) for layer in prefilled.layers for each in (layer.keys, layer.values)]
+            copied = _group_cache(prefilled, rows, setup.completion)
             del tested, copied
         elif prompts < rows:
-            cache.batch_select_indices(torch.empty(rows, **LONG))
+            prefilled.batch_select_indices(torch.empty(rows, **LONG))
     peaks = {name: ledger.peaks[name] for name in ("prompts", "copies")}
+    whole: Any = None
     if groups:
         mask = None
-        cache = _group_cache(cache, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
+        whole = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
+        cache = dict.fromkeys(cache, whole)
     else:
-        mask = torch.empty(rows, 1, 1, setup.width, dtype=torch.bool, device="meta")
+        mask = _mask(skeleton, rows, 1, setup.width)
         ids = torch.empty(rows, setup.width - 1, **LONG)
         with skeleton.precision:
-            cache = cache_of(model(input_ids=ids, position_ids=ids, use_cache=True, logits_to_keep=1))
+            cache = _cache_in(step(ids, _mask(skeleton, rows, setup.width - 1, setup.width - 1), {}))
+    del prefilled
     with _run(skeleton, keeps_casts=not groups) as ledger, group_attention_in(model) if groups else nullcontext():
         ledger.mark("tokens")
-        for each in _held(cache):
-            ledger.enter(each)
+        for tensor in _held(cache):
+            ledger.enter(tensor)
         if groups:
-            torch.empty_like(cache.layers[-1].keys)  # the old one, while the last layer grows
+            torch.empty_like(whole.layers[-1].keys)  # the old one, while the last layer grows
         ids = torch.empty(rows, 1, **LONG)
-        logits = model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=True, **{CACHE: cache}).logits[
-            :, -1
-        ]
-        peaks["cache"] = sum(each.nbytes for each in _held(cache))
+        logits = step(ids, mask, cache).logits[:, -1]
+        peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
         skeleton.precision.forget()
         ledger.mark("sampling")
         scores = logits.to(copy=True, dtype=torch.float32)
@@ -209,7 +266,7 @@ def _generate(skeleton: Skeleton, setup: Setup, groups: bool) -> Peaks:
         drawn = torch.empty_like(probabilities)
         live = drawn[torch.empty(rows, **LONG)]
         chosen = probabilities / live
-        del logits, scores, probabilities, drawn, live, chosen, cache
+        del logits, scores, probabilities, drawn, live, chosen, cache, whole
     # Ids, mask and positions of every row so far, the old and the new while one token is added.
     return peaks | {name: ledger.peaks[name] + 6 * rows * setup.width * 8 for name in ("tokens", "sampling")}
 
@@ -230,6 +287,13 @@ def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, values_
 
 
 def _held(cache: Any) -> list[torch.Tensor]:
-    names = ("prompt_keys", "prompt_values", "keys", "values")
-    held = (getattr(layer, name, None) for layer in cache.layers for name in names)
-    return [each for each in held if each is not None]
+    """Tensors of a cache: keys and values, states of convolutions and recurrences, keys of an indexer."""
+    if isinstance(cache, torch.Tensor):
+        return [cache]
+    if isinstance(cache, dict):
+        cache = list(cache.values())
+    elif hasattr(cache, "layers"):
+        cache = cache.layers
+    elif isinstance(cache, CacheLayerMixin | LinearAttentionCacheLayerMixin):
+        cache = list(vars(cache).values())
+    return [tensor for part in cache for tensor in _held(part)] if isinstance(cache, (list, tuple)) else []

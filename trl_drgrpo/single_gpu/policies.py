@@ -1,0 +1,72 @@
+"""The policy by name: a model, or the folder of an adapter that is trained further on its base.
+
+A checkpoint that lacks weights is refused. transformers makes them at random, and the run would train noise.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import check_weights, is_adapter, refuse_new_weights
+from trl_drgrpo.single_gpu.merging import attach, base_of, fit_vocabulary
+
+_RANDOM = "transformers would make them at random: "
+
+
+def source_of(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Path or Hub id of the weights that a policy's name stands for, an adapter's base, and the options to load them
+    with."""
+    if not is_adapter(name):
+        return name, options
+    try:
+        base, revision = base_of(Path(name).expanduser(), None)
+    except InputError as error:
+        raise error.under("model") from error
+    check_weights("model", Path(name).expanduser())
+    # A revision among the options is one of the adapter's repository.
+    return base, {**options, "revision": revision}
+
+
+def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+    """
+    A model to train.
+
+    Args:
+        load (`Callable`): TRL's `create_model_from_path`.
+        name (`str`): Path or Hub id of a model, or an adapter's folder: that adapter is trained further.
+        options (`dict[str, Any]`): Keywords of `from_pretrained`.
+
+    Raises:
+        `InputError`: A checkpoint without all weights, or an adapter that does not fit its base.
+    """
+    base, options = source_of(name, options)
+    model, info = load(base, **options, output_loading_info=True)
+    refuse_new_weights("model", base, model, info, f"{_RANDOM}name a checkpoint that was trained as this model.")
+    if not is_adapter(name):
+        return model
+    adapter = Path(name).expanduser()
+    fit_vocabulary(model, adapter)
+    return attach(model, adapter, is_trainable=True)
+
+
+def load_reward_model(load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+    """A reward model with a trained head; arguments as for [`load_policy`]."""
+    model, info = load(name, **options, output_loading_info=True)
+    remedy = f"{_RANDOM}name a model that was trained to give rewards."
+    refuse_new_weights("reward_funcs", name, model, info, remedy)
+    return model
+
+
+def adapters_tokenizer(name: Any, trust_remote_code: bool) -> Any:
+    """The tokenizer or processor that was saved with an adapter, whose chat template it was trained with; `None` where
+    there is none, or for anything else than an adapter's folder."""
+    if not (isinstance(name, str) and is_adapter(name)):
+        return None
+    folder = Path(name).expanduser()
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    from transformers import AutoProcessor
+
+    sides = {"truncation_side": "left", "padding_side": "left"}  # as TRL loads a model's own
+    return AutoProcessor.from_pretrained(str(folder), trust_remote_code=trust_remote_code, **sides)

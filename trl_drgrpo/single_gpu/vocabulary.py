@@ -1,0 +1,88 @@
+"""Token ids against the model's embeddings.
+
+A token that was added to the tokenizer without resizing the model has no embedding: the first forward ends in an
+`IndexError`, on a GPU in a device assert that names nothing. Many tokenizers hold ids beyond the embeddings that
+nothing uses (Gemma 3's text models lack that of an image), and many models have more embeddings than the tokenizer has
+tokens. So what counts is what this run uses: the special tokens, and the tokens of its prompts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.rows import prompt_rows
+
+_AT_ONCE = 256
+Tokenize = Callable[[list[Any]], list[list[int]]]
+
+
+def embedding_rows(model: Any) -> int | None:
+    """Number of token embeddings of a model in memory; `None` where it has none that can be counted."""
+    embeddings = model.get_input_embeddings()
+    rows = getattr(embeddings, "num_embeddings", None)
+    if rows is None and getattr(embeddings, "weight", None) is not None:
+        rows = embeddings.weight.shape[0]
+    return rows or None  # 0: partitioned by DeepSpeed
+
+
+def check_vocabulary(
+    processing_class: Any, rows: int | None, splits: Mapping[str, Any], template: Mapping[str, Any] | None = None
+) -> None:
+    """
+    Refuse tokens that this run uses and the model has no embedding for.
+
+    Args:
+        processing_class: The tokenizer, or a processor with one.
+        rows (`int`, *optional*): Number of the model's token embeddings; `None`: not known, nothing is checked.
+        splits (`Mapping`): Datasets by field. Their prompts are tokenized only if the tokenizer has ids beyond `rows`.
+        template (`Mapping`, *optional*): `chat_template_kwargs`.
+
+    Raises:
+        `InputError`: Names the token, its id and where it is used.
+    """
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if rows is None or not hasattr(tokenizer, "get_vocab"):
+        return
+    names = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
+    if not names:
+        return
+    for kind in ("eos_token", "pad_token"):
+        index = getattr(tokenizer, f"{kind}_id")
+        if index in names:
+            raise _no_embedding(names[index], index, rows, f"the {kind}")
+    tokenize = _tokenizing(processing_class, template or {})
+    for field, dataset in splits.items():
+        for row, ids in _prompt_ids(dataset, tokenize):
+            beyond = next((index for index in ids if index >= rows), None)
+            if beyond is not None:
+                raise _no_embedding(names.get(beyond, ""), beyond, rows, f"row {row} (from 0) of {field}")
+
+
+def _no_embedding(token: str, index: int, rows: int, place: str) -> InputError:
+    remedy = (
+        "The tokenizer has tokens that the model was not resized for: call "
+        "model.resize_token_embeddings(len(tokenizer)), save the model and train it, or use its own tokenizer."
+    )
+    expected = f"ids below {rows}, the model's embeddings"
+    return InputError("processing_class", f"the token {token!r} of id {index} in {place}", expected, remedy)
+
+
+def _tokenizing(processing_class: Any, template: Mapping[str, Any]) -> Tokenize:
+    """Ids of prompts, texts or messages, as TRL makes them."""
+
+    def tokenize(prompts: list[Any]) -> list[list[int]]:
+        if isinstance(prompts[0], str):
+            return processing_class(text=prompts)["input_ids"]
+        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
+        return processing_class.apply_chat_template(prompts, **options)["input_ids"]
+
+    return tokenize
+
+
+def _prompt_ids(dataset: Any, tokenize: Tokenize) -> Iterator[tuple[int, list[int]]]:
+    """Number and token ids of the prompts of a split."""
+    rows = prompt_rows(dataset)
+    while batch := list(islice(rows, _AT_ONCE)):
+        all_ids = tokenize([row["prompt"] for _, row in batch])
+        yield from ((number, ids) for (number, _), ids in zip(batch, all_ids, strict=True))
