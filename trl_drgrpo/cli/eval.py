@@ -21,7 +21,16 @@ from typing import Any
 
 from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows
-from trl_drgrpo.cli.run_keys import ANSWER_KEYS, EVALUATIONS, Given, add_keys, model_path, read_given, run_folder
+from trl_drgrpo.cli.run_keys import (
+    ANSWER_KEYS,
+    EVALUATIONS,
+    TRUST,
+    Given,
+    add_keys,
+    model_path,
+    read_given,
+    run_folder,
+)
 from trl_drgrpo.common import __version__
 from trl_drgrpo.common.disk import check_file, check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
@@ -117,7 +126,8 @@ def _checked(args: argparse.Namespace) -> Given:
         remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
         raise InputError("dataset_name", got, "a dataset with prompts", remedy)
     if not given.values.get("reward_funcs"):
-        remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct."
+        remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct. "
+        remedy += f"A run's folder may bring rewards that run code: {TRUST}."
         raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
     if baseline := _baseline(args, given):
         try:

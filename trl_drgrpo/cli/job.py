@@ -16,7 +16,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console, data, flags
 from trl_drgrpo.cli.recipe import dump
-from trl_drgrpo.cli.run_keys import check_model_name, keep_recipe, model_path
+from trl_drgrpo.cli.run_keys import check_model_name, keep_recipe, model_path, needs_trust_recipe
 from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
@@ -320,7 +320,9 @@ _SHOWN = (
 )
 
 
-def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool) -> str:
+def closing(
+    output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool, given: Mapping[str, Any]
+) -> str:
     """The summary of a finished run.
 
     Args:
@@ -328,6 +330,7 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
         logged (`Sequence[Mapping]`): The log history.
         seconds (`float`): Training time.
         run_log (`bool`): Whether the run keeps its recipe, which `eval` reads.
+        given (`Mapping[str, Any]`): The values of the recipe.
 
     Returns:
         `str`: Lines without a break at the end.
@@ -340,10 +343,13 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
         if len(values) > 1:
             lines.append(f"  {name}: {form.format(values[0])} -> {form.format(values[-1])} (first and last logged)")
     folder, name = shlex.quote(output_dir), shlex.quote(Path(output_dir).name)
+    remote_code = needs_trust_recipe("trust_remote_code", given)
+    for_generate = " --trust_recipe" * remote_code
+    for_eval = " --trust_recipe" * (remote_code or needs_trust_recipe("reward_funcs", given))
     following = [
         f"trl-drgrpo report {folder}",
-        *[f"trl-drgrpo eval --model {folder} --num_samples 8"] * run_log,
-        f"trl-drgrpo generate --model {folder}",
+        *[f"trl-drgrpo eval --model {folder} --num_samples 8{for_eval}"] * run_log,
+        f"trl-drgrpo generate --model {folder}{for_generate}",
         f"hf upload YOUR_NAME/{name} {folder} {UPLOAD_EXCLUDES}",
     ]
     return "\n".join([*lines, "Next:", *(f"  {command}" for command in following)])

@@ -429,8 +429,9 @@ def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:
 
     set_seed(seed)
     with hub_errors("model", str(model), "a folder or the id of a language model on the Hub"):
-        names = {"id2label": LABEL_NAMES, "label2id": {name: index for index, name in LABEL_NAMES.items()}}
-        return AutoModelForTokenClassification.from_pretrained(model, num_labels=2, dtype=dtype, **names)
+        options = {"id2label": LABEL_NAMES, "label2id": {name: index for index, name in LABEL_NAMES.items()}}
+        options |= {"num_labels": 2, "dtype": dtype, "trust_remote_code": False}
+        return AutoModelForTokenClassification.from_pretrained(model, **options)
 
 
 def _with_adapter(network: Any, peft_config: Any) -> Any:
