@@ -16,7 +16,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
-from trl_drgrpo.common.disk import sole_writer, write_whole
+from trl_drgrpo.common.disk import refuse_irregular, sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import column_values
 from trl_drgrpo.rewards.columns import ask, check_columns
@@ -101,6 +101,7 @@ def completed_rows(
             there.
     """
     path, facts = Path(path), json.loads(json.dumps(facts))
+    refuse_irregular(field, path)
     beside = path.with_suffix(f".{kind}.json")
     with sole_writer(field, path, is_file=True):
         groups = _whole_groups(path, beside, kind, facts)
@@ -137,14 +138,21 @@ _GROUPS = "whole_groups"  # after each: problems that are done, lines of the fil
 
 def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any]) -> list[list[int]]:
     """The groups that the file holds; refuses one of another command."""
-    if not path.exists():
-        return [[0, 0]]
     expected = f"a new file, or one of the same {kind}"
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        before = None
     except (OSError, ValueError):
+        before = {}
+    if before is not None and not (isinstance(before, dict) and _GROUPS in before):
+        got = f"{path}, beside which {beside.name} stands, which was not written by this command"
+        raise InputError("output", got, expected, "Name another file.")
+    if not path.exists():
+        return [[0, 0]]
+    if before is None:
         got = f"{path}, which exists and was not written by this command"
-        raise InputError("output", got, expected, "Name another file.") from None
+        raise InputError("output", got, expected, "Name another file.")
     groups = before.pop(_GROUPS, [[0, 0]])
     for name in {**before, **facts}:
         if before.get(name) != facts.get(name):

@@ -137,7 +137,7 @@ def _checked(args: argparse.Namespace) -> Given:
             raise InputError(error.field, error.got, error.expected, remedy) from error
     check_writable("output_dir", str(_output(args, given)))
     if args.pass_rates:
-        check_file("pass_rates", args.pass_rates)
+        check_file("pass_rates", args.pass_rates, [given.values["dataset_name"]])
     return given
 
 

@@ -20,10 +20,11 @@ from trl_drgrpo.cli.run_keys import check_model_name, keep_recipe, model_path, n
 from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
+from trl_drgrpo.common.output_folders import check_output_folder, checkpoint_folders, recorded_base
 from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.config.field_kinds import refused
-from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start, newest_complete_checkpoint
+from trl_drgrpo.features.resume.checkpoints import choose_start, newest_complete_checkpoint
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import origin, resolve_object, resolve_reward
@@ -87,7 +88,21 @@ def run_folder(given: dict[str, Any], dry_run: bool) -> Iterator[None]:
         # Which of several checkpoints is the newest is found out when the run starts, once.
         if resume is not True or overwrite or not checkpoint_folders(output_dir):
             choose_start(output_dir, resume, overwrite, checksums=is_main)
+        if not resume:
+            check_output_folder("output_dir", str(output_dir), _input_folders(given))
         yield
+
+
+def _input_folders(given: Mapping[str, Any]) -> dict[str, str]:
+    """What a run reads from folders, by setting."""
+    model = model_path(given.get("model_name_or_path") or "")
+    folders = {"model_name_or_path": model, "its base model": recorded_base(model)}
+    folders |= {name: given.get(name) for name in ("reward_model_name_or_path", "dataset_name")}
+    for spec in given.get("step_reward_funcs") or ():
+        options = next(iter(spec.values())) if isinstance(spec, Mapping) else spec
+        scorer = options.get("model") if isinstance(options, Mapping) else options
+        folders[f"step reward {scorer}"] = scorer
+    return {name: path for name, path in folders.items() if isinstance(path, str) and path}
 
 
 # Put together --------------------------------------------------------------------------------------------------------

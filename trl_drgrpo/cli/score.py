@@ -148,7 +148,7 @@ def _check(args: argparse.Namespace) -> None:
         if Path(args.plot).suffix != ".png":
             raise InputError("plot", args.plot, "a file that ends in .png", "Rename it.")
         require_package("matplotlib", "plot", args.plot, "report")
-    outputs = [args.data, *map(str, Path(args.data).glob("*.jsonl")), *filter(None, [args.dataset])]
+    outputs = [args.data, *filter(None, [args.dataset])]
     for field in ("output", "plot", "pass_rates"):
         if (path := getattr(args, field)) is not None:
             check_file(field, path, outputs)
