@@ -139,20 +139,16 @@ _GROUPS = "whole_groups"  # after each: problems that are done, lines of the fil
 def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any]) -> list[list[int]]:
     """The groups that the file holds; refuses one of another command."""
     expected = f"a new file, or one of the same {kind}"
+    if not path.exists():
+        if beside.exists() and _GROUPS not in beside.read_text(encoding="utf-8", errors="replace"):
+            got = f"{path}, beside which {beside.name} was not written by this command"
+            raise InputError("output", got, expected, "Name another file.")
+        return [[0, 0]]
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        before = None
     except (OSError, ValueError):
-        before = {}
-    if before is not None and not (isinstance(before, dict) and _GROUPS in before):
-        got = f"{path}, beside which {beside.name} stands, which was not written by this command"
-        raise InputError("output", got, expected, "Name another file.")
-    if not path.exists():
-        return [[0, 0]]
-    if before is None:
         got = f"{path}, which exists and was not written by this command"
-        raise InputError("output", got, expected, "Name another file.")
+        raise InputError("output", got, expected, "Name another file.") from None
     groups = before.pop(_GROUPS, [[0, 0]])
     for name in {**before, **facts}:
         if before.get(name) != facts.get(name):

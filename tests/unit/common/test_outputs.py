@@ -268,3 +268,13 @@ def test_a_training_of_a_process_reward_model_does_too(here, saved_model, monkey
     monkeypatch.setattr(training, "checkpoint_folders", folders)
     train_prm(saved_model, rows, "prm", arguments={**limits, "per_device_train_batch_size": 2})
     assert sorted(path.name for path in Path("prm").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-notes"]
+
+
+def test_what_stands_beside_an_output_is_not_replaced(here, saved_model, capfd):
+    (here / "found.search.json").write_text('{"mine": 1}')
+    argv = ["search", "--model", saved_model, "--dataset_name", "rows.jsonl", "--strategy", "best_of_n"]
+    argv += ["--reward_funcs", "math_reward", "--budget_tokens", "4", "--max_completion_length", "2"]
+    assert main([*argv, "--output", "found.jsonl"]) == 2
+    assert "beside which found.search.json was not written by this command" in capfd.readouterr().err
+    assert (here / "found.search.json").read_text() == '{"mine": 1}'
+    assert main([*argv, "--output", "other.jsonl"]) == 0
