@@ -19,6 +19,7 @@ from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
 from trl_drgrpo.common.disk import refuse_irregular, sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import column_values
+from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.rewards.columns import ask, check_columns
 
 Row = dict[str, Any]
@@ -100,7 +101,7 @@ def completed_rows(
         `InputError`: The file is one of another command, another process writes to it, or no file can be written
             there.
     """
-    path, facts = Path(path), json.loads(json.dumps(facts))
+    path, facts = Path(path), scrubbed(json.loads(json.dumps(facts)))
     refuse_irregular(field, path)
     beside = path.with_suffix(f".{kind}.json")
     with sole_writer(field, path, is_file=True):

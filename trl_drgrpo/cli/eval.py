@@ -12,7 +12,6 @@ import argparse
 import gc
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -36,6 +35,7 @@ from trl_drgrpo.common.disk import check_file, check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
+from trl_drgrpo.common.secrets import redacted_command
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.evaluation.results import KIND, as_json, judged, read_results, results
 from trl_drgrpo.evaluation.table import is_whole, notes, put_into_card, table, title
@@ -246,7 +246,7 @@ class _Task:
     def results(self, sampled: dict[str, tuple[str, list[Row]]]) -> dict[str, Any]:
         """The result. `sampled`: name and samples by role."""
         typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
-        about = provenance(shlex.join(["trl-drgrpo", *typed]))
+        about = provenance(redacted_command(["trl-drgrpo", *typed]))
         reward, threshold = self.rule.values()
         how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
         models_of = {

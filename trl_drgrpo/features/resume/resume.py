@@ -32,6 +32,7 @@ from datasets import Dataset
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated, shortened
 from trl_drgrpo.common.output_folders import check_output_folder, checkpoint_folders, drop_saved_links
+from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of, objective_facts
 from trl_drgrpo.features.resume.checkpoints import (
     FORMAT,
@@ -351,7 +352,7 @@ def resume_facts(trainer: Any) -> dict[str, Any]:
     facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
     facts["adapter"] = adapter_facts(trainer.accelerator.unwrap_model(trainer.model))
     facts["dataset"] = dataset_mark(trainer.train_dataset)
-    return json.loads(json.dumps(facts, default=str))
+    return scrubbed(json.loads(json.dumps(facts, default=str)))
 
 
 def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, Any]:
