@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
-from trl_drgrpo.common.output_folders import checkpoint_folders, delete
+from trl_drgrpo.common.output_folders import checkpoint_folders, delete, drop_saved_links
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
 from trl_drgrpo.process_rewards.formats import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
@@ -315,6 +315,7 @@ def train_prm(
     if peft_config is not None:
         merged: Any = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
         trainer.model = trainer.model_wrapped = merged.to(merged.dtype)  # the head was trained in float32
+    drop_saved_links(Path(output_dir))
     trainer.save_model(str(output_dir))
     numbers = {"loss": float(result.training_loss), "rows": float(len(examples))}
     numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
