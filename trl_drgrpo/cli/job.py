@@ -20,11 +20,11 @@ from trl_drgrpo.cli.run_keys import check_model_name, keep_recipe, model_path, n
 from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
-from trl_drgrpo.common.output_folders import check_output_folder, checkpoint_folders, recorded_base
+from trl_drgrpo.common.output_folders import checkpoint_folders, recorded_base
 from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.config.field_kinds import refused
-from trl_drgrpo.features.resume.checkpoints import choose_start, newest_complete_checkpoint
+from trl_drgrpo.features.resume.checkpoints import check_output_of_run, choose_start, newest_complete_checkpoint
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import origin, resolve_object, resolve_reward
@@ -88,8 +88,7 @@ def run_folder(given: dict[str, Any], dry_run: bool) -> Iterator[None]:
         # Which of several checkpoints is the newest is found out when the run starts, once.
         if resume is not True or overwrite or not checkpoint_folders(output_dir):
             choose_start(output_dir, resume, overwrite, checksums=is_main)
-        if not resume:
-            check_output_folder("output_dir", str(output_dir), _input_folders(given))
+        check_output_of_run(output_dir, resume, _input_folders(given))
         yield
 
 

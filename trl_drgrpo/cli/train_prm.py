@@ -95,10 +95,9 @@ def run(args: argparse.Namespace) -> int:
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
         resume, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir == "true"
         checkpoint = choose_start(Path(args.output_dir), resume, overwrite)
-        if not resume:
-            model = model_path(args.model)
-            inputs = {"model": model, "its base model": recorded_base(model) or "", "dataset_name": args.data}
-            check_output_folder("output_dir", args.output_dir, inputs | {"eval_data": args.eval_data or ""})
+        model = model_path(args.model)
+        inputs = {"model": model, "its base model": recorded_base(model) or "", "dataset_name": args.data}
+        check_output_folder("output_dir", args.output_dir, inputs | {"eval_data": args.eval_data or ""})
         if resume and checkpoint is None:
             console.log(f"resume_from_checkpoint: {args.output_dir} holds no checkpoint, the training begins anew.")
         numbers = train_prm(

@@ -204,9 +204,13 @@ def test_the_commands_refuse_them_before_a_model_loads(command, here, tokenizer,
     adapter = {"peft_type": "LORA", "base_model_name_or_path": str(here / "base")}
     (here / "adapter").mkdir()
     (here / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
-    for output, message in [("base", "the folder of model"), (".", "the current directory")]:
-        argv = [*command.split(), "--model_name_or_path", "base", "--output_dir", output]
-        assert main(argv) == 2
+    (here / "elsewhere" / "checkpoint-1").mkdir(parents=True)
+    (here / "elsewhere" / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    resuming = () if "overwrite" in command else ("true", "elsewhere/checkpoint-1")
+    refused = [("base", "the folder of model", ()), (".", "the current directory", ())]
+    refused += [("base", "the folder of model", ("--resume_from_checkpoint", resume)) for resume in resuming]
+    for output, message, more in refused:
+        assert main([*command.split(), "--model_name_or_path", "base", "--output_dir", output, *more]) == 2
         assert f"error: output_dir: got {output}, " in (said := capfd.readouterr().err)
         assert message in said
     assert {path.name: path.stat().st_mtime_ns for path in (here / "base").iterdir()} == before

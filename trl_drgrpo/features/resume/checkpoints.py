@@ -20,13 +20,14 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.output_folders import checkpoint_folders, delete, step_of
+from trl_drgrpo.common.output_folders import check_output_folder, checkpoint_folders, delete, step_of
 from trl_drgrpo.features.diagnostics.run_log import FOLDER
 
 logger = logging.getLogger(__name__)
@@ -243,6 +244,12 @@ def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, c
         got = f"{output_dir}, which holds another run ({found})"
         raise InputError("output_dir", got, "a folder without a run", remedy)
     return checkpoint
+
+
+def check_output_of_run(output_dir: Path, resume: str | bool | None, inputs: Mapping[str, str]) -> None:
+    """As [`check_output_folder`]; a run of ours that goes on may write where it did."""
+    if not (resume and states_in(output_dir)):
+        check_output_folder("output_dir", str(output_dir), inputs)
 
 
 def run_in(output_dir: Path) -> str:

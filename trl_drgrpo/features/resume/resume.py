@@ -31,13 +31,14 @@ from datasets import Dataset
 
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated, shortened
-from trl_drgrpo.common.output_folders import check_output_folder, checkpoint_folders, drop_saved_links
+from trl_drgrpo.common.output_folders import checkpoint_folders, drop_saved_links
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of, objective_facts
 from trl_drgrpo.features.resume.checkpoints import (
     FORMAT,
     STATE_FILE,
     begin_checkpoint,
+    check_output_of_run,
     choose_start,
     delete_old_checkpoints,
     delete_run,
@@ -128,8 +129,8 @@ class Resume(Feature):
                 alone.enter_context(sole_writer("output_dir", output_dir))
                 if resume or not self._has_begun:  # what an earlier call has left there is its own
                     decision = choose_start(output_dir, resume, overwrite and not self._has_begun)
-                if not resume and not self._has_begun:
-                    check_output_folder("output_dir", str(output_dir), _model_folders(self.trainer))
+                if not self._has_begun:
+                    check_output_of_run(output_dir, resume, _model_folders(self.trainer))
             except (InputError, OSError) as error:
                 decision = error
         decision, run_id = self.trainer.gathered([(decision, uuid.uuid4().hex[:12])])[0]
