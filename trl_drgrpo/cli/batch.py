@@ -16,9 +16,10 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
-from trl_drgrpo.common.disk import sole_writer, write_whole
+from trl_drgrpo.common.disk import refuse_irregular, sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import column_values
+from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.rewards.columns import ask, check_columns
 
 Row = dict[str, Any]
@@ -100,7 +101,8 @@ def completed_rows(
         `InputError`: The file is one of another command, another process writes to it, or no file can be written
             there.
     """
-    path, facts = Path(path), json.loads(json.dumps(facts))
+    path, facts = Path(path), scrubbed(json.loads(json.dumps(facts)))
+    refuse_irregular(field, path)
     beside = path.with_suffix(f".{kind}.json")
     with sole_writer(field, path, is_file=True):
         groups = _whole_groups(path, beside, kind, facts)
@@ -137,9 +139,12 @@ _GROUPS = "whole_groups"  # after each: problems that are done, lines of the fil
 
 def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any]) -> list[list[int]]:
     """The groups that the file holds; refuses one of another command."""
-    if not path.exists():
-        return [[0, 0]]
     expected = f"a new file, or one of the same {kind}"
+    if not path.exists():
+        if beside.exists() and _GROUPS not in beside.read_text(encoding="utf-8", errors="replace"):
+            got = f"{path}, beside which {beside.name} was not written by this command"
+            raise InputError("output", got, expected, "Name another file.")
+        return [[0, 0]]
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
     except (OSError, ValueError):

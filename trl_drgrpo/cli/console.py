@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
+from trl_drgrpo.common.secrets import without_credentials
 from trl_drgrpo.upstream.versions import remedy_for_name
 
 
@@ -109,13 +110,14 @@ def report_error(error: BaseException, args: argparse.Namespace | None = None) -
         traceback.print_exception(error.__cause__)  # it is the user's own function: where it failed is what helps
     given, (key, *_) = vars(args) if args else {}, getattr(error, "field", "").split(":")
     place = given.get("places", {}).get(key) if given.get(key) is None else None
-    print(f"error: {' '.join(str(error).split())}{f' ({place})' if place else ''}", file=sys.stderr, flush=True)
+    line = f"error: {' '.join(str(error).split())}{f' ({place})' if place else ''}"
+    print(without_credentials(line), file=sys.stderr, flush=True)
 
 
 def log(message: str) -> None:
     """Prints one line for a human on stderr, from the main process of each machine."""
     if _first_of_machine():
-        print(message, file=sys.stderr, flush=True)
+        print(without_credentials(message), file=sys.stderr, flush=True)
 
 
 def _first_of_machine() -> bool:

@@ -408,7 +408,6 @@ def _value(row: Mapping[str, Any], slot: re.Match) -> str:
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
     """Writes the pass rates of prompts, for `prior_pass_rates`, and says so. `by`: of which reward."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
     left_out = f"; {unjudged} without a score are left out" if unjudged else ""
     console.log(f"Pass rates of {written} prompts{by}: {path}{left_out}")

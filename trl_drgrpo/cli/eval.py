@@ -12,7 +12,6 @@ import argparse
 import gc
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,12 +20,22 @@ from typing import Any
 
 from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows
-from trl_drgrpo.cli.run_keys import ANSWER_KEYS, EVALUATIONS, Given, add_keys, model_path, read_given, run_folder
+from trl_drgrpo.cli.run_keys import (
+    ANSWER_KEYS,
+    EVALUATIONS,
+    TRUST,
+    Given,
+    add_keys,
+    model_path,
+    read_given,
+    run_folder,
+)
 from trl_drgrpo.common import __version__
 from trl_drgrpo.common.disk import check_file, check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
+from trl_drgrpo.common.secrets import redacted_command
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.evaluation.results import KIND, as_json, judged, read_results, results
 from trl_drgrpo.evaluation.table import is_whole, notes, put_into_card, table, title
@@ -122,7 +131,8 @@ def _checked(args: argparse.Namespace) -> Given:
         remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
         raise InputError("dataset_name", got, "a dataset with prompts", remedy)
     if not given.values.get("reward_funcs"):
-        remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct."
+        remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct. "
+        remedy += f"A run's folder may bring rewards that run code: {TRUST}."
         raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
     if baseline := _baseline(args, given):
         try:
@@ -132,7 +142,7 @@ def _checked(args: argparse.Namespace) -> Given:
             raise InputError(error.field, error.got, error.expected, remedy) from error
     check_writable("output_dir", str(_output(args, given)))
     if args.pass_rates:
-        check_file("pass_rates", args.pass_rates)
+        check_file("pass_rates", args.pass_rates, [given.values["dataset_name"]])
     return given
 
 
@@ -241,7 +251,7 @@ class _Task:
     def results(self, sampled: dict[str, tuple[str, list[Row]]]) -> dict[str, Any]:
         """The result. `sampled`: name and samples by role."""
         typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
-        about = provenance(shlex.join(["trl-drgrpo", *typed]))
+        about = provenance(redacted_command(["trl-drgrpo", *typed]))
         reward, threshold = self.rule.values()
         how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
         models_of = {

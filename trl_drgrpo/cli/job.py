@@ -16,14 +16,15 @@ from typing import Any
 
 from trl_drgrpo.cli import console, data, flags
 from trl_drgrpo.cli.recipe import dump
-from trl_drgrpo.cli.run_keys import check_model_name, keep_recipe, model_path
+from trl_drgrpo.cli.run_keys import check_model_name, keep_recipe, model_path, needs_trust_recipe
 from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
+from trl_drgrpo.common.output_folders import checkpoint_folders, recorded_base
 from trl_drgrpo.common.ranges import refuse_out_of_range
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.config.field_kinds import refused
-from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, choose_start, newest_complete_checkpoint
+from trl_drgrpo.features.resume.checkpoints import check_output_of_run, choose_start, newest_complete_checkpoint
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import origin, resolve_object, resolve_reward
@@ -87,7 +88,20 @@ def run_folder(given: dict[str, Any], dry_run: bool) -> Iterator[None]:
         # Which of several checkpoints is the newest is found out when the run starts, once.
         if resume is not True or overwrite or not checkpoint_folders(output_dir):
             choose_start(output_dir, resume, overwrite, checksums=is_main)
+        check_output_of_run(output_dir, resume, _input_folders(given))
         yield
+
+
+def _input_folders(given: Mapping[str, Any]) -> dict[str, str]:
+    """What a run reads from folders, by setting."""
+    model = model_path(given.get("model_name_or_path") or "")
+    folders = {"model_name_or_path": model, "its base model": recorded_base(model)}
+    folders |= {name: given.get(name) for name in ("reward_model_name_or_path", "dataset_name")}
+    for spec in given.get("step_reward_funcs") or ():
+        options = next(iter(spec.values())) if isinstance(spec, Mapping) else spec
+        scorer = options.get("model") if isinstance(options, Mapping) else options
+        folders[f"step reward {scorer}"] = scorer
+    return {name: path for name, path in folders.items() if isinstance(path, str) and path}
 
 
 # Put together --------------------------------------------------------------------------------------------------------
@@ -320,7 +334,9 @@ _SHOWN = (
 )
 
 
-def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool) -> str:
+def closing(
+    output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool, given: Mapping[str, Any]
+) -> str:
     """The summary of a finished run.
 
     Args:
@@ -328,6 +344,7 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
         logged (`Sequence[Mapping]`): The log history.
         seconds (`float`): Training time.
         run_log (`bool`): Whether the run keeps its recipe, which `eval` reads.
+        given (`Mapping[str, Any]`): The values of the recipe.
 
     Returns:
         `str`: Lines without a break at the end.
@@ -340,10 +357,13 @@ def closing(output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float
         if len(values) > 1:
             lines.append(f"  {name}: {form.format(values[0])} -> {form.format(values[-1])} (first and last logged)")
     folder, name = shlex.quote(output_dir), shlex.quote(Path(output_dir).name)
+    remote_code = needs_trust_recipe("trust_remote_code", given)
+    for_generate = " --trust_recipe" * remote_code
+    for_eval = " --trust_recipe" * (remote_code or needs_trust_recipe("reward_funcs", given))
     following = [
         f"trl-drgrpo report {folder}",
-        *[f"trl-drgrpo eval --model {folder} --num_samples 8"] * run_log,
-        f"trl-drgrpo generate --model {folder}",
+        *[f"trl-drgrpo eval --model {folder} --num_samples 8{for_eval}"] * run_log,
+        f"trl-drgrpo generate --model {folder}{for_generate}",
         f"hf upload YOUR_NAME/{name} {folder} {UPLOAD_EXCLUDES}",
     ]
     return "\n".join([*lines, "Next:", *(f"  {command}" for command in following)])

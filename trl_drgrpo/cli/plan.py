@@ -274,10 +274,12 @@ def _with_random_weights(path: str, folder: str, dtype: Any) -> str:
 
     from trl_drgrpo.check.tiny import tiny_tokenizer
 
-    config = AutoConfig.from_pretrained(path).get_text_config(decoder=True)
-    AutoModelForCausalLM.from_config(config, dtype=dtype or "float32").save_pretrained(folder)
+    no_code = {"trust_remote_code": False}
+    config = AutoConfig.from_pretrained(path, **no_code).get_text_config(decoder=True)
+    AutoModelForCausalLM.from_config(config, dtype=dtype or "float32", **no_code).save_pretrained(folder)
     has_tokenizer = any(Path(path).glob("tokenizer*"))
-    (AutoTokenizer.from_pretrained(path) if has_tokenizer else tiny_tokenizer()).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(path, **no_code) if has_tokenizer else tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -303,7 +305,7 @@ def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder
             stage.write_text("generation")
 
     transformers.logging.set_verbosity_error()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     prompts = [json.dumps({"prompt": _prompt(tokenizer, number, prompt)}) for number in range(64)]
     Path(folder, "prompts.jsonl").write_text("\n".join(prompts))
     settings = {"bf16": False} if device == "cpu" else {}

@@ -1,12 +1,13 @@
 """Keys of `train` in other commands: as flags of the same names and types, and from a recipe, by hand or by a run.
 
 A run keeps its recipe in its log folder, resolved and without secrets, so a run's folder as the model brings data,
-rewards and prompts along.
+rewards and prompts along. The folder may be a stranger's: what could run code is taken from a recipe that the user has
+named, or with `--trust_recipe`, see [`brought_values`].
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
-from trl_drgrpo.cli.recipe import flag_values, recipe_values
+from trl_drgrpo.cli.recipe import flag_values, read_recipe, recipe_values
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import check_local
@@ -24,6 +25,7 @@ from trl_drgrpo.demo.smollm2 import smollm2_folder
 from trl_drgrpo.evaluation.models import Decoding, Loading, check_model, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.run_log import RUN
+from trl_drgrpo.rewards.recipe_rewards import needs_trust
 
 DEMO_MODEL = "trl_drgrpo:demo"
 _OWN_MODELS = (DEMO_MODEL, SMOLLM2)
@@ -121,16 +123,17 @@ def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     )
     add("--model_name_or_path", "--model", metavar="MODEL", help=model)
     add("--base", metavar="MODEL", help="base model of an adapter, if not the one that the adapter names")
+    add_trust(parser)
     for key in (*_MODEL_KEYS, *keys):
         add_flag(parser, read_flags()[key])
+    parser.set_defaults(keys_in_use=(*_MODEL_KEYS, *keys))
 
 
 def read_given(args: argparse.Namespace) -> Given:
     """The values of the recipe, if there is one, and of the flags, checked before anything loads. Sets the recipe's
     `env:` variables."""
     named = args.model_name_or_path
-    kept = kept_recipe(model_path(named)) if named else None
-    recipe = recipe_values(args.config or (kept and str(kept)), args)
+    recipe = brought_values(args, model_path(named) if named else None, args.keys_in_use)
     trained_from, output = recipe.get("model_name_or_path"), recipe.get("output_dir") if args.config else None
     if named is None:
         named = output if output and holds_model(Path(output).expanduser()) else trained_from
@@ -148,6 +151,54 @@ def read_given(args: argparse.Namespace) -> Given:
     return given
 
 
+# The keys of a recipe in a folder that count without `--trust_recipe`. Rewards do where they are in the package.
+_FROM_ANYBODY = (
+    *(*ANSWER_KEYS, "dtype", "load_in_4bit", "load_in_8bit", "preset", "model_name_or_path"),
+    *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "rename_columns"),
+    *("reward_funcs", "step_reward_funcs", "step_separator", "correct_reward", "correct_threshold"),
+    *("datasets", "environment_factory", "tools", "rollout_func"),  # named in a message and not used
+)
+TRUST = "--trust_recipe takes them"
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Adds `--trust_recipe`."""
+    text = (
+        "take everything from the recipe in the run's folder, also what runs code: reward files, trust_remote_code "
+        "and env (default: only from a recipe that --config names)"
+    )
+    parser.add_argument("--trust_recipe", "--trust-recipe", action="store_true", help=text)
+
+
+def brought_values(args: argparse.Namespace, folder: str | None, keys_in_use: Sequence[str]) -> dict[str, Any]:
+    """The values of the recipe that `--config` names, else of the one in a run's folder.
+
+    Whoever wrote that folder may not be the user. So what could run code, or change this process, is left out of its
+    recipe, and the log says so: rewards of files and modules, `trust_remote_code`, `env`, and every key that no
+    command but `train` reads.
+
+    Args:
+        args (`argparse.Namespace`): Of the command: `config` and `trust_recipe`; gets the places of the keys.
+        folder (`str`, *optional*): The run's folder, or that of a checkpoint in it.
+        keys_in_use (`Sequence[str]`): The keys that the command reads, and names where they are left out.
+    """
+    kept = kept_recipe(folder) if folder and not args.config else None
+    if kept is None or args.trust_recipe:
+        return recipe_values(args.config or (kept and str(kept)), args)
+    recipe = read_recipe(str(kept), vars(args).setdefault("places", {}))
+    left_out = [key for key in keys_in_use if needs_trust_recipe(key, recipe.values)] + ["env"] * bool(recipe.env)
+    if left_out:
+        console.log(f"{kept}: not taken, as it may run code: {', '.join(left_out)}. {TRUST}, if the folder is yours.")
+    return {key: value for key, value in recipe.values.items() if not needs_trust_recipe(key, recipe.values)}
+
+
+def needs_trust_recipe(key: str, values: Mapping[str, Any]) -> bool:
+    """Whether a key of a recipe has a value that counts with `--trust_recipe` only."""
+    if key in ("reward_funcs", "step_reward_funcs"):
+        return any(map(needs_trust, values.get(key) or ()))
+    return bool(values.get(key)) and key not in _FROM_ANYBODY
+
+
 RECIPE = "recipe.yaml"
 EVALUATIONS = Path(LOG_FOLDER, "evaluations")  # in a run's folder
 
@@ -160,7 +211,10 @@ def keep_recipe(output_dir: Path, text: str) -> None:
 def run_folder(model: str) -> Path | None:
     """The run's folder of a model in it, or in one of its checkpoints; `None` for any other model."""
     folder = Path(model).expanduser()
-    return next((each for each in (folder, folder.absolute().parent) if (each / LOG_FOLDER).is_dir()), None)
+    if (folder / LOG_FOLDER).is_dir():
+        return folder
+    run = folder.absolute().parent  # of any other folder it is a place for downloads, or everybody's
+    return run if folder.absolute().name.startswith("checkpoint-") and (run / LOG_FOLDER).is_dir() else None
 
 
 def kept_recipe(model: str) -> Path | None:

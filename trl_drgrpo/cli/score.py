@@ -20,8 +20,8 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.batch import Row, prompt_rows, write_rows
 from trl_drgrpo.cli.data import checked_renamings, load_data, write_rates
-from trl_drgrpo.cli.recipe import recipe_values, reward_spec
-from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, kept_recipe
+from trl_drgrpo.cli.recipe import reward_spec
+from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, TRUST, add_trust, brought_values
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps = "process reward models (a folder, or as in a recipe) and step verifiers"
     add("--step_reward_funcs", nargs="+", default=[], metavar="REWARD", help=steps)
     add("--config", metavar="YAML", help="recipe whose rewards are meant (default: that of the run in --data)")
+    add_trust(parser)
     completions = (
         "completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
         "run (what it logged, sampled in an evaluation, or recorded)"
@@ -147,7 +148,7 @@ def _check(args: argparse.Namespace) -> None:
         if Path(args.plot).suffix != ".png":
             raise InputError("plot", args.plot, "a file that ends in .png", "Rename it.")
         require_package("matplotlib", "plot", args.plot, "report")
-    outputs = [args.data, *map(str, Path(args.data).glob("*.jsonl")), *filter(None, [args.dataset])]
+    outputs = [args.data, *filter(None, [args.dataset])]
     for field in ("output", "plot", "pass_rates"):
         if (path := getattr(args, field)) is not None:
             check_file(field, path, outputs)
@@ -158,12 +159,13 @@ def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str
     """The values of the recipe, and of both kinds of rewards what was written and what it says: those of the call,
     else those of the recipe."""
     specs = {field: {text: reward_spec(text, field) for text in getattr(args, field)} for field in FIELDS}
-    kept = kept_recipe(args.data)
-    recipe = recipe_values(args.config or (kept and str(kept)), args)
-    if not any(specs.values()):
+    named = any(specs.values())
+    recipe = brought_values(args, args.data, () if named else FIELDS)
+    if not named:
         specs = {field: {str(spec): spec for spec in recipe.get(field) or []} for field in FIELDS}
     if not any(specs.values()):
-        remedy = "Name some: --reward_funcs math_reward, or --step_reward_funcs runs/prm."
+        remedy = "Name some: --reward_funcs math_reward, or --step_reward_funcs runs/prm. "
+        remedy += f"A run's folder may bring some that run code: {TRUST}."
         raise InputError("reward_funcs", "none", "a reward or a step reward", remedy)
     for field, kind, value in (("plot", FIELDS[1], args.plot), ("pass_rates", FIELDS[0], args.pass_rates)):
         if value is not None and not specs[kind]:

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     check_values(args.reward_funcs, args.prm)
     if args.vllm_server_base_url is None or not is_adapter(args.model):  # a server has the base
         check_model_name(args.model, "model")
-    check_file("output", args.output)
+    check_file("output", args.output, [args.dataset_name], streams=False)
     if args.sft_output:
         if not args.reward_funcs:
             got, expected = "a file without reward_funcs", "a verifier that says what is correct"
@@ -155,7 +155,7 @@ def run_label_steps(args: argparse.Namespace) -> int:
     refuse_out_of_range(vars(args))
     for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
         refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
-    check_file("output", args.output, [args.data])
+    check_file("output", args.output, [args.data], streams=False)
     check_model_name(args.model)
     with console.stdout_to_stderr():
         reward = _verifier(args.reward)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.common.disk import is_stream
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.demo import STOCK_OBJECTIVES
 
@@ -361,7 +362,9 @@ def run_report(args: argparse.Namespace) -> int:
             raise InputError("--port", str(args.port), "--follow with it", remedy)
         from trl_drgrpo.report import write_report
 
-        print(write_report(args.run_dirs, args.output, args.format or "html", args.max_groups))
+        path = write_report(args.run_dirs, args.output, args.format or "html", args.max_groups)
+        if not is_stream(path):  # the name would stand behind the report
+            print(path)
         return 0
     for name, value in (("--output", args.output), ("--format", args.format)):
         if value not in (None, "html"):

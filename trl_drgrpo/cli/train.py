@@ -122,7 +122,7 @@ def _trained(job: jobs.Job) -> str:
         jobs.say("The words on checkpoints", lambda: jobs.interrupted(folder))
         raise
     seconds, run_log = time.monotonic() - began, job.training.run_log
-    jobs.say("The closing summary", lambda: jobs.closing(result["output_dir"], logged, seconds, run_log))
+    jobs.say("The closing summary", lambda: jobs.closing(result["output_dir"], logged, seconds, run_log, job.given))
     return dump(result)
 
 

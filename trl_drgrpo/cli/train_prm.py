@@ -15,6 +15,7 @@ from typing import Any
 from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.run_keys import check_model_name, model_path
 from trl_drgrpo.common.disk import check_writable, sole_writer
+from trl_drgrpo.common.output_folders import check_output_folder, recorded_base
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import choose_start
 from trl_drgrpo.rewards.scoring import read_json_lines
@@ -94,6 +95,9 @@ def run(args: argparse.Namespace) -> int:
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
         resume, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir == "true"
         checkpoint = choose_start(Path(args.output_dir), resume, overwrite)
+        model = model_path(args.model)
+        inputs = {"model": model, "its base model": recorded_base(model) or "", "dataset_name": args.data}
+        check_output_folder("output_dir", args.output_dir, inputs | {"eval_data": args.eval_data or ""})
         if resume and checkpoint is None:
             console.log(f"resume_from_checkpoint: {args.output_dir} holds no checkpoint, the training begins anew.")
         numbers = train_prm(

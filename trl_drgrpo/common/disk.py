@@ -1,21 +1,28 @@
-"""Files written whole, one clear error where a disk is full, and whether a folder can be written to.
+"""Files written whole, one clear error where a disk is full, and what may be written to.
 
 Python, torch and safetensors each say it in their own way when a disk is full; here it is one error. Whether a folder
-can be written to is tried, as permission bits say nothing about a full or read-only disk."""
+can be written to is tried, as permission bits say nothing about a full or read-only disk.
+
+Only a regular file is ever replaced. A link is refused: where a folder came from somebody else, it decides what would
+be written through it. Devices, pipes and `/dev/stdout` take the text as a stream."""
 
 import contextlib
 import errno
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
+import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -73,12 +80,75 @@ def _file_of(error: BaseException, folder: Path) -> str:
 logger = logging.getLogger(__name__)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all, its folder too; what is no UTF-8 becomes a question mark."""
+_DESCRIPTORS = {"stdout": 1, "stderr": 2}
+_DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/(\d+)")
+
+
+class NotReplacedError(InputError, OSError):
+    """A link, or anything else that is not a regular file, stands where a file would be written."""
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file whole or not at all, its folder too; what is no UTF-8 becomes a question mark. A file that is
+    replaced leaves its permissions; a stream gets the content, see [`is_stream`].
+
+    Raises:
+        [`NotReplacedError`]: A link, or no regular file.
+    """
+    data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
+    if is_stream(path):
+        with _opened_stream(path) as stream:
+            stream.write(data)
+        return
+    refuse_irregular(str(path), path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"_{path.name}.{os.getpid()}")  # transformers uploads no file whose name begins like this
-    part.write_bytes(text.encode("utf-8", errors="replace"))
-    part.replace(path)
+    # transformers uploads no file whose name begins like this
+    part = path.with_name(f"_{path.name[:60]}.{os.getpid()}-{threading.get_native_id()}")
+    part.unlink(missing_ok=True)
+    try:
+        with part.open("xb") as file:  # never through a link that somebody has put there
+            file.write(data)
+        with contextlib.suppress(FileNotFoundError):
+            part.chmod(stat.S_IMODE(path.stat().st_mode))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether what is written to a path is a stream: a pipe, a character device such as `/dev/null`, or a descriptor
+    of this process (`/dev/stdout`, `/dev/fd/3`), whatever that leads to."""
+    if _DESCRIPTOR.fullmatch(os.path.abspath(path)):
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def _opened_stream(path: Path) -> Any:
+    match = _DESCRIPTOR.fullmatch(os.path.abspath(path))
+    if match is None:
+        return open(path, "wb", buffering=0)
+    sys.stdout.flush()
+    # Not opened by its name: where stdout is a file that would begin at its start again.
+    return os.fdopen(os.dup(_DESCRIPTORS.get(match[1]) or int(match[2])), "wb")
+
+
+def refuse_irregular(field: str, path: Path) -> None:
+    """Refuses to replace a link, a folder, a device or a socket. `field` is for the message."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISREG(mode):
+        return
+    expected, remedy = "a regular file, or a name that is not taken", "Choose another name."
+    what = "a folder" if stat.S_ISDIR(mode) else "a device or a socket"
+    if stat.S_ISLNK(mode):
+        what, remedy = f"a link to {os.readlink(path)}", "Name the file itself: links are not written through."
+    raise NotReplacedError(field, f"{path}, {what}", expected, remedy)
 
 
 def check_writable(field: str, name: str) -> None:
@@ -96,19 +166,41 @@ def check_writable(field: str, name: str) -> None:
         raise InputError(field, got, "a folder to write to", "Choose another one.") from error
 
 
-def check_file(field: str, name: str, others: Iterable[str] = ()) -> None:
-    """Refuses a file to write that cannot be one, or is one of the `others`: files and folders of Parquet files that a
-    command reads or writes as well."""
+# Of models, tokenizers, runs, data and programs: no command that writes a file of results has made them.
+_FOREIGN = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.parquet", "*.arrow", "*.py", "*.ipynb", "*.y*ml")
+_FOREIGN += ("*config.json", "*.index.json", "tokenizer*", "vocab*", "merges.txt", "*token*_map.json", "*.jinja")
+_FOREIGN += ("trainer_state.json", "drgrpo_state.*", "dataset_*.json", "state.json", "README*", "LICENSE*")
+_FOREIGN += tuple(f"_drgrpo/{name}" for name in ("run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl"))
+_DATA = (".json", ".jsonl", ".csv", ".parquet")
+
+
+def check_file(field: str, name: str, others: Iterable[str] = (), *, streams: bool = True) -> None:
+    """Refuses a file to write that cannot be one, that belongs to a model, a run or a program, or that is one of the
+    `others`: files, and folders of data files, that a command reads or writes as well. `streams`: pipes and devices
+    will do, see [`is_stream`]."""
     path = Path(name)
     if not name.strip():
         raise InputError(field, repr(name), "the name of a file", "Remove the flag for no file.")
+    if name == "-":
+        remedy = "Write /dev/stdout for standard output." if streams else "Name a file."
+        raise InputError(field, name, "the name of a file", remedy)
+    if is_stream(path):
+        if not streams:
+            remedy = "Name a file: it is read again to continue."
+            raise InputError(field, f"{name}, a pipe or a device", "a regular file", remedy)
+        return
     if path.is_dir():
         raise InputError(field, f"{name}, a folder", "a file to write", "Name a file in it.")
     for other in map(Path, others):
-        for file in other.glob("*.parquet") if other.is_dir() else [other]:
+        files = (file for file in other.glob("*") if file.suffix in _DATA) if other.is_dir() else [other]
+        for file in files:
             if file.resolve() == path.resolve() or (file.exists() and path.exists() and file.samefile(path)):
                 got = f"{name}, which is also an input or another output"
                 raise InputError(field, got, "a file of its own", "Choose another name: it is overwritten.")
+    refuse_irregular(field, path)
+    if path.exists() and any(path.match(pattern) for pattern in _FOREIGN):
+        got = f"{name}, which exists and is a file of a model, a run, data or a program"
+        raise InputError(field, got, "a file that may be replaced", "Choose another name, or remove it first.")
     check_writable(field, str(path.parent))
 
 

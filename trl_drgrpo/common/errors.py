@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from trl_drgrpo.common.secrets import without_credentials
+
 
 def shortened(value: object, most: int = 60) -> str:
     """A value as an error shows it: its `repr`, cut at so many characters.
@@ -74,7 +76,7 @@ class InputError(ValueError):
     def __init__(self, field: str, got: str, expected: str, remedy: str):
         got = got if len(got) <= _LONGEST else got[:_LONGEST] + "..."  # a model's name of 5,000 characters
         # by name: behind it may come a user's error, see `RewardError.caught_as`
-        ValueError.__init__(self, f"{field}: got {got}; expected {expected}. {remedy}")
+        ValueError.__init__(self, without_credentials(f"{field}: got {got}; expected {expected}. {remedy}"))
         self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
 
     def under(self, field: str) -> "InputError":

@@ -1,4 +1,9 @@
-"""Tokens and keys stay out of what a run leaves behind.
+"""Tokens, keys and passwords stay out of what a run leaves behind.
+
+Everything that records settings passes one of three functions: nested values `scrubbed`, a text that holds known
+secrets `redacted`, a command line `redacted_command`. All of them take credentials out of URLs, and tokens out of
+texts by their form, wherever they stand. Prompts stay as they are, as they are part of the task. A run does not need
+its records to go on: what was taken out comes again from the recipe, flags or environment of the next start.
 
 transformers pickles the training arguments beside the weights (`training_args.bin`, which `push_to_hub` uploads), and
 `hub_token` is one of them. So while a model is being saved, `DrGRPOConfig` pickles without its secrets
@@ -6,7 +11,9 @@ transformers pickles the training arguments beside the weights (`training_args.b
 """
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,11 +21,32 @@ from typing import Any
 _saving: ContextVar[bool] = ContextVar("trl_drgrpo_saving", default=False)
 
 # Not every name that ends in "token" is one of these: `eos_token` is a word.
-_NAMES = ("token", "api_key", "apikey", "password", "secret", "authorization", "access_key")
-_SUFFIXES = ("hub_token", "auth_token", "hf_token", "access_token", "api_token", "_api_key", "_password", "_secret")
-_SUFFIXES += ("_access_key", "_secret_key", "_private_key")
+_NAMES = ("token", "api_key", "apikey", "password", "passwd", "secret", "authorization", "access_key", "private_key")
+_NAMES += ("secret_key", "account_key", "passphrase", "credentials", "cookie")
+_SUFFIXES = ("hub_token", "auth_token", "hf_token", "access_token", "api_token", "session_token", "security_token")
+_SUFFIXES += ("sas_token", "refresh_token", "bearer_token", *(f"_{name}" for name in _NAMES if name != "token"))
 _ENVIRONMENT = (*_SUFFIXES, "_token", "_key")  # nobody keeps a word of a template in an environment variable
 _SHORTEST = 8  # characters: a shorter value would blot out words that only look like it
+_PROMPTS = ("system_prompt", "prompt_template")  # part of the task, and shown everywhere
+_HIDDEN = "<secret>"
+
+# `scheme://user:password@host`: up to the last `@`, as passwords are not always quoted as they should be. The lengths
+# have ends because a text without an `@` would be searched again from every word.
+_USER = re.compile(
+    r"(\b[a-z][a-z0-9+.-]{0,20}://)"
+    r"(?:[^\s/?#@'\"<>]{1,500}@|[^\s/?#@:'\"<>]{0,200}:[^\s@'\"<>]{0,200}@)+",
+    re.IGNORECASE,
+)
+_ADDRESSES = ("url", "host", "uri", "endpoint", "address", "proxy")
+_PARAMETER = re.compile(r"([?&;#])([\w.~-]+)=([^\s&;#'\"<>]+)")
+_SECRET_PARAMETER = re.compile(
+    r"(?:^|[-_.])(?:token|key|sig|signature|auth|password|passwd|pwd|secret|credentials?)$|accesskeyid$"
+)
+_FORMS = re.compile(
+    r"\b(?:hf_|sk-(?=[A-Za-z_-]*\d)|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{16,}"
+    r"|(?<=\bBearer )[\w.~+/=-]*\d[\w.~+/=-]*|(?<=\bBasic )[\w+/]*\d[\w+/=]{7,}"
+)
+_PAIR = re.compile(r"""(["']?)([\w-]+)\1(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s"',{}\[\]]+)""")
 
 
 def is_secret(name: str) -> bool:
@@ -37,20 +65,90 @@ def is_secret(name: str) -> bool:
     return name in _NAMES or name.endswith(_SUFFIXES)
 
 
+def without_credentials(text: str) -> str:
+    """
+    A text without the credentials in its URLs, and without tokens that are known by their form.
+
+    Example:
+
+    ```python
+    >>> without_credentials("http://me:pass@host:8000/v1?size=3&api_key=abc")
+    'http://<secret>@host:8000/v1?size=3&api_key=<secret>'
+
+    ```
+    """
+
+    def parameter(match: re.Match[str]) -> str:
+        name = match[2].lower()
+        return f"{match[1]}{match[2]}={_HIDDEN if is_secret(name) or _SECRET_PARAMETER.search(name) else match[3]}"
+
+    def pair(match: re.Match[str]) -> str:
+        quote, name, between, _ = match.groups()
+        return f"{quote}{name}{quote}{between}{_HIDDEN}" if is_secret(name) else match[0]
+
+    if "://" in text:
+        text = _PARAMETER.sub(parameter, _USER.sub(rf"\1{_HIDDEN}@", text))
+    if "{" in text:  # a mapping after a flag
+        text = _PAIR.sub(pair, text)
+    return _FORMS.sub(_HIDDEN, text)
+
+
+def redacted_command(argv: Sequence[str]) -> str:
+    """
+    A command line, quoted for a shell, without the secrets in it.
+
+    Example:
+
+    ```python
+    >>> redacted_command(["eval", "--hub_token", "abc", "--api-key=abc", "--seed", "1"])
+    "eval --hub_token '<secret>' '--api-key=<secret>' --seed 1"
+
+    ```
+    """
+    shown: list[str] = []
+    name = ""  # of the flag whose value comes next
+    for word in argv:
+        if not word.startswith("--"):
+            shown.append(_shown_value(name, word))
+            name = ""
+            continue
+        flag, equals, value = word.partition("=")
+        name = flag.lstrip("-")
+        shown.append(f"{flag}={_shown_value(name, value)}" if equals else word)
+    return shlex.join(shown)
+
+
+def _shown_value(name: str, text: str) -> str:
+    if is_secret(name):
+        return _HIDDEN
+    if name.lower().endswith(_ADDRESSES) and "://" not in text:  # `user:password@host`
+        before, at, host = text.rpartition("@")
+        text = f"{_HIDDEN}@{host}" if at and before else text
+    return without_credentials(text)
+
+
 def scrubbed(values: Any) -> Any:
-    """A copy of nested mappings, lists and tuples with `None` for every text under the name of a secret. Anything else
-    stays the same object."""
+    """A copy of nested mappings, lists and tuples with `None` for whatever stands under the name of a secret, and
+    texts [`without_credentials`]. Anything else stays the same object."""
     if isinstance(values, Mapping):
-        hidden = {name for name, value in values.items() if isinstance(value, str) and is_secret(str(name))}
-        return {name: None if name in hidden else scrubbed(value) for name, value in values.items()}
+        return {name: _scrubbed_entry(str(name), value) for name, value in values.items()}
     if type(values) in (list, tuple):
         return type(values)(map(scrubbed, values))
-    return values
+    return without_credentials(values) if type(values) is str else values
+
+
+def _scrubbed_entry(name: str, value: Any) -> Any:
+    if name in _PROMPTS:
+        return value
+    is_value = isinstance(value, (str, int, float, list, tuple)) and not isinstance(value, bool)
+    if is_value and is_secret(name):
+        return None
+    return _shown_value(name, value) if type(value) is str else scrubbed(value)
 
 
 def redacted(content: Any, values: Mapping[str, Any]) -> Any:
-    """A text, or nested texts, with `<secret>` for every known secret: those among `values` (nested fields of a
-    configuration), and those in environment variables."""
+    """A text, or nested texts, [`without_credentials`] and with `<secret>` for every known secret: those among
+    `values` (nested fields of a configuration), and those in environment variables."""
     known = {value for name, value in os.environ.items() if name.lower().endswith(_ENVIRONMENT)}
     known = {*(value for value in known if len(value) >= _SHORTEST), *_texts(values), *_texts(os.environ)}
     return _replaced(content, sorted(known, key=len, reverse=True))
@@ -63,7 +161,8 @@ def _replaced(content: Any, secrets: list[str]) -> Any:
         return type(content)(_replaced(each, secrets) for each in content)
     if isinstance(content, str):
         for secret in secrets:
-            content = content.replace(secret, "<secret>")
+            content = content.replace(secret, _HIDDEN)
+        content = without_credentials(content)
     return content
 
 

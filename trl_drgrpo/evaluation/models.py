@@ -7,8 +7,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors, is_adapter
+from trl_drgrpo.common.output_folders import checkpoint_folders
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
-from trl_drgrpo.features.resume.checkpoints import checkpoint_folders
 from trl_drgrpo.upstream.versions import brief_bars
 
 _ADAPTER_FILE = "adapter_config.json"

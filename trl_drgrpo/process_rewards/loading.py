@@ -127,7 +127,9 @@ def is_causal(model: Any) -> bool | None:
 
         try:
             with torch.device("meta"):
-                model = AutoModelForTokenClassification.from_config(AutoConfig.from_pretrained(model))
+                # Said to be false wherever nobody said it: without a value transformers asks on stdin.
+                config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+                model = AutoModelForTokenClassification.from_config(config, trust_remote_code=False)
         except (OSError, ValueError):
             return None
     attends = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]

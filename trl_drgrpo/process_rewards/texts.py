@@ -65,11 +65,19 @@ def prompt_text(prompt: Any) -> str:
 
 def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[int]:
     """The token ids of a prompt: a text as the tokenizer encodes it, messages by its chat template, ready for the
-    assistant's turn. `template`: more that the chat template is given (`chat_template_kwargs`)."""
+    assistant's turn. `template`: more that the chat template is given (`chat_template_kwargs`). Refuses a chat
+    template that fails: it runs in jinja's sandbox, so one that reaches for more than messages does."""
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
+    from jinja2 import TemplateError
+
     rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
-    return list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
+    try:
+        return list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
+    except TemplateError as error:
+        got = f"one that fails with {type(error).__name__}: {str(error).rstrip('.')}"
+        remedy = "Look at chat_template.jinja."
+        raise InputError("chat template", got, "one that renders the prompts", remedy) from error
 
 
 def completion_like(prompt: Any, text: str) -> Any:

@@ -29,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
+from trl_drgrpo.common.output_folders import checkpoint_folders, delete, drop_saved_links
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
 from trl_drgrpo.process_rewards.formats import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
@@ -298,8 +299,10 @@ def train_prm(
     base, causal = getattr(network.config, "_name_or_path", ""), is_causal(network)
     if peft_config is not None:
         network = _with_adapter(network, peft_config)
+    limit, training_arguments.save_total_limit = training_arguments.save_total_limit, None
     trainer = Trainer(
         model=network,
+        callbacks=[_limits_checkpoints(limit)],
         args=training_arguments,
         train_dataset=examples,  # type: ignore[arg-type]
         eval_dataset=held_out,  # type: ignore[arg-type]
@@ -312,6 +315,7 @@ def train_prm(
     if peft_config is not None:
         merged: Any = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
         trainer.model = trainer.model_wrapped = merged.to(merged.dtype)  # the head was trained in float32
+    drop_saved_links(Path(output_dir))
     trainer.save_model(str(output_dir))
     numbers = {"loss": float(result.training_loss), "rows": float(len(examples))}
     numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
@@ -393,6 +397,24 @@ def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
     return share
 
 
+def _limits_checkpoints(limit: int | None) -> Any:
+    """A callback that deletes checkpoints beyond a limit, the lowest steps first and never the newest: transformers
+    goes by time stamps, and deletes the new ones where the clock was put back."""
+    from transformers import TrainerCallback
+
+    class LimitsCheckpoints(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not limit or not state.is_world_process_zero:
+                return
+            kept = (f"checkpoint-{state.global_step}", Path(state.best_model_checkpoint or "").name)
+            folders = checkpoint_folders(Path(args.output_dir))[::-1]
+            removable = [path for path in folders if path.name not in kept]
+            for path in removable[: max(len(folders) - limit, 0)]:
+                delete(path)
+
+    return LimitsCheckpoints()
+
+
 def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) -> Any:
     from transformers import TrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
@@ -429,8 +451,9 @@ def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:
 
     set_seed(seed)
     with hub_errors("model", str(model), "a folder or the id of a language model on the Hub"):
-        names = {"id2label": LABEL_NAMES, "label2id": {name: index for index, name in LABEL_NAMES.items()}}
-        return AutoModelForTokenClassification.from_pretrained(model, num_labels=2, dtype=dtype, **names)
+        options = {"id2label": LABEL_NAMES, "label2id": {name: index for index, name in LABEL_NAMES.items()}}
+        options |= {"num_labels": 2, "dtype": dtype, "trust_remote_code": False}
+        return AutoModelForTokenClassification.from_pretrained(model, **options)
 
 
 def _with_adapter(network: Any, peft_config: Any) -> Any:

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from trl_drgrpo.common.disk import check_file, write_whole
+from trl_drgrpo.common.disk import check_file, is_stream, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
@@ -55,8 +55,9 @@ def write_report(
         raise InputError("max_groups", str(max_groups), "0 or larger", "Leave it out to show what fits.")
     path = default_output(folders, format) if output is None else Path(output)
     check_file("output", str(path))
+    if format == "md" and not is_stream(path):
+        check_file("output", str(path.with_suffix(".png")))
     contents = report_contents(read_runs(folders), max_groups, thin=format != "json")
-    path.parent.mkdir(parents=True, exist_ok=True)
     _write(contents, path, format)
     return path
 
@@ -79,7 +80,8 @@ def _write(contents: dict[str, Any], path: Path, format: str) -> None:
     if format == "json":
         written = json.dumps(contents, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
     elif format == "md":
-        written = markdown_page(contents, draw_figure(contents, path.with_suffix(".png")))
+        picture = None if is_stream(path) else draw_figure(contents, path.with_suffix(".png"))
+        written = markdown_page(contents, picture)
     else:
         written = html_page(contents)
     write_whole(path, written)  # a page that is open is replaced whole

@@ -177,6 +177,10 @@ _STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")
 REWARDS |= {stack: Entry(_OURS, None, f"from_{stack}") for stack in _STACKS}
 
 
+# Options of these name no code and no server, so that a recipe that nobody has read may set them. Not so of rewards
+# that rooms above add.
+_HARMLESS = REWARDS.keys() - {*_STACKS, "code_reward", "judge_reward"}
+
 # Options that are a reward, and options that hold several, whichever name they belong to.
 _ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
 
@@ -192,6 +196,30 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
         raise InputError(field, f"options for {name}", f"`{name}` alone: it takes none", "Write the name only.")
     for option, value in options.items() if isinstance(options, Mapping) else ():
         _map_specs(option, value, partial(check_spec, field=f"{field}: {name}.{option}"))
+
+
+def needs_trust(spec: Any) -> bool:
+    """Whether a checked spec names code (a file, a module) or options that may reach a server or open a sandbox.
+
+    Example:
+
+    ```python
+    >>> [needs_trust(spec) for spec in ("math_reward", "mine.py:score", {"isolate": "mine.py:score"})]
+    [False, True, True]
+
+    ```
+    """
+    if isinstance(spec, str):
+        return spec not in REWARDS
+    (name, options), *_ = spec.items()
+    if name not in _HARMLESS:
+        return True
+    if not isinstance(options, Mapping):  # the first option, which of those around others is a reward or several
+        options = {"parts" if isinstance(options, list) else "reward": options} if name in _AROUND_OTHERS else {}
+    inner: list[Any] = []
+    for option, value in options.items():
+        _map_specs(option, value, inner.append)
+    return any(map(needs_trust, inner))
 
 
 def _built(factory: Callable, options: Any, field: str) -> Any:

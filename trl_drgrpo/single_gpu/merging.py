@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from trl_drgrpo.common.disk import check_writable
@@ -134,6 +135,9 @@ def fit_vocabulary(model: Any, adapter: Path) -> None:
         raise InputError("adapter", f"{adapter}, without adapter_model.safetensors", "an adapter's weights", remedy)
     try:
         weights = load_peft_weights(str(adapter), device="cpu")
+    except UnpicklingError as error:
+        got, expected = f"{adapter}, whose weights are a pickle with more than tensors", "adapter_model.safetensors"
+        raise InputError("adapter", got, expected, "It may run code, and is not read. Save it again.") from error
     except (RuntimeError, OSError, EOFError, SafetensorError) as error:
         remedy = f"Name another checkpoint. {type(error).__name__}: {_first_lines(error)}."
         raise InputError("adapter", f"{adapter}, whose weights do not load", "an adapter's weights", remedy) from error

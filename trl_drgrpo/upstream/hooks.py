@@ -203,6 +203,11 @@ class Hooks:
         """Called on every rank after TRL wrote a checkpoint, before it is uploaded and older ones are deleted."""
 
     @event
+    def on_checkpoint_saved(self, checkpoint: Path, limit: int | None) -> None:
+        """Called on every rank when a checkpoint is complete and its upload has begun. `limit`: `save_total_limit`,
+        which nobody else applies."""
+
+    @event
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         """Called on every rank after optimizer and scheduler were restored, before the first step."""
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from transformers import Trainer
-from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -261,9 +260,7 @@ class HostTrainer(Hooks, PrivateState):
             self.completing_checkpoint(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))
-        if self.args.should_save:
-            best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(folder.parent), limit, best_model_checkpoint=best, use_mtime=True)
+        self.on_checkpoint_saved(folder, limit)
 
     def _save(self, output_dir=None, state_dict=None):
         # TRL's limit, where it is put off, belongs into the arguments that are saved with the model.

@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import UpstreamError, did_you_mean
+from trl_drgrpo.common.secrets import without_credentials
 
 TRL_SUPPORTED = ("1.16", "2")  # from, up to but not including: the range that pyproject.toml declares
 TRL_TESTED = ("1.16.0",)
@@ -160,13 +161,13 @@ def provenance(command: str) -> dict[str, Any]:
     """Provenance of measured numbers, to be kept in their files.
 
     Args:
-        command (`str`): The command that makes them.
+        command (`str`): The command that makes them; see also [`redacted_command`].
 
     Returns:
         `dict`: `command`, `date` (ISO, local), `commit` (`None` outside a checkout), `host` and `versions`.
     """
     return {
-        "command": command,
+        "command": without_credentials(command),
         "date": date.today().isoformat(),
         "commit": commit(),
         "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",

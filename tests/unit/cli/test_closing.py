@@ -13,7 +13,7 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
         {"eval_reward": 0.2, "step": 1},
         {"reward": 0.75, "drgrpo/pass_rate": 0.5, "step": 2},
     ]
-    said = job.closing("runs/my run", logged, 61.0, run_log=True).splitlines()
+    said = job.closing("runs/my run", logged, 61.0, run_log=True, given={}).splitlines()
     assert said == [
         "Trained in 1:01. Model: runs/my run",
         "  pass rate in training: 25% -> 50% (first and last logged)",
@@ -26,14 +26,14 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
     ]
     for command in said[4:-1]:  # commands that there are
         parse(command.replace("'runs/my run'", "run").split()[1:])
-    assert "trl-drgrpo eval" not in job.closing("runs/x", [], 1.0, run_log=False)
+    assert "trl-drgrpo eval" not in job.closing("runs/x", [], 1.0, run_log=False, given={})
 
 
 def test_steps_without_any_reward_have_no_first_and_last():
     logged = [{"reward": None}, {"reward": 0.5}, {"eval_reward": None}, {"reward": math.nan}, {"reward": 0.25}]
     assert job.logged_values("reward", logged) == [0.5, 0.25]
-    assert "  reward in training: 0.5 -> 0.25 (first and last logged)" in job.closing("runs/x", logged, 1.0, True)
-    assert "reward" not in job.closing("runs/x", [{"reward": None}] * 2, 1.0, True)
+    assert "  reward in training: 0.5 -> 0.25 (first and last logged)" in job.closing("runs/x", logged, 1.0, True, {})
+    assert "reward" not in job.closing("runs/x", [{"reward": None}] * 2, 1.0, True, {})
 
 
 def test_an_interrupted_run_names_the_checkpoint(tmp_path):

@@ -64,7 +64,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_run_is_measured_beside_the_model_it_came_from(folder, adapter, saved_model, monkeypatch, capsys):
     argv = ["eval", "--model", str(adapter), "--num_samples", "4", "--batch_size", "8", "--pass_rates", "rates.jsonl"]
-    argv += ["--output_dir", "out"]
+    argv += ["--output_dir", "out", "--trust_recipe"]  # its reward is in a file
     assert main(argv) == 0
     printed = capsys.readouterr()
     [path] = Path("out").glob("data-test-*.json")

@@ -1,6 +1,6 @@
 """Facts of a run for `run.json` of the run log: objective, settings, rewards, versions.
 
-Settings are picked by name, never copied as a whole, so that no token and no local secret gets into the file.
+Settings are picked by name, never copied as a whole, and scrubbed: no token, password or key gets into the file.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.features.model_card.card import is_conversational, objective_of, plain_data
 from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
@@ -58,7 +59,7 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
     """Facts of the run, JSON-ready. `correctness` says which completions are correct."""
     args, scorer = trainer.args, trainer.step_scorer
     info = getattr(trainer.train_dataset, "info", None)
-    return {
+    facts = {
         "trainer": type(trainer).__name__,
         "max_steps": trainer.state.max_steps,
         "model": str(getattr(trainer.model.config, "_name_or_path", "")) or type(trainer.model).__name__,
@@ -74,6 +75,7 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
         "step_rewards": {"names": list(scorer.names), "weights": list(scorer.weights)} if scorer else None,
         "right": {"reward": correctness.name, "threshold": correctness.threshold} if correctness else None,
     }
+    return scrubbed(facts)
 
 
 def objective_facts(trainer: Any) -> dict[str, Any]:

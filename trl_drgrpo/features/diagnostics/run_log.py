@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.disk import write_whole
+from trl_drgrpo.common.secrets import without_credentials
 
 if TYPE_CHECKING:  # the command line reads the names of files here, before anything heavy loads
     from trl_drgrpo.objective.fork_advantages import Forks
@@ -249,7 +250,7 @@ class RunLog:
 
     def warning(self, step: int, cause: str, message: str) -> None:
         """Append a warning: `cause` is its name, `message` what was logged."""
-        self._append(WARNINGS, [{"step": step, "cause": cause, "message": message}])
+        self._append(WARNINGS, [{"step": step, "cause": cause, "message": without_credentials(message)}])
 
     def _earlier_starts(self) -> list[Any]:
         try:

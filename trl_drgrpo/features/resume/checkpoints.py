@@ -19,14 +19,15 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.output_folders import check_output_folder, checkpoint_folders, delete, step_of
 from trl_drgrpo.features.diagnostics.run_log import FOLDER
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,15 @@ _SUM = "xxh3_128"
 
 
 def begin_checkpoint(checkpoint: Path) -> None:
-    """Mark a folder as being written, whatever an older run has left in it; make it where it does not exist."""
+    """Mark a folder as being written, whatever an older run has left in it; make it where it does not exist. Links are
+    removed, the folder itself and those in it: what they lead to belongs to others."""
+    if checkpoint.is_symlink():
+        logger.warning("%s was a link to %s, which stays as it is.", checkpoint, os.readlink(checkpoint))
+        checkpoint.unlink()
     checkpoint.mkdir(parents=True, exist_ok=True)
+    for path in checkpoint.rglob("*"):
+        if path.is_symlink():
+            path.unlink()
     (checkpoint / PART_FILE).touch()
     (checkpoint / STATE_FILE).unlink(missing_ok=True)
 
@@ -144,12 +152,6 @@ def has_optimizer(checkpoint: Path) -> bool:
     return any(checkpoint.rglob("*optim*"))
 
 
-def checkpoint_folders(output_dir: Path) -> list[Path]:
-    """The checkpoint folders of a run, the highest step first."""
-    folders = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    return sorted(folders, key=_step, reverse=True)
-
-
 def newest_complete_checkpoint(output_dir: Path) -> Path | None:
     """
     The newest complete checkpoint of the run that wrote last; the log says why others are passed over.
@@ -187,20 +189,16 @@ def state_or_none(checkpoint: Path) -> dict[str, Any] | None:
 def states_in(output_dir: Path) -> dict[Path, dict[str, Any]]:
     """The state of each checkpoint of a run that has one that can be read; the one written last comes last."""
     states = {path: state for path in checkpoint_folders(output_dir) if (state := state_or_none(path))}
-    return dict(sorted(states.items(), key=lambda item: item[1]["saved_at"]))
+    return dict(sorted(states.items(), key=lambda item: (item[1]["saved_at"], step_of(item[0]))))
 
 
 def _why_not_of_the_newest(path: Path, state: dict[str, Any], last: Path, newest: dict[str, Any]) -> str:
     run, newest_run = state["run_id"], newest["run_id"]
     if run != newest_run:
         return f"it belongs to run {run}, but the last run to save here is {newest_run} ({last.name})"
-    if _step(path) > _step(last):
+    if step_of(path) > step_of(last):
         return f"the run was resumed from an earlier step: {last.name} was written later"
     return ""
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 @functools.cache  # the command line and the trainer ask for the same file
@@ -248,6 +246,12 @@ def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, c
     return checkpoint
 
 
+def check_output_of_run(output_dir: Path, resume: str | bool | None, inputs: Mapping[str, str]) -> None:
+    """As [`check_output_folder`]; a run of ours that goes on may write where it did."""
+    if not (resume and states_in(output_dir)):
+        check_output_folder("output_dir", str(output_dir), inputs)
+
+
 def run_in(output_dir: Path) -> str:
     """Run files in a folder, in words: checkpoints or a saved model; empty when another run may start there.
 
@@ -264,15 +268,43 @@ def run_in(output_dir: Path) -> str:
 
 
 def delete_run(output_dir: Path) -> None:
-    """Delete the checkpoints and the run log in a folder; a saved model stays until the new one takes its place."""
+    """Delete the checkpoints and the run log in a folder; a saved model stays until the new one takes its place. Of
+    links nothing but the link is deleted."""
     checkpoints = checkpoint_folders(output_dir)
     for path in checkpoints:
-        begin_checkpoint(path)  # whenever this is killed, none of them is resumed from any more
-    deleted = [path for path in (*checkpoints, output_dir / FOLDER) if path.exists()]
+        if not path.is_symlink():
+            begin_checkpoint(path)  # whenever this is killed, none of them is resumed from any more
+    deleted = [path for path in (*checkpoints, output_dir / FOLDER) if os.path.lexists(path)]
     for path in deleted:
-        shutil.rmtree(path)
+        delete(path)
     if deleted:
         logger.warning("overwrite_output_dir: deleted %s.", ", ".join(map(str, deleted)))
+
+
+def delete_old_checkpoints(newest: Path, limit: int | None, best: str | None) -> None:
+    """
+    Delete the checkpoints that were written first, beyond `save_total_limit`.
+
+    transformers goes by the time stamps of the folders: with a clock that was put back it deletes the new ones. Here
+    the order is that in which they were finished, which the state files say. A checkpoint without one (of plain TRL,
+    or of a run that died) goes before all others, the lowest step first.
+
+    Args:
+        newest (`Path`): The checkpoint that was just written, which stays.
+        limit (`int`, *optional*): Checkpoints to leave; `None` or 0 leaves all.
+        best (`str`, *optional*): The best checkpoint, which stays, too.
+    """
+    if not limit or limit < 0:
+        return
+    states = states_in(newest.parent)
+    by_step = reversed(checkpoint_folders(newest.parent))
+    folders = [*(path for path in by_step if path not in states), *states]
+    protected = {newest.resolve(), *([Path(best).resolve()] if best else [])}
+    removable = [path for path in folders if path.is_symlink() or path.resolve() not in protected]
+    excess = len(folders) - max(limit, len(protected))
+    for path in removable[: max(excess, 0)]:
+        logger.info("Deleting the checkpoint %s: save_total_limit is %d.", path, limit)
+        delete(path)
 
 
 def _was_completed(checkpoint: Path) -> bool:

@@ -31,13 +31,16 @@ from datasets import Dataset
 
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated, shortened
+from trl_drgrpo.common.output_folders import checkpoint_folders, drop_saved_links
+from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of, objective_facts
 from trl_drgrpo.features.resume.checkpoints import (
     FORMAT,
     STATE_FILE,
     begin_checkpoint,
-    checkpoint_folders,
+    check_output_of_run,
     choose_start,
+    delete_old_checkpoints,
     delete_run,
     finish_checkpoint,
     has_optimizer,
@@ -67,6 +70,17 @@ ON_RESUME = {
     ),
 }
 _ROWS = 64
+
+
+def _model_folders(trainer: Any) -> dict[str, str]:
+    """Where the models of a run come from, by what they are: folders or Hub ids."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    folders = {"the model": getattr(model, "name_or_path", None)}
+    for name, config in getattr(model, "peft_config", {}).items():
+        folders[f"the base of adapter {name}"] = config.base_model_name_or_path
+    for number, reward in enumerate(trainer.reward_funcs, start=1):
+        folders[f"reward {number}"] = getattr(reward, "name_or_path", None)
+    return {name: folder for name, folder in folders.items() if isinstance(folder, str) and folder}
 
 
 class Resume(Feature):
@@ -115,6 +129,8 @@ class Resume(Feature):
                 alone.enter_context(sole_writer("output_dir", output_dir))
                 if resume or not self._has_begun:  # what an earlier call has left there is its own
                     decision = choose_start(output_dir, resume, overwrite and not self._has_begun)
+                if not self._has_begun:
+                    check_output_of_run(output_dir, resume, _model_folders(self.trainer))
             except (InputError, OSError) as error:
                 decision = error
         decision, run_id = self.trainer.gathered([(decision, uuid.uuid4().hex[:12])])[0]
@@ -192,7 +208,10 @@ class Resume(Feature):
     # Checkpoints
 
     def writing(self, folder: Path) -> AbstractContextManager[Any]:
-        """As in [`Hooks`]: a full disk is one error, of a checkpoint and of the model."""
+        """As in [`Hooks`]: a full disk is one error, of a checkpoint and of the model. Links are not written
+        through."""
+        if self.trainer.args.should_save:
+            drop_saved_links(folder)
         return room_needed(folder, self._what_is_saved)
 
     def _what_is_saved(self) -> str:
@@ -220,6 +239,10 @@ class Resume(Feature):
             (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
             finish_checkpoint(checkpoint, run_state(self.trainer, self.run_id, self._settings))
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
+
+    def on_checkpoint_saved(self, checkpoint: Path, limit: int | None) -> None:
+        if self.trainer.args.should_save:
+            delete_old_checkpoints(checkpoint, limit, self.trainer.state.best_model_checkpoint)
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
         if not has_optimizer(checkpoint):
@@ -330,7 +353,7 @@ def resume_facts(trainer: Any) -> dict[str, Any]:
     facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
     facts["adapter"] = adapter_facts(trainer.accelerator.unwrap_model(trainer.model))
     facts["dataset"] = dataset_mark(trainer.train_dataset)
-    return json.loads(json.dumps(facts, default=str))
+    return scrubbed(json.loads(json.dumps(facts, default=str)))
 
 
 def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, Any]:

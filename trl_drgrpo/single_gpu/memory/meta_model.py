@@ -53,7 +53,7 @@ def read_config(name: str) -> tuple[Any, bool]:
     from transformers import AutoConfig
 
     with hub_errors("--model", name, "a model that transformers knows"):
-        config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name)
+        config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
     text = config.get_text_config(decoder=True)
     return text, text is not config
 
@@ -151,7 +151,7 @@ def _language_model(config: Any, dtype: torch.dtype) -> Any:
 
     # Under a name of its own masks are taken as they are given; what sdpa does around its kernel happens as always.
     AttentionInterface.register(ATTENTION, _attention)
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION}
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION, "trust_remote_code": False}
     if config.model_type.endswith("_text") and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return _WithHead(AutoModel.from_config(config, **options), config, dtype)
     try:

@@ -16,6 +16,7 @@ from trl_drgrpo.features.resume.checkpoints import (
     STATE_FILE,
     begin_checkpoint,
     choose_start,
+    delete_old_checkpoints,
     delete_run,
     file_marks,
     finish_checkpoint,
@@ -257,3 +258,102 @@ def test_deleting_a_run_leaves_the_rest_and_never_half_a_run(tmp_path, monkeypat
         assert (said in caplog.text) if said else not caplog.text
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["checkpoint-notes.md", "model.safetensors", "notes.txt"]
+
+
+# What is deleted, and what is not
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+def test_the_clock_does_not_say_which_checkpoint_is_the_oldest(tmp_path):
+    for number, step in enumerate((1, 2, 3)):
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        begin_checkpoint(checkpoint)
+        finish_checkpoint(checkpoint, {"run_id": "a"})
+        os.utime(checkpoint, (10**9 - 10**6 * number,) * 2)  # put back between any two
+        delete_old_checkpoints(checkpoint, 2, None)
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_the_order_of_deleting_is_that_of_writing(tmp_path):
+    plain = tmp_path / "checkpoint-90"  # of plain TRL
+    plain.mkdir()
+    for step, time in ((50, 1.0), (100, 2.0), (60, 3.0), (70, 4.0)):  # went back to 50
+        written(tmp_path, step, saved_at=time)
+    newest = tmp_path / "checkpoint-70"
+    for limit, left in ((0, 5), (None, 5), (5, 5), (4, 4)):
+        delete_old_checkpoints(newest, limit, None)
+        assert len(names(tmp_path)) == left
+    assert not plain.exists()
+    delete_old_checkpoints(newest, 3, str(tmp_path / "checkpoint-50"))  # the best one stays
+    assert names(tmp_path) == ["checkpoint-50", "checkpoint-60", "checkpoint-70"]
+    delete_old_checkpoints(newest, 1, str(tmp_path / "checkpoint-50"))
+    assert names(tmp_path) == ["checkpoint-50", "checkpoint-70"]
+    delete_old_checkpoints(newest, 1, None)
+    assert names(tmp_path) == ["checkpoint-70"]
+
+
+OTHERS = (
+    "checkpoint-best-7",
+    "checkpoint-notes",
+    "checkpoint-best",
+    "checkpoint-7-old",
+    "checkpoint-²",
+    "old-checkpoint-3",
+)
+
+
+def test_what_is_called_like_a_checkpoint_is_left_alone(tmp_path, caplog):
+    for name in OTHERS:
+        (tmp_path / name).mkdir()
+    for step in (1, 2):
+        newest = written(tmp_path, step)
+    delete_old_checkpoints(newest, 1, None)
+    assert not (tmp_path / "checkpoint-1").exists()
+    delete_run(tmp_path)
+    assert not newest.exists()
+    assert all((tmp_path / name).is_dir() for name in OTHERS)
+    assert run_in(tmp_path) == ""
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A run, and one that has links to its checkpoint and to its log."""
+    theirs = written(tmp_path / "theirs", 3, saved_at=1.0, **{"model.safetensors": b"theirs"})
+    (tmp_path / "theirs" / "_drgrpo").mkdir()
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "checkpoint-3").symlink_to(theirs)
+    (ours / "_drgrpo").symlink_to(tmp_path / "theirs" / "_drgrpo")
+    return theirs, ours
+
+
+def test_of_a_link_only_the_link_is_deleted(linked):
+    theirs, ours = linked
+    delete_run(ours)
+    assert list(ours.iterdir()) == []
+    assert why_incomplete(theirs) == ""
+    assert (theirs.parent / "_drgrpo").is_dir()
+
+
+def test_a_linked_checkpoint_that_is_the_oldest(linked):
+    theirs, ours = linked
+    newest = written(ours, 4, saved_at=2.0)
+    delete_old_checkpoints(newest, 1, None)
+    assert names(ours) == ["checkpoint-4"]
+    assert why_incomplete(theirs) == ""
+
+
+def test_nothing_is_written_through_a_link(linked):
+    theirs, ours = linked
+    begin_checkpoint(ours / "checkpoint-3")
+    assert why_incomplete(theirs) == ""
+    assert not (ours / "checkpoint-3").is_symlink()
+    again = ours / "checkpoint-5"
+    again.mkdir()
+    (again / "model.safetensors").symlink_to(theirs / "model.safetensors")
+    begin_checkpoint(again)
+    (again / "model.safetensors").write_bytes(b"ours")
+    assert (theirs / "model.safetensors").read_bytes() == b"theirs"

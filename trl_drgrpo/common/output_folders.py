@@ -1,0 +1,96 @@
+"""The folder of a training: its checkpoints, what is deleted in it, and the folders that no training may write to."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from trl_drgrpo.common.errors import InputError
+
+
+def checkpoint_folders(output_dir: Path) -> list[Path]:
+    """The checkpoint folders of a run, the highest step first; `checkpoint-best` and the like are somebody's own."""
+    folders = [path for path in output_dir.glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]+", path.name)]
+    return sorted(folders, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def delete(path: Path) -> None:
+    """Deletes a file, or a folder with all that it holds; of a link nothing but the link."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
+_HUB_CACHE = re.compile(r"(models|datasets|spaces)--.+")
+# What the end of a training replaces.
+_SAVED = ("config.json", "adapter_config.json", "model*.safetensors", "pytorch_model*.bin", "adapter_model.*")
+_SAVED += ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md")
+_SAVED += ("training_args.bin",)
+_OF_A_RUN = ("training_args.bin", "_drgrpo", "checkpoint-*")
+
+
+def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> None:
+    """
+    Refuses a folder in which a new training would overwrite what no training wrote.
+
+    Args:
+        field (`str`): The setting, for the message.
+        name (`str`): The folder, which need not exist.
+        inputs (`Mapping[str, str]`): What the training reads, by setting: names that may be local folders.
+
+    Raises:
+        [`InputError`]: The current directory or one above it, a place in the Hub's cache, the folder of an input, in
+            any spelling and through links, or the run around a checkpoint that is an input, or a folder with a model
+            or a card that is no run's.
+    """
+    folder, remedy = Path(os.path.realpath(Path(name).expanduser())), "Name a folder of its own."
+    here = Path.cwd()
+    if folder in (here, *here.parents):
+        got = f"{name}, which is the current directory or above it"
+        raise InputError(
+            field, got, "a folder for this run alone", f"Name a folder in it, such as {here / 'runs' / 'first'}."
+        )
+    if any(_HUB_CACHE.fullmatch(part) for part in folder.parts):
+        raise InputError(field, f"{name}, in the cache of the Hub", "a folder outside of it", remedy)
+    for setting, given in inputs.items():
+        path = Path(os.path.realpath(Path(given).expanduser()))
+        if (
+            given
+            and os.path.isdir(path)
+            and (path == folder or (path.parent == folder and path in checkpoint_folders(folder)))
+        ):
+            what = "the folder of" if path == folder else "the run that holds"
+            got = f"{name}, {what} {setting}"
+            raise InputError(
+                field, got, "another folder", f"{remedy} Its model, card and settings would be overwritten."
+            )
+    if any(any(folder.glob(pattern)) for pattern in _OF_A_RUN):
+        return
+    found = sorted(path.name for pattern in _SAVED for path in folder.glob(pattern))
+    if found:
+        got = f"{name}, which holds {found[0]} that no run has written"
+        raise InputError(field, got, "a new folder, or that of a run", f"{remedy} The files would be overwritten.")
+
+
+def recorded_base(model: str) -> str | None:
+    """The base model that an adapter's folder names; `None` for any other model."""
+    try:
+        return json.loads(Path(model, "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def drop_saved_links(folder: Path) -> None:
+    """Removes links where a model is about to be saved, which would be written through."""
+    for pattern in _SAVED:
+        for path in folder.glob(pattern):
+            if path.is_symlink():
+                path.unlink()
