@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import RewardError, told
+from trl_drgrpo.common.errors import DivergedError, RewardError, told
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config, with_best_metric
 from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
@@ -28,6 +28,7 @@ from trl_drgrpo.features.earlier_batches import EarlierBatches
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.features.forks import ForkedRollouts
 from trl_drgrpo.features.model_card.publishing import ModelCard
+from trl_drgrpo.features.resume.divergence import DivergenceGuard
 from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
 from trl_drgrpo.objective.advantages import AdvantageBaseline, combine_rewards, group_advantages
@@ -197,7 +198,9 @@ class DrGRPOTrainer(HostTrainer):
         self.earlier, self.model_card, self.turns = EarlierBatches(self), ModelCard(self), run.turns
         self.turns.trainer, self.movement_watch = self, MovementWatch(self)
         training = [self.fast_path, self.sampling, self.forks, self.earlier]
-        self.features = [self.resume, self.diagnostics, *training, self.model_card, self.turns]
+        # The guard is the first: it refuses before anything is written or deleted.
+        first = [DivergenceGuard(self), self.resume, self.diagnostics]
+        self.features = [*first, *training, self.model_card, self.turns]
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
@@ -223,7 +226,7 @@ class DrGRPOTrainer(HostTrainer):
                 for feature in self.features:
                     running.enter_context(feature.around_train())
                 return super().train(checkpoint, *args, **kwargs)
-        except RewardError as error:
+        except (RewardError, DivergedError) as error:
             raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
         finally:
             self.is_in_train = False  # which transformers leaves as it is after an error
@@ -233,7 +236,7 @@ class DrGRPOTrainer(HostTrainer):
         self.later.take()
         try:
             metrics = super().evaluate(*args, **kwargs)
-        except RewardError as error:
+        except (RewardError, DivergedError) as error:
             raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
         is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
         return with_best_metric(self.args, metrics) if is_scheduled else metrics

@@ -242,6 +242,11 @@ class PrivateState(GRPOTrainer):
         taken = {name: self._metrics[mode].pop(name) for name in [*filter(chosen, self._metrics[mode])]}
         return {prefix + name: _known_mean(values) for name, values in taken.items()}
 
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor by which float16 losses are scaled, which falls whenever a gradient overflows; `None`: none."""
+        return None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
+
     def mark_step(self) -> None:
         """An optimizer step begins: `step_metrics` counts from here."""
         self._logged_before_step = {name: len(values) for name, values in self._metrics["train"].items()}

@@ -74,11 +74,13 @@ class Resume(Feature):
 
     Attributes:
         run_id (`str`): Of the run that trains or has trained last; kept when it is resumed.
+        resumed_from (`Path`, *optional*): The checkpoint that the newest `train()` goes on from.
     """
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
         self.run_id = ""
+        self.resumed_from: Path | None = None
         self._has_begun = False  # whether the files in the output folder are this trainer's
         self._checkpoints_of_this_run: frozenset[Path] = frozenset()
         self._settings: dict[str, Any] = {}  # that a checkpoint records
@@ -103,6 +105,7 @@ class Resume(Feature):
                 self._refuse_another_optimizer(checkpoint)
             # It holds its step already: written again, it would be gone if the run died then.
             self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
+            self.resumed_from = checkpoint
             yield str(checkpoint) if checkpoint else None
 
     def _agreed_start(self, resume: str | bool | None, alone: ExitStack) -> tuple[Path | None, str]:
