@@ -19,7 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import DivergedError, RewardError, told
-from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config, with_best_metric
+from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, with_best_metric
+from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config
 from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
@@ -232,12 +233,16 @@ class DrGRPOTrainer(HostTrainer):
             self.is_in_train = False  # which transformers leaves as it is after an error
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`."""
+        """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`. Of several
+        evaluation sets each has all its metrics under its name: `eval_<name>_reward`."""
         self.later.take()
         try:
             metrics = super().evaluate(*args, **kwargs)
         except (RewardError, DivergedError) as error:
             raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        if prefix.startswith(PREFIX):
+            metrics = metrics_by_set(metrics, prefix)
         is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
 
