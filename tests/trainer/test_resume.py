@@ -31,6 +31,7 @@ GEOMETRIES = {
     "misaligned": {"steps_per_generation": 3, "num_generations": 6},
     "into the second epoch": {"gradient_accumulation_steps": 4},  # 16 prompts, 4 per step
     "with running scale": {"scale_by_running_std": True, "steps_per_generation": 4},
+    "with noise": {"neftune_noise_alpha": 5.0},  # which every test of the model would draw anew
 }
 
 

@@ -8,13 +8,13 @@ after a numerical self-test on the model itself: rows alone against rows packed,
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import Costs, MicroBatch
+from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
@@ -88,8 +88,6 @@ def why_not_shared(
     Returns:
         `str` or `None`.
     """
-    from trl_drgrpo.upstream.private_state import swapped  # TRL, which a plan of memory does not load
-
     try:
         text = model.config.get_text_config()
         kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
@@ -104,11 +102,7 @@ def why_not_shared(
     if implementation != "sdpa":
         return f"its attention is {implementation!r}; a block mask needs 'sdpa'"
     computes_in = dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
-    with torch.no_grad(), ExitStack() as without_dropout:
-        # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
-        for module in model.modules():
-            if module.training and not type(module).__module__.startswith("bitsandbytes"):
-                without_dropout.enter_context(swapped(module, training=False))
+    with torch.no_grad(), without_noise(model):
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
