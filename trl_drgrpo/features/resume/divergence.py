@@ -105,8 +105,8 @@ class DivergenceGuard(Feature):
             raise self._diverged(f"{name or _ELSEWHERE} is NaN or infinite")
 
     def _on_any_rank(self, name: str | None) -> bool:
-        """Whether any process found something, so that all of them end."""
-        return any(self.trainer.gathered([name is not None]))
+        """Whether any process found something, so that all of them end. Where each holds all weights, so does this."""
+        return any(self.trainer.gathered([name is not None])) if self.trainer.in_lockstep else name is not None
 
     def _broken_weight(self) -> str | None:
         named = self.trainer.model.named_parameters()
