@@ -18,8 +18,9 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import InputError, RewardError, shortened, told
-from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config, with_best_metric
+from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
+from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, with_best_metric
+from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config
 from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
@@ -28,6 +29,7 @@ from trl_drgrpo.features.earlier_batches import EarlierBatches
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.features.forks import ForkedRollouts
 from trl_drgrpo.features.model_card.publishing import ModelCard
+from trl_drgrpo.features.resume.divergence import DivergenceGuard
 from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
 from trl_drgrpo.objective.advantages import AdvantageBaseline, combine_rewards, group_advantages
@@ -210,7 +212,9 @@ class DrGRPOTrainer(HostTrainer):
         self.earlier, self.model_card, self.turns = EarlierBatches(self), ModelCard(self), run.turns
         self.turns.trainer, self.movement_watch = self, MovementWatch(self)
         training = [self.fast_path, self.sampling, self.forks, self.earlier]
-        self.features = [self.resume, self.diagnostics, *training, self.model_card, self.turns]
+        # The guard is the first: it refuses before anything is written or deleted.
+        first = [DivergenceGuard(self), self.resume, self.diagnostics]
+        self.features = [*first, *training, self.model_card, self.turns]
 
     def _add_features(self, features: Sequence[Feature | type[Feature]]) -> None:
         """Builds the user's features and lists them behind this package's own."""
@@ -254,18 +258,22 @@ class DrGRPOTrainer(HostTrainer):
                 for feature in self.features:
                     running.enter_context(feature.around_train())
                 return super().train(checkpoint, *args, **kwargs)
-        except RewardError as error:
+        except (RewardError, DivergedError) as error:
             raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
         finally:
             self.is_in_train = False  # which transformers leaves as it is after an error
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`."""
+        """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`. Of several
+        evaluation sets each has all its metrics under its name: `eval_<name>_reward`."""
         self.later.take()
         try:
             metrics = super().evaluate(*args, **kwargs)
-        except RewardError as error:
+        except (RewardError, DivergedError) as error:
             raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        if prefix.startswith(PREFIX):
+            metrics = metrics_by_set(metrics, prefix)
         is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
 

@@ -52,9 +52,9 @@ def test_results_in_the_readme_are_those_of_the_evidence():
 
 
 def test_the_table_of_what_a_resumed_run_keeps_is_the_one_that_it_goes_by():
-    from trl_drgrpo.features.resume.resume import ON_RESUME
+    from trl_drgrpo.features.resume.settings import ON_RESUME
 
-    rows = re.findall(r"^\| (kept|refused|anew)[^|]* \| (.*) \|$", PAGES["resume.md"], re.MULTILINE)
+    rows = re.findall(r"^\| (kept|refused|generated again|unsaid)[^|]* \| (.*) \|$", PAGES["resume.md"], re.MULTILINE)
     told = {
         how: set(re.findall(r"`(\w+)`", settings)) - {"adamw_torch", "adamw_torch_fused"} for how, settings in rows
     }

@@ -65,6 +65,34 @@ def test_an_evaluation_without_any_reward_is_never_the_best(build):
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
 
 
+def test_without_a_metric_the_held_out_reward_decides(build):
+    trainer = build(metric_for_best_model=None)
+    trainer.train()
+    assert (trainer.state.best_metric, trainer.state.global_step) == (3.5, 4)
+    assert is_loaded(trainer, "checkpoint-2")
+
+
+def test_the_learning_rate_falls_when_the_reward_stops_rising(build):
+    schedule = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    trainer = build(**schedule, metric_for_best_model=None, max_steps=3, learning_rate=8e-3)
+    trainer.train()  # rewards of 1.5, 3.5 and 2.5
+    assert trainer._get_learning_rate() == 4e-3
+
+
+def test_each_of_several_evaluation_sets_can_decide(build, prompts):
+    def by_set(prompts, trainer_state, **kwargs):
+        level = LEVELS[trainer_state.global_step]
+        return [(-level if prompt.startswith("hard") else level) + i % 2 for i, prompt in enumerate(prompts)]
+
+    easy = prompts.select(range(1))
+    hard = easy.map(lambda row: {"prompt": "hard " + row["prompt"]})
+    sets = {"hard": hard, "easy": easy}
+    trainer = build(reward=by_set, eval_dataset=sets, metric_for_best_model="eval_hard_reward", max_steps=3)
+    trainer.train()
+    assert trainer.state.best_metric == -0.5
+    assert is_loaded(trainer, "checkpoint-1")
+
+
 def test_a_metric_that_no_evaluation_has_is_one_line(build):
     trainer = build(metric_for_best_model="eval_acc")
     with pytest.raises(InputError, match=r"^metric_for_best_model: got eval_acc; expected a metric of the ") as error:

@@ -5,11 +5,14 @@ import os
 import re
 import shutil
 import signal
+from functools import partial
 
 import pytest
 import runs
 import torch
+from peft import LoraConfig
 from runs import assert_same_weights, failing, length_reward, logged, short_run, weights
+from tiny import save_tiny, tiny_model
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -31,6 +34,7 @@ GEOMETRIES = {
     "misaligned": {"steps_per_generation": 3, "num_generations": 6},
     "into the second epoch": {"gradient_accumulation_steps": 4},  # 16 prompts, 4 per step
     "with running scale": {"scale_by_running_std": True, "steps_per_generation": 4},
+    "with noise": {"neftune_noise_alpha": 5.0},  # which every test of the model would draw anew
 }
 
 
@@ -283,8 +287,9 @@ def test_every_other_setting_is_said(checkpoint, train, prompts, caplog):
     prompted = prompts.map(lambda row: {"prompt": "Add. " + row["prompt"]})  # as a system prompt does
     trainer = train(data=prompted, **changed, resume=checkpoint)
     anew = (
-        "lr_scheduler_type 'linear' -> 'constant'; max_grad_norm 1.0 -> 0.5; generation_kwargs None -> {'top_k': 5}; "
-        r"seed 42 -> 1; dataset '16 rows of answer, prompt \(\w+\)' -> '16 rows of answer, prompt \(\w+\)'\. The run"
+        "lr_scheduler_type 'linear' -> 'constant'; max_grad_norm 1.0 -> 0.5; seed 42 -> 1; "
+        "generation_kwargs None -> {'top_k': 5}; "
+        r"train_dataset '16 rows of answer, prompt \(\w+\)' -> '16 rows of answer, prompt \(\w+\)'\. The run"
     )
     assert re.search(f"Settings differ from those of {checkpoint}: {anew}", caplog.text)
     kept = "learning_rate 0.01, not 1e-09; weight_decay 0.0, not 0.1."
@@ -292,6 +297,119 @@ def test_every_other_setting_is_said(checkpoint, train, prompts, caplog):
     rates = logged(trainer, "learning_rate")
     assert rates == [0.01, 0.005]  # the second as the checkpoint's schedule has set it
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0}
+
+
+def test_options_of_rewards_and_the_form_of_the_model_are_said(output, train, saved_model, caplog):
+    def scaled(completion_ids, by=1.0, **kwargs):
+        return [by * number for number in length_reward(completion_ids)]
+
+    train(partial(scaled, by=1.0), **EACH_STEP, max_steps=2, model=saved_model)
+    caplog.clear()
+    changed = {"model_init_kwargs": {"attn_implementation": "eager", "dtype": "bfloat16"}, "ignore_data_skip": True}
+    folder = output / "checkpoint-1"
+    train(partial(scaled, by=2.0), **changed, max_steps=2, model=saved_model, resume=folder)
+    assert (
+        f"Settings differ from those of {folder}: save_strategy 'steps' -> 'no'; save_steps 1 -> 500; "
+        "ignore_data_skip False -> True; dtype 'float32' -> 'bfloat16'; attn_implementation 'sdpa' -> 'eager'; "
+        "reward_options: scaled.by 1.0 -> 2.0. The run continues with the new ones."
+    ) in caplog.text
+
+
+def test_the_first_log_is_that_of_the_unbroken_run(train, output):
+    fields = {**EACH_STEP, "logging_steps": 3, "max_steps": 6}
+    whole = train(**fields)
+    for step in (1, 2, 3, 4):
+        resumed = train(**fields, resume=output / f"checkpoint-{step}")
+        for entry, expected in zip(resumed.state.log_history[:2], whole.state.log_history[:2], strict=True):
+            timed = {name for name in expected if "time" in name}
+            assert {name: entry[name] for name in expected.keys() - timed} == {
+                name: expected[name] for name in expected.keys() - timed
+            }
+
+
+def test_the_first_log_is_that_of_the_unbroken_run_after_a_failure(train, output):
+    fields = {"logging_steps": 3, "max_steps": 3, "steps_per_generation": 1}  # two generations per step
+    whole = train(**fields)
+    with pytest.raises(RewardError):
+        train(failing(6), **fields)  # in the middle of the third step
+    resumed = train(**fields, resume=output / "checkpoint-2")
+    for name in ("loss", "reward", "entropy", "completions/mean_length"):
+        assert logged(resumed, name) == logged(whole, name)
+
+
+def test_other_intervals_count_at_once(checkpoint, train, caplog):
+    resumed = train(**{**EACH_STEP, "max_steps": 5, "logging_steps": 2, "save_steps": 3}, resume=checkpoint)
+    assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry] == [1, 2, 4]
+    assert sorted(path.name for path in checkpoint.parent.glob("checkpoint-*"))[-2:] == [
+        "checkpoint-3",
+        "checkpoint-5",
+    ]
+    assert "logging_steps 1 -> 2; save_steps 1 -> 3" in caplog.text
+
+
+# What the weights of a checkpoint fit
+
+
+@pytest.fixture(scope="module")
+def other_model(tokenizer, tmp_path_factory):
+    model = tiny_model(tokenizer)
+    for weight in model.parameters():
+        weight.data *= 1.1
+    return save_tiny(tmp_path_factory.mktemp("other"), tokenizer, model)
+
+
+def lora(r=4, **changes):
+    return LoraConfig(r=r, **{"target_modules": "all-linear", **changes})
+
+
+def test_an_adapter_goes_on_where_it_fits(train, output, saved_model, other_model, caplog):
+    fields = {**EACH_STEP, "max_steps": 2, "model": saved_model}
+    whole = train(**fields, peft_config=lora(lora_dropout=0.1))
+    folder = output / "checkpoint-1"
+    misfits = [
+        ({}, "^peft_config: got none; expected that of the adapter in "),
+        (
+            {"peft_config": lora(r=8)},
+            r"^peft_config: got LORA with r=8: .*lora_A.weight has shape \(8, 32\), not \(4, ",
+        ),
+        ({"peft_config": lora(target_modules=["q_proj"])}, "lora_A.weight has no place in the model"),
+        ({"peft_config": lora(modules_to_save=["lm_head"])}, "lm_head.weight is not in the checkpoint"),
+        (
+            {"peft_config": lora(), "model": other_model},
+            f"^model: got the base {other_model}, .*; expected {saved_model}",
+        ),
+    ]
+    for changes, message in misfits:
+        with pytest.raises(InputError, match=message) as raised:
+            train(**{**fields, **changes}, resume=folder)
+        assert "\n" not in str(raised.value)
+    resumed = train(**fields, peft_config=lora(lora_dropout=0.1), resume=folder)
+    assert_same_weights(weights(resumed), weights(whole))
+    caplog.clear()
+    half = {"model_init_kwargs": {"dtype": "bfloat16"}}
+    train(**fields, **half, peft_config=lora(lora_alpha=4), resume=folder)
+    assert (
+        "dtype 'float32' -> 'bfloat16'; adapter: lora_alpha 8 -> 4; adapter: lora_dropout 0.1 -> 0.0." in caplog.text
+    )
+
+
+def test_a_whole_model_is_no_adapter_and_of_one_size(checkpoint, train, tokenizer):
+    with pytest.raises(InputError, match=r"^peft_config: got LORA with r=4, but .*checkpoint-1 holds a whole model"):
+        train(peft_config=lora(), resume=checkpoint)
+    wider = tiny_model(tokenizer)
+    wider.resize_token_embeddings(len(tokenizer) + 8)
+    with pytest.raises(InputError, match=r"^model: got Qwen2ForCausalLM: model.embed_tokens.weight has shape "):
+        train(model=wider, resume=checkpoint)
+
+
+def test_the_reference_is_that_of_the_run(train, output, saved_model, other_model):
+    fields = {**EACH_STEP, "max_steps": 2, "beta": 0.1}
+    whole = train(**fields, model=saved_model)
+    folder = output / "checkpoint-1"
+    for model in (other_model, str(folder)):
+        with pytest.raises(InputError, match=f"^model: got the reference of the KL term .*{model}, .*{saved_model}, "):
+            train(**fields, model=model, resume=folder)
+    assert_same_weights(weights(train(**fields, model=saved_model, resume=folder)), weights(whole))
 
 
 def test_a_run_keeps_its_id_and_says_nothing_of_settings_that_are_the_same(checkpoint, train, caplog):

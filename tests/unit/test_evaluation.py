@@ -11,9 +11,19 @@ import torch
 from chat_server import Server
 from evaluations import result, samples
 from huggingface_hub import ModelCard
+from tiny import save_tiny
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.evaluation.models import Decoding, base_name, check_model, holds_model, is_adapter, weights_mark
+from trl_drgrpo.evaluation.models import (
+    Decoding,
+    Loading,
+    base_name,
+    check_model,
+    holds_model,
+    is_adapter,
+    load_model,
+    weights_mark,
+)
 from trl_drgrpo.evaluation.results import as_json, judged, mean_over_prompts, pass_at_k, read_results
 from trl_drgrpo.evaluation.running import check_context, model_sampler, score_completions, server_sampler
 from trl_drgrpo.evaluation.steps import compared
@@ -283,6 +293,16 @@ def test_an_adapters_folder_is_a_model_too(saved_model, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="model: got .*/empty, a folder without config.json"):
         check_model("model", str(tmp_path / "empty"))
+
+
+def test_a_model_that_had_diverged_is_one_line(model, tokenizer, tmp_path):
+    sampler = model_sampler(model, tokenizer, Decoding(max_completion_length=4), batch_size=2)
+    model.lm_head.weight.data.fill_(3e38)  # finite, and the logits are not
+    with pytest.raises(InputError, match="^model: got logits that are NaN or infinite; .* earlier checkpoint"):
+        sampler([Request((5, 6), 2, 4, True, 0)])
+    model.lm_head.weight.data.fill_(torch.nan)
+    with pytest.raises(InputError, match=r"^model: got .*, whose weight lm_head.weight is NaN"):
+        load_model(save_tiny(tmp_path, tokenizer, model), Loading())
 
 
 def test_other_weights_have_another_mark(tmp_path):

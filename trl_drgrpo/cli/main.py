@@ -19,7 +19,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.common import __version__
-from trl_drgrpo.common.errors import DiskFullError, InputError, PushError, UpstreamError, did_you_mean
+from trl_drgrpo.common.errors import DiskFullError, DivergedError, InputError, PushError, UpstreamError, did_you_mean
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InputError, UpstreamError) as error:
         console.report_error(error, args)
         return 2
-    except (PushError, DiskFullError) as error:  # the input is valid
+    except (PushError, DiskFullError, DivergedError) as error:  # the input is valid
         console.report_error(error)
         return 1
     except KeyboardInterrupt:

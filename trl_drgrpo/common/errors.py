@@ -168,6 +168,10 @@ class DiskFullError(RuntimeError):
     """No room for a checkpoint or a model. The message says which file, what is safe, and how to go on."""
 
 
+class DivergedError(RuntimeError):
+    """The weights, or a gradient, are not finite. The message names the step, the likely cause and what is saved."""
+
+
 class Terminated(SystemExit):
     """The process was asked to end (SIGTERM), and a checkpoint is saved. Uncaught, it exits with 143, as in shells."""
 

@@ -19,10 +19,7 @@ is in `field_kinds.py` and `rules.py`, what the inputs of a trainer may be in `p
 import copy
 import dataclasses
 import logging
-import math
-from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass
-from difflib import get_close_matches
 from functools import cache
 from inspect import signature
 from types import SimpleNamespace
@@ -31,6 +28,7 @@ from typing import Any, Literal, Self
 from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
+from trl_drgrpo.config.best_metric import choose_best_metric, needs_best_metric
 from trl_drgrpo.config.field_kinds import read_mappings, refused, with_help
 from trl_drgrpo.config.rules import OBJECTIVE, contradictions, validate, validate_batch
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
@@ -325,6 +323,8 @@ class DrGRPOConfig(GRPOConfig):
         converted = _blank(cls, type(config))
         converted.__dict__.update(copy.copy(config.__dict__))
         changed = []
+        if needs_best_metric(config) and config.metric_for_best_model == "loss":  # what TRL has made of None
+            converted.metric_for_best_model = converted.greater_is_better = None
         for own in dataclasses.fields(cls):
             if not hasattr(config, own.name):
                 setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
@@ -355,6 +355,7 @@ class DrGRPOConfig(GRPOConfig):
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
         read_mappings(self)
+        choose_best_metric(self)
         if self.warmup_ratio is not None:
             refuse_outside("warmup_ratio", self.warmup_ratio, RANGES["warmup_ratio"])
             self.warmup_steps, self.warmup_ratio = self.warmup_steps or self.warmup_ratio, None
@@ -441,62 +442,3 @@ def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
         model_name = model if isinstance(model, str) else model.config._name_or_path
         return DrGRPOConfig(f"{model_name.rstrip('/').split('/')[-1] or 'model'}-DrGRPO")
     raise InputError("args", type(args).__name__, "a DrGRPOConfig", "Build it with trl_drgrpo.DrGRPOConfig(...).")
-
-
-# `metric_for_best_model`: transformers finds out that there is no such metric when the first evaluation is over, with
-# a `KeyError`. What is nearly a metric that every evaluation has is a misspelling, and refused before a model loads;
-# any other may be one that a reward function logs itself.
-_PREFIX = "eval_"
-_EVERY_RUN = ("loss", "reward", "reward_std", "frac_reward_zero_std", "drgrpo/pass_rate", "drgrpo/reward_min")
-_EVERY_REWARD = ("mean", "std", "failed_frac")
-_MISSPELLED = 0.8  # similarity from which on it is one
-
-
-def check_best_metric(
-    args: Any, reward_names: Sequence[str], step_reward_names: Sequence[str] = (), datasets: Iterable[str] = ()
-) -> None:
-    """Refuse a misspelled metric before a model loads.
-
-    Args:
-        args ([`DrGRPOConfig`]): `metric_for_best_model` may be left out, and goes with or without `eval_`.
-        reward_names, step_reward_names (`Sequence[str]`): The reward functions, and the step reward functions.
-        datasets (`Iterable[str]`, *optional*): Names of the evaluation sets, where there are several.
-
-    Raises:
-        `InputError`: Names the metric that was probably meant.
-    """
-    if args.metric_for_best_model is None:
-        return
-    named = [*(f"rewards/{name}" for name in reward_names), *(f"process_rewards/{name}" for name in step_reward_names)]
-    known = [*_EVERY_RUN, *(f"{name}/{kind}" for name in named for kind in _EVERY_REWARD)]
-    known += [f"{dataset}_loss" for dataset in datasets]
-    wanted = args.metric_for_best_model.removeprefix(_PREFIX)
-    unfinished = [f"{wanted}/mean"] if f"{wanted}/mean" in known else []
-    near = unfinished or get_close_matches(wanted, known, n=1, cutoff=_MISSPELLED)
-    if near and wanted not in known:
-        remedy = f"Did you mean {_PREFIX}{near[0]}?"
-        raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the evaluations", remedy)
-
-
-def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation in training, with a value for `metric_for_best_model`.
-
-    Args:
-        args ([`DrGRPOConfig`]): As above.
-        metrics (`dict[str, Any]`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
-            worst value there is: no checkpoint is the best by it.
-
-    Raises:
-        `InputError`: The evaluation has no such metric; names the nearest ones.
-    """
-    if args.metric_for_best_model is None:
-        return metrics
-    name = _PREFIX + args.metric_for_best_model.removeprefix(_PREFIX)
-    if name not in metrics:
-        near = get_close_matches(name, metrics, n=3, cutoff=0.0)
-        remedy = "Resume from the newest checkpoint with a metric that the evaluations have."
-        expected = f"a metric of the evaluations, such as {', '.join(near)}"
-        raise InputError("metric_for_best_model", args.metric_for_best_model, expected, remedy)
-    if metrics[name] is None:
-        return {**metrics, name: -math.inf if args.greater_is_better else math.inf}
-    return metrics

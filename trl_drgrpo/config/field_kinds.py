@@ -243,11 +243,12 @@ def _keys(config: Any) -> dict[str, Mapping[str, Any] | None]:
     from torch.optim.lr_scheduler import ReduceLROnPlateau
     from torch.utils.checkpoint import checkpoint
     from transformers import ContinuousBatchingConfig, SchedulerType
-    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
     from transformers.trainer_pt_utils import AcceleratorConfig
 
     kind = SchedulerType(config.lr_scheduler_type)
-    schedule: Any = ReduceLROnPlateau if kind == "reduce_lr_on_plateau" else TYPE_TO_SCHEDULER_FUNCTION[kind]
+    by_metric: Any = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
+    schedule = by_metric.get(kind.value) or TYPE_TO_SCHEDULER_FUNCTION[kind]
     set_by_trainer = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
     named = [p.name for p in inspect.signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return {

@@ -15,7 +15,8 @@ from torch import nn
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.rows import check_prompt_values, column_values
-from trl_drgrpo.config.config import DrGRPOConfig, check_best_metric
+from trl_drgrpo.config.best_metric import check_best_metric
+from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.field_kinds import optimizer_of
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule

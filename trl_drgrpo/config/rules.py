@@ -14,6 +14,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, in_one
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
+from trl_drgrpo.config.best_metric import best_metric_rules
 from trl_drgrpo.config.field_kinds import check_choices, check_keys, check_kinds
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.objective import step_advantages
@@ -47,6 +48,7 @@ def validate(config: Any) -> None:
     refuse(_pairs(config))
     refuse(_forks(config))
     refuse(_generation(config))
+    refuse(best_metric_rules(config))
     check_keys(config)
     refuse(_groups(config))
 

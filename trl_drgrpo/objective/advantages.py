@@ -105,7 +105,7 @@ def group_advantages(
     if baseline == "leave_one_out":
         scorable = (~grouped.isnan()).sum(dim=1, keepdim=True).to(grouped.dtype)  # (P, 1)
         advantages = advantages * (scorable / (scorable - 1).clamp(min=1))
-    advantages = advantages.nan_to_num(nan=0.0)
+    advantages = advantages.masked_fill(grouped.isnan(), 0.0)  # not nan_to_num, which hides a mean that overflows
     return advantages.masked_fill(_without_signal(grouped).unsqueeze(1), 0.0).flatten()
 
 

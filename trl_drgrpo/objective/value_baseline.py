@@ -106,7 +106,7 @@ class ValueBaseline:
         other_products = self.products + products.sum() - products
         coefficients = torch.where(other_squares > 1e-12, other_products / other_squares.clamp(min=1e-12), 0.0)
         advantages = grouped - coefficients.view(-1, 1, 1) * differences
-        if update:
+        if update and advantages.isfinite().all():  # else the batch is refused: its sums must not outlive it
             self.squares = self.memory * self.squares + squares.sum().item()
             self.products = self.memory * self.products + products.sum().item()
         total, left = (weights * grouped**2).sum().item(), (weights * advantages**2).sum().item()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.finite import refuse_not_finite
 from trl_drgrpo.common.hub_errors import hub_errors, refuse_new_weights
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
@@ -73,7 +74,8 @@ def load_model(
         `PreTrainedModel`.
 
     Raises:
-        `InputError`: Load failure, a checkpoint without the head, quantization of a loaded model.
+        `InputError`: Load failure, a checkpoint without the head or with weights that are not finite, quantization of
+            a loaded model.
     """
     if not isinstance(model, (str, os.PathLike)):
         if quantization_config is not None:
@@ -108,7 +110,9 @@ def load_model(
     if with_head:
         remedy = "They would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
     refuse_new_weights("model", repr(str(model)), loaded, info, remedy)
-    return loaded if quantization_config is not None else loaded.to(device)
+    placed = loaded if quantization_config is not None else loaded.to(device)
+    refuse_not_finite(placed, "model", str(model))
+    return placed
 
 
 def architecture(model: Any) -> str:

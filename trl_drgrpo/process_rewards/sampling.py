@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.finite import has_no_distribution
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,8 @@ class ModelSampler:
             got = f"{len(rows)} completions at a time, which do not fit into the memory of {device}"
             remedy = "Lower it, or the length of a completion; what a command has written is kept."
             raise InputError("batch_size", got, "as many as fit", remedy) from error
+        except RuntimeError as error:
+            if not has_no_distribution(error):
+                raise
+            remedy = "The model has diverged, or overflows in this dtype: name an earlier checkpoint, or float32."
+            raise InputError("model", "logits that are NaN or infinite", "finite logits", remedy) from None

@@ -27,7 +27,8 @@ from typing import Any, Literal
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import DivergedError, InputError
+from trl_drgrpo.common.finite import first_not_finite
 from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
 from trl_drgrpo.common.output_folders import checkpoint_folders, delete, drop_saved_links
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
@@ -270,9 +271,9 @@ def train_prm(
     Raises:
         `InputError`: Rows that do not fit, no row that can be trained on, labels of one kind only, a checkpoint that
             is not there.
+        `DivergedError`: A weight or a gradient is NaN or infinite; nothing of it is saved.
     """
     refuse_out_of_range(arguments or {})
-    from transformers import Trainer
     from transformers.trainer_utils import get_last_checkpoint
 
     tokenizer = load_tokenizer(model, tokenizer)
@@ -300,7 +301,7 @@ def train_prm(
     if peft_config is not None:
         network = _with_adapter(network, peft_config)
     limit, training_arguments.save_total_limit = training_arguments.save_total_limit, None
-    trainer = Trainer(
+    trainer = _trainer_class()(
         model=network,
         callbacks=[_limits_checkpoints(limit)],
         args=training_arguments,
@@ -332,6 +333,32 @@ def train_prm(
         facts |= {"soft": any(label not in (0, 1, IGNORED) for row in examples for label in row["labels"])}
         _write_card(trainer, base, dataset_name, step_separator=step_separator, **facts)
     return numbers
+
+
+def _trainer_class() -> Any:
+    """A `Trainer` that ends, and saves nothing more, once a number is NaN or infinite."""
+    from transformers import Trainer
+
+    class FiniteTrainer(Trainer):
+        def _refuse_divergence(self, what: str | None) -> None:
+            if what is not None:
+                rate, folder = self.args.learning_rate, self.args.output_dir
+                cause = f"Likely cause: learning_rate {rate:g} (lower it), or a base model that overflows."
+                remedy = f"Checkpoints in {folder} are of earlier steps; start again with that changed."
+                step = self.state.global_step
+                raise DivergedError(f"step {step}: {what} is NaN or infinite, so the training ends. {cause} {remedy}")
+
+        def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+            super().log(logs, *args, **kwargs)
+            is_finite = math.isfinite(logs.get("grad_norm", 0.0))
+            self._refuse_divergence(None if is_finite else "the norm of the gradient")
+
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+            # All weights, as rounding to the base's type is the last thing that happens to them.
+            self._refuse_divergence(first_not_finite(self.model.named_parameters()))
+            super().save_model(output_dir, _internal_call)
+
+    return FiniteTrainer
 
 
 _LOOKED_AT = 256

@@ -83,6 +83,7 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     scored.__doc__ = inspect.getdoc(reward_func)
     scored.lowest_reward = getattr(reward_func, "lowest_reward", None)
     scored.reward_funcs = (reward_func,)
+    scored.checked = reward_func
     return scored
 
 

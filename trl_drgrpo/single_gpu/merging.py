@@ -12,6 +12,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from typing import Any
 
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.finite import first_not_finite, refuse_not_finite
 from trl_drgrpo.common.hub_errors import check_local, hub_errors, refuse_new_weights
 
 _ADAPTER_FILE = "adapter_config.json"
@@ -90,7 +92,7 @@ def model_class_of(config: Any) -> Any:
 
 
 def load(name: str, model_class: Any, **loading: Any) -> Any:
-    """A model in float32, for evaluation; an `InputError` where its weights are missing or damaged."""
+    """A model in float32, for evaluation; an `InputError` where its weights are missing, damaged or not finite."""
     import torch
     from safetensors import SafetensorError
 
@@ -100,6 +102,7 @@ def load(name: str, model_class: Any, **loading: Any) -> Any:
         remedy = f"{type(error).__name__}: {_first_lines(error)}."
         raise InputError("base", f"{name}, whose weights do not load", "a complete model", remedy) from error
     refuse_new_weights("base", name, model, info, "They would be random: name the base that was trained.")
+    refuse_not_finite(model, "base", name)
     return model.eval()
 
 
@@ -121,6 +124,7 @@ def attach(model: Any, adapter: Path, is_trainable: bool = False) -> Any:
         found += [f"{name}, which the base has no place for" for name in too_many[:1]]
         count = len(loaded.missing_keys) + len(too_many)
         raise _does_not_fit(adapter, f"It holds {' and '.join(found)} ({count} such weights)")
+    refuse_not_finite(peft_model, "adapter", str(adapter))
     return peft_model.eval()
 
 
@@ -260,6 +264,9 @@ def _write(adapter: Path, base: str, loading: dict, config: Any, dtype: str, fol
         raise InputError("adapter", f"{adapter}, which cannot be merged", "LoRA or a variant of it", remedy) from error
     _judge(_logits(merged, inputs), expected, effect, "float32")  # before rounding: the merge itself
     merged = merged.to(getattr(torch, dtype))
+    if (weight := first_not_finite(merged.named_parameters())) is not None:
+        got, expected = f"{dtype}, which cannot hold {weight}", "a type whose range holds every weight"
+        raise InputError("dtype", got, expected, "Nothing was written. Choose bfloat16 or float32.")
     for settings in (merged.config, merged.config.get_text_config(), merged.generation_config):
         if getattr(settings, "use_cache", None) is False:  # training with gradient checkpointing switches it off
             settings.use_cache = True
@@ -283,9 +290,10 @@ def _logits(model: Any, inputs: list[Any]) -> list[Any]:
 
 
 def _largest_difference(some: list[Any], others: list[Any]) -> float:
-    """Over all inputs; infinite where the shapes differ."""
+    """Over all inputs; infinite where the shapes differ or a logit is NaN, which `max` may pass over."""
     pairs = zip(some, others, strict=True)
-    return max((a - b).abs().max().item() if a.shape == b.shape else float("inf") for a, b in pairs)
+    differences = [(a - b).abs().max().item() if a.shape == b.shape else math.inf for a, b in pairs]
+    return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
 def _judge(got: list[Any], expected: list[Any], effect: float, dtype: str) -> tuple[float, float]:
@@ -294,7 +302,7 @@ def _judge(got: list[Any], expected: list[Any], effect: float, dtype: str) -> tu
     scale = max(logits.abs().max().item() for logits in expected)
     allowed = TOLERANCES[dtype] * max(1.0, scale)
     is_lost = effect > 1e-4 * scale and difference > effect / 2  # below that float32 rounds, too
-    if not difference <= allowed or (is_lost and dtype == "float32"):  # NaN, too
+    if math.isinf(difference) or difference > allowed or (is_lost and dtype == "float32"):
         what = f"logits that differ by {difference:.3g} from those of base and adapter"
         expected_text = f"at most {min(allowed, effect / 2) if is_lost else allowed:.3g} in {dtype}"
         remedy = "Nothing was written. Check that the base is the one used in training, or choose a wider dtype."

@@ -176,8 +176,11 @@ def checked_advantages(advantages: Any, batch: RolloutBatch, source: str) -> tor
     if len(invalid := (~advantages.isfinite()).nonzero()):
         row, *token = invalid[0].tolist()
         where = f"row {row}" + (f", token {token[0]}{_step_at(batch, row, token[0])}" if token else "")
-        got = f"{advantages[tuple(invalid[0])].item()} for {where}"
-        raise RewardError(source, got, "finite numbers", "Return 0 for a row without a reward.")
+        value = advantages[tuple(invalid[0])]
+        remedy = "Return 0 for a row without a reward."
+        if value.isinf():
+            remedy = "Rewards, or their weights, are too large for float32: scale or clip them."
+        raise RewardError(source, f"{value.item()} for {where}", "finite numbers", remedy)
     return advantages
 
 

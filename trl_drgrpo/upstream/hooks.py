@@ -184,6 +184,10 @@ class Hooks:
         """May edit what `_compute_loss` logged for a micro-batch."""
         return metrics
 
+    @event
+    def on_grad_norm(self, grad_norm: float) -> None:
+        """Sees the norm of each optimizer step's gradient, as it was before clipping, before the step is taken."""
+
     # Logs, checkpoints and the Hub
 
     @context

@@ -57,6 +57,7 @@ class PrivateState(GRPOTrainer):
     train_sampler: Any = None  # the newest that TRL made
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     features: Sequence[Feature]
+    _unlogged_mark: tuple[torch.Tensor, dict[str, int]] | None = None
     _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
 
     @cached_property
@@ -241,6 +242,43 @@ class PrivateState(GRPOTrainer):
         mode, prefix = ("train", "") if self.model.training else ("eval", "eval_")
         taken = {name: self._metrics[mode].pop(name) for name in [*filter(chosen, self._metrics[mode])]}
         return {prefix + name: _known_mean(values) for name, values in taken.items()}
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor by which float16 losses are scaled, which falls whenever a gradient overflows; `None`: none."""
+        return None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
+
+    @property
+    def attention(self) -> str | None:
+        """The implementation of attention that the policy uses."""
+        return getattr(self.model.config, "_attn_implementation", None)
+
+    def read_step_settings(self) -> None:
+        """Take `logging_steps`, `eval_steps` and `save_steps` from the arguments, as a run that begins does: those of
+        a checkpoint's state have replaced them."""
+        self.state.compute_steps(self.args, self.state.max_steps)
+
+    def mark_unlogged(self) -> None:
+        """Note what has come together since the last log: `unlogged` tells it, also in the middle of the next step."""
+        counts = {name: len(values) for name, values in self._metrics["train"].items()}
+        self._unlogged_mark = self._tr_loss.clone(), counts
+
+    def unlogged(self) -> dict[str, Any] | None:
+        """The losses and metrics of finished steps that are not logged yet, JSON-ready; `None`: all are. Called by
+        every rank."""
+        if self._unlogged_mark is None or self._globalstep_last_logged >= self.state.global_step:
+            return None
+        loss, counts = self._unlogged_mark
+        losses = self.gathered([loss.item()])
+        metrics = {name: self._metrics["train"][name][:count] for name, count in counts.items()}
+        return {"loss": sum(losses) / len(losses), "since": self._globalstep_last_logged, "metrics": metrics}
+
+    def restore_unlogged(self, state: dict[str, Any]) -> None:
+        """Go on with the log of an interrupted run; called when training begins, once transformers has reset it."""
+        self._tr_loss += state["loss"]
+        self._globalstep_last_logged = state["since"]
+        for name, values in state["metrics"].items():
+            self._metrics["train"][name][:] = values
 
     def mark_step(self) -> None:
         """An optimizer step begins: `step_metrics` counts from here."""

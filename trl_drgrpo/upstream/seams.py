@@ -59,6 +59,7 @@ SEAMS = {
         "del completions[idx_with_tool][completions_len_before[idx] :]",
         "self._generate_single_turn(",
     ),
+    "_get_grad_norm": ("model, grad_norm", "grad_norm is None"),
     "_get_train_sampler": ("dataset", "RepeatSampler("),
     "log": (
         "logs, start_time",

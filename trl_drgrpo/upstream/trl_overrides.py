@@ -243,6 +243,12 @@ class HostTrainer(Hooks, PrivateState):
             return [], None
         return super().get_batch_samples(*args, **kwargs)
 
+    def _get_grad_norm(self, model, grad_norm=None):
+        grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if grad_norm is not None:
+            self.on_grad_norm(float(grad_norm))
+        return grad_norm
+
     def _get_train_sampler(self, dataset=None):
         self.train_sampler = super()._get_train_sampler(dataset)
         return self.train_sampler

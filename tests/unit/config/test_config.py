@@ -10,7 +10,7 @@ from trl import GRPOConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.config.config import check_best_metric, with_best_metric
+from trl_drgrpo.config.best_metric import check_best_metric, with_best_metric
 from trl_drgrpo.config.preflight import prepare
 from trl_drgrpo.upstream.versions import drop_notices
 
@@ -281,10 +281,53 @@ def args(metric, greater_is_better=True):
 
 
 def test_what_an_evaluation_may_have_is_taken():
-    taken = """loss eval_reward reward eval_rewards/accuracy_reward/mean eval_process_rewards/accuracy_reward/mean
-        eval_hard_loss eval_drgrpo/pass_rate eval_completions/mean_length eval_accuracy"""
+    taken = """eval_reward reward eval_rewards/accuracy_reward/mean eval_process_rewards/accuracy_reward/mean
+        eval_drgrpo/pass_rate eval_completions/mean_length eval_accuracy"""
     for metric in (None, *taken.split()):
-        check_best_metric(args(metric), ["accuracy_reward"], ["accuracy_reward"], ["easy", "hard"])
+        check_best_metric(args(metric), ["accuracy_reward"], ["accuracy_reward"])
+    for metric in ("eval_hard_reward", "hard_rewards/accuracy_reward/mean", "eval_easy_drgrpo/pass_rate"):
+        check_best_metric(args(metric), ["accuracy_reward"], datasets=["easy", "hard"])
+
+
+def test_several_evaluation_sets_need_the_name_of_one():
+    for metric, got in (("reward", "reward, which is that of the last of 2"), ("eval_hard_loss", "eval_hard_loss")):
+        with pytest.raises(InputError, match=f"^metric_for_best_model: got {got}.* eval_easy_reward") as error:
+            check_best_metric(args(metric), ["accuracy_reward"], datasets=["easy", "hard"])
+        assert "eval_hard_reward" in str(error.value)
+
+
+BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        {"load_best_model_at_end": True},
+        {"save_strategy": "best"},
+        {"lr_scheduler_type": "reduce_lr_on_plateau"},
+        {"lr_scheduler_type": "greedy"},
+    ],
+)
+def test_checkpoints_are_compared_by_the_held_out_reward(needs, caplog):
+    config = DrGRPOConfig(use_cpu=True, **{**BEST, **needs})
+    assert (config.metric_for_best_model, config.greater_is_better) == ("eval_reward", True)
+    assert "metric_for_best_model is not set: checkpoints are compared by eval_reward" in caplog.text
+    if "lr_scheduler_type" in needs:
+        assert config.lr_scheduler_kwargs == {"mode": "max"}
+    plain = GRPOConfig(use_cpu=True, bf16=False, **{**BEST, "metric_for_best_model": None, **needs})
+    if plain.metric_for_best_model is not None:  # "loss", which its constructor has set
+        converted = DrGRPOConfig.from_grpo_config(plain)
+        assert (converted.metric_for_best_model, converted.greater_is_better) == ("eval_reward", True)
+
+
+def test_a_metric_is_better_when_it_is_higher_unless_said_otherwise():
+    shorter = DrGRPOConfig(
+        use_cpu=True, **BEST, metric_for_best_model="completions/mean_length", greater_is_better=False
+    )
+    assert not shorter.greater_is_better
+    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "greater_is_better": False}
+    config = DrGRPOConfig(use_cpu=True, **BEST, **plateau, metric_for_best_model="completions/mean_length")
+    assert config.lr_scheduler_kwargs == {"mode": "min"}
 
 
 def test_a_misspelling_is_refused():
@@ -294,7 +337,7 @@ def test_a_misspelling_is_refused():
         "eval_rewards/acuracy_reward/mean": "eval_rewards/accuracy_reward/mean",
         "eval_rewards/accuracy_reward": "eval_rewards/accuracy_reward/mean",
         "eval_drgrpo/passrate": "eval_drgrpo/pass_rate",
-        "eval_hrad_loss": "eval_hard_loss",
+        "eval_hrad_reward": "eval_hard_reward",
     }
     for metric, name in meant.items():
         with pytest.raises(InputError) as error:

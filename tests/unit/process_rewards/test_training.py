@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shlex
 from types import SimpleNamespace
 
@@ -142,6 +143,17 @@ def test_a_loss_at_chance_and_a_folder_without_a_checkpoint_are_said(saved_model
             train_prm(saved_model, separable(16, 0), tmp_path, arguments=fields)
     with pytest.raises(InputError, match=r"^resume_from_checkpoint: got .*none, which is no checkpoint"):
         train_prm(saved_model, separable(16, 0), tmp_path, resume_from_checkpoint=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("strategy", ["steps", "no"])
+def test_weights_that_are_not_finite_are_never_saved(strategy, saved_model, tmp_path, command):
+    out, data = tmp_path / "prm", write(tmp_path / "train.jsonl", separable(16, 0))
+    save = f"--save_strategy {strategy} --save_steps 1 --max_steps 2 --logging_steps 5"
+    said = command(
+        f"train-prm --model {saved_model} --data {data} --output_dir {out} --learning_rate 1e39 {save}", code=1
+    )
+    assert re.search("step [12]: .* is NaN or infinite, so the training ends. Likely cause: learning_rate 1e", said)
+    assert not list(out.rglob("*.safetensors"))
 
 
 def test_the_new_head_is_drawn_with_the_seed(saved_model, tmp_path):

@@ -283,6 +283,22 @@ def test_an_adapter_of_other_layers_and_damaged_files(base, adapter, tokenizer, 
     assert "which cannot be merged" in refused(biased)
 
 
+def test_weights_that_are_not_finite_are_refused(base, adapter, tmp_path, refused):
+    broken = shutil.copytree(adapter, tmp_path / "broken")
+    weights = load_file(broken / "adapter_model.safetensors")
+    next(reversed(weights.values()))[0, 0] = torch.nan
+    save_file(weights, broken / "adapter_model.safetensors", metadata={"format": "pt"})
+    message = refused(broken)
+    assert message.startswith(f"adapter: got {broken}, whose weight base_model.model.")
+    model = load(base)
+    model.model.layers[0].mlp.up_proj.weight.data[0, 0] = 1e5  # beyond float16
+    large = tmp_path / "large"
+    model.save_pretrained(large)
+    assert "dtype: got float16, which cannot hold model.layers.0.mlp.up_proj" in refused(
+        adapter, base=str(large), dtype="float16"
+    )
+
+
 @pytest.mark.parametrize("scale", [0.3, 2e-5])  # the second moves logits by less than the tolerance of float32
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_merge_that_went_wrong_is_refused_and_leaves_nothing(base, tmp_path, monkeypatch, scale, dtype):

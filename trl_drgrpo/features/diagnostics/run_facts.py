@@ -31,6 +31,15 @@ _SAMPLING = (
     *("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
     *("forks", "fork_depth", "fork_at", "fork_threshold"),
 )
+# Fields that the objective of a run is made of, also those that its rewards and their steps are named with.
+OBJECTIVE_FIELDS = (
+    *_OBJECTIVE,
+    *_VLLM_OBJECTIVE,
+    *_STEP_OBJECTIVE,
+    *_WEIGHTS,
+    *_SAMPLING,
+    *("reward_weights", "step_reward_weights", "step_separator", "loss_normalizer"),
+)
 _SETTINGS = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),

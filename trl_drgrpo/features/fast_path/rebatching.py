@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
+from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
-from trl_drgrpo.features.fast_path.sharing import AGREEMENT, computing_dtype, in_evaluation
+from trl_drgrpo.features.fast_path.sharing import AGREEMENT, computing_dtype
 from trl_drgrpo.upstream.batches import TokenBatch
 from trl_drgrpo.upstream.kv_cache import selects_tokens
 
@@ -42,7 +43,7 @@ def why_not_rebatched(
         return "its attention selects tokens by an index, which depends on the width of a batch"
     tokens = _rows(model.config.get_text_config().vocab_size, model.device)
     packed = pack_rows(tokens, _alone(tokens))
-    with torch.no_grad(), in_evaluation(model):
+    with torch.no_grad(), without_noise(model):
         try:
             expected = padded(tokens, (tokens.attention_mask.cumsum(dim=1) - 1).clamp(min=0))
             found = packed.unpack(planned(packed))

@@ -8,14 +8,15 @@ of them forks, with a control (the same pack without its block mask) that must d
 made so short that a mask without it would differ, too.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import Costs, MicroBatch
+from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
@@ -128,7 +129,7 @@ def why_not_shared(
     if form.window is not None:
         shorter_window = swapped(text, sliding_window=TESTED_WINDOW)
         form = replace(form, window=TESTED_WINDOW)
-    with torch.no_grad(), in_evaluation(model), shorter_window:
+    with torch.no_grad(), without_noise(model), shorter_window:
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs, form)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -141,19 +142,6 @@ def why_not_shared(
 def computing_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.dtype:
     """Return what a model computes in: `dtype`, or the type of its weights."""
     return dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
-
-
-@contextmanager
-def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
-    """Inside the block the model has no dropout and no checkpointing; afterwards it is as it was."""
-    from trl_drgrpo.upstream.private_state import swapped  # TRL, which a plan of memory does not load
-
-    with ExitStack() as without_dropout:
-        # Not `model.eval()`: in it, 4-bit layers repack for good on some CPUs.
-        for module in model.modules():
-            if module.training and not type(module).__module__.startswith("bitsandbytes"):
-                without_dropout.enter_context(swapped(module, training=False))
-        yield
 
 
 def _self_test(

@@ -9,8 +9,8 @@ What TRL and transformers restore is enough only between two generation batches 
   running reward scale, and what tells this run from others: its id, objective and settings. It comes last: with it the
   checkpoint is complete, see `checkpoints.py`.
 
-What a resumed run keeps of its checkpoint, takes anew, or refuses is one table (`ON_RESUME`), which the guide shows.
-Every difference is said, none is silent.
+What a resumed run keeps of its checkpoint, takes anew, or refuses is in `settings.py`; whether the weights of a
+checkpoint fit the model, in `fitting.py`.
 """
 
 import json
@@ -25,15 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from accelerate.utils import send_to_device
-from datasets import Dataset
 
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
-from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated, shortened
+from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
 from trl_drgrpo.common.output_folders import checkpoint_folders, drop_saved_links
-from trl_drgrpo.common.secrets import scrubbed
-from trl_drgrpo.features.diagnostics.run_facts import adapter_facts, fields_of, objective_facts
+from trl_drgrpo.features.diagnostics.run_facts import fields_of, objective_facts
 from trl_drgrpo.features.resume.checkpoints import (
     FORMAT,
     STATE_FILE,
@@ -49,27 +46,21 @@ from trl_drgrpo.features.resume.checkpoints import (
     why_changed,
     why_incomplete,
 )
+from trl_drgrpo.features.resume.fitting import refuse_misfit
+from trl_drgrpo.features.resume.settings import (
+    ON_RESUME,
+    changed,
+    differences,
+    in_words,
+    options_of_rewards,
+    refuse_another,
+    resume_facts,
+)
 from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
 
 FEATURES_FILE = "drgrpo_features.json"  # in every checkpoint
-ON_RESUME = {
-    # With the optimizer's state: torch restores them from there, whatever the arguments say.
-    "kept": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_args"),
-    "refused": ("optim", "loss_normalizer"),
-    "anew": (
-        *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"),
-        *("max_grad_norm", "max_completion_length", "generation_kwargs", "chat_template_kwargs", "use_vllm"),
-        *("max_tool_calling_iterations", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-        *("curriculum", "curriculum_q_min", "max_sampling_rounds", "prior_pass_rates", "on_reward_error"),
-        *("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "router_aux_loss_coef"),
-        *("neftune_noise_alpha", "disable_dropout", "cast_lm_head_to_fp32", "optim_target_modules", "adapter_dtype"),
-        *("correct_reward", "correct_threshold", "seed", "data_seed", "shuffle_dataset", "train_sampling_strategy"),
-        *("bf16", "fp16", "tf32", "use_liger_kernel", "torch_compile", "dataset", "adapter"),
-    ),
-}
-_ROWS = 64
 
 
 def _model_folders(trainer: Any) -> dict[str, str]:
@@ -88,17 +79,26 @@ class Resume(Feature):
 
     Attributes:
         run_id (`str`): Of the run that trains or has trained last; kept when it is resumed.
+        resumed_from (`Path`, *optional*): The checkpoint that the newest `train()` goes on from.
     """
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
         self.run_id = ""
+        self.resumed_from: Path | None = None
         self._has_begun = False  # whether the files in the output folder are this trainer's
         self._checkpoints_of_this_run: frozenset[Path] = frozenset()
         self._settings: dict[str, Any] = {}  # that a checkpoint records
+        self._reward_options: dict[str, Any] = {}  # as they are before anything is scored
+        self._unlogged: dict[str, Any] | None = None  # what the checkpoint holds of a log to come
         self._micro_step = 0  # micro-batches processed when the newest step began or ended
         self._restore_random_state: Callable[[], None] = lambda: None
         self._terminated = threading.Event()  # by SIGTERM: the optimizer step that is being made is the last one
+
+    def on_trainer_built(self) -> None:
+        self._reward_options = self.trainer.describing.value(
+            "The record of the rewards", lambda: options_of_rewards(self.trainer), otherwise={}
+        )
 
     @contextmanager
     def started(self, resume_from_checkpoint: str | bool | None) -> Iterator[str | None]:
@@ -111,12 +111,15 @@ class Resume(Feature):
                 folder = self.trainer.args.output_dir
                 logger.warning("No checkpoint in %s to resume from: starting from scratch.", folder)
             self._settings = self.trainer.describing.value(
-                "The record of the settings", lambda: resume_facts(self.trainer), otherwise={}
+                "The record of the settings",
+                lambda: resume_facts(self.trainer, self._reward_options),
+                otherwise={},
             )
             if checkpoint:
-                self._refuse_another_optimizer(checkpoint)
+                self._refuse_another_run(checkpoint)
             # It holds its step already: written again, it would be gone if the run died then.
             self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
+            self.resumed_from = checkpoint
             yield str(checkpoint) if checkpoint else None
 
     def _agreed_start(self, resume: str | bool | None, alone: ExitStack) -> tuple[Path | None, str]:
@@ -138,13 +141,13 @@ class Resume(Feature):
             raise decision
         return decision, run_id
 
-    def _refuse_another_optimizer(self, checkpoint: Path) -> None:
-        """It cannot read the state."""
-        state = self._state_of(checkpoint) if has_optimizer(checkpoint) else None
-        was, optim = (state or {"settings": {}})["settings"].get("optim"), self._settings.get("optim")
-        if was and optim and was != optim:
-            remedy = "Keep it, or start a new run from the checkpoint's weights."
-            raise InputError("optim", optim, f"{was}, whose state is in {checkpoint}", remedy)
+    def _refuse_another_run(self, checkpoint: Path) -> None:
+        """What cannot go on with the checkpoint's optimizer, adapter or objective."""
+        before = (self._state_of(checkpoint) or {"settings": {}})["settings"]
+        if not has_optimizer(checkpoint):
+            before = {name: value for name, value in before.items() if name != "optim"}
+        refuse_another(before, self._settings, checkpoint)
+        refuse_misfit(self.trainer, checkpoint)
 
     def _state_of(self, checkpoint: Path) -> dict[str, Any] | None:
         state = read_state(checkpoint)
@@ -175,6 +178,9 @@ class Resume(Feature):
         if args.overwrite_output_dir and not self._has_begun and args.should_save:
             delete_run(Path(args.output_dir))
         self._has_begun = True
+        unlogged, self._unlogged = self._unlogged, None
+        if unlogged is not None:
+            self.trainer.restore_unlogged(unlogged)
 
     # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
 
@@ -194,6 +200,7 @@ class Resume(Feature):
     def _note_boundary(self) -> None:
         self._micro_step = self.trainer.micro_step
         self._restore_random_state = random_state()
+        self.trainer.mark_unlogged()
 
     def _rewind(self) -> None:
         """Put the trainer back to the boundary, as far as a checkpoint records it."""
@@ -233,11 +240,13 @@ class Resume(Feature):
         """As in [`Hooks`]: the state of all features, and the state file last. With it the checkpoint counts as
         complete."""
         save_rollouts(checkpoint, self.trainer.accelerator.process_index, self.trainer.pending_rollouts)
+        unlogged = self.trainer.unlogged()
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
             kept = {type(each).__name__: each.state_dict() for each in self.trainer.features}
             (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
-            finish_checkpoint(checkpoint, run_state(self.trainer, self.run_id, self._settings))
+            state = run_state(self.trainer, self.run_id, self._settings)
+            finish_checkpoint(checkpoint, {**state, "unlogged": unlogged})
         self._checkpoints_of_this_run |= {checkpoint.resolve()}
 
     def on_checkpoint_saved(self, checkpoint: Path, limit: int | None) -> None:
@@ -252,7 +261,9 @@ class Resume(Feature):
         kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         for feature in self.trainer.features:
             feature.load_state_dict(kept.get(type(feature).__name__))
+        self.trainer.read_step_settings()
         state = self._state_of(checkpoint)
+        self._unlogged = None if state is None else state.get("unlogged")
         if state is None:
             self._say_what_is_missing(checkpoint)
             return
@@ -276,17 +287,18 @@ class Resume(Feature):
     def _say_what_changed(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Other settings in the middle of a run are allowed, but never silent."""
         others = changed(state["objective"], objective_facts(self.trainer))
-        objective = [f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in others]
-        stays, others = ON_RESUME["kept"] * has_optimizer(checkpoint), changed(state["settings"], self._settings)
-        kept = [f"{name} {shortened(was)}, not {shortened(now)}" for name, was, now in others if name in stays]
-        anew = [f"{name} {shortened(was)} -> {shortened(now)}" for name, was, now in others if name not in stays]
-        for message, settings in (
+        objective = "; ".join(f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in others)
+        stays = ON_RESUME["kept"] * has_optimizer(checkpoint)
+        settings = list(differences(state["settings"], self._settings))
+        anew = in_words(setting for setting in settings if setting[0] not in stays)
+        kept = in_words((setting for setting in settings if setting[0] in stays), form="{} {}, not {}")
+        for message, differing in (
             ("The objective differs from that of %s: %s. The run continues with the new one.", objective),
             ("Settings differ from those of %s: %s. The run continues with the new ones.", anew),
             ("Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights.", kept),
         ):
-            if settings:
-                logger.warning(message, checkpoint, "; ".join(settings))
+            if differing:
+                logger.warning(message, checkpoint, differing)
 
     def _say_what_is_missing(self, checkpoint: Path) -> None:
         """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
@@ -345,17 +357,6 @@ class Resume(Feature):
             logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
 
 
-def resume_facts(trainer: Any) -> dict[str, Any]:
-    """The settings of the table, as a checkpoint records them; JSON-ready."""
-    args, optimizer = trainer.args, trainer.given_optimizers[0]
-    facts = fields_of(args, (*ON_RESUME["kept"], *ON_RESUME["anew"]))
-    optim = type(optimizer).__name__ if optimizer else str(getattr(args.optim, "value", args.optim))
-    facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
-    facts["adapter"] = adapter_facts(trainer.accelerator.unwrap_model(trainer.model))
-    facts["dataset"] = dataset_mark(trainer.train_dataset)
-    return scrubbed(json.loads(json.dumps(facts, default=str)))
-
-
 def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, Any]:
     """What a checkpoint's state file holds; JSON-ready. `settings`: its `resume_facts`, as they were at the start."""
     return {
@@ -374,31 +375,6 @@ def geometry(trainer: Any) -> dict[str, int]:
     fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
     fields += ("num_iterations", "num_generations")
     return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
-
-
-def dataset_mark(dataset: Any) -> str | None:
-    """Number of rows, columns, and a checksum of at most 64 rows, evenly spaced; `None` for streamed data.
-
-    Example:
-
-    ```python
-    >>> dataset_mark(Dataset.from_dict({"prompt": ["1+1=", "2+2="]}))
-    '2 rows of prompt (e1c28b4b)'
-
-    ```
-    """
-    if not isinstance(dataset, Dataset):
-        return None
-    plain = dataset.with_format(None)  # a transform may draw random numbers
-    rows = [plain[i] for i in range(0, len(plain), len(plain) // _ROWS + 1)]
-    text = json.dumps(rows, sort_keys=True, default=lambda value: type(value).__name__)
-    columns = ", ".join(sorted(dataset.column_names))
-    return f"{len(dataset)} rows of {columns} ({xxhash.xxh3_64(text.encode()).hexdigest()[:8]})"
-
-
-def changed(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Name, former and new value of what is in both and differs."""
-    return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
 
 
 def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]] | None) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
+from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
 from trl_drgrpo.upstream.kv_cache import CACHE, cache_of, is_plain
 
@@ -189,21 +190,12 @@ class Forwards:
             raise Refused("its attention is chunked")
         if self._kwargs.get("position_ids") is None:
             raise Refused("it gets no position_ids")
-        rows, expected = (None, None) if tested else self._tested_rows(ids, prefilled)
-        self._group_attention.enter_context(group_attention_in(self._model))
-        try:
-            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
-            logits = self._group_step(ids)
-        except torch.OutOfMemoryError:
-            raise
-        except NOT_SERVED as error:
-            if tested or isinstance(error, Refused):
-                raise
-            raise Refused(f"{type(error).__name__}: {error}") from error
-        if expected is not None:
-            if wrong := differs(logits[rows], expected, self._agreement()):
-                raise Refused(wrong)
+        if not tested:
+            self._refuse_other_logits(ids, prefilled)
             _why_not[self._model] = None
+        self._group_attention.enter_context(group_attention_in(self._model))
+        self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
+        logits = self._group_step(ids)
         prefilled.layers = []  # `generate` holds on to the cache itself
         self._record_steps(ids.device)
         return logits
@@ -216,6 +208,25 @@ class Forwards:
         compared = None if self._model in _why_not_replayed else self._compared
         self._replay = Replay(self._over_groups, self._groups, compared)
         self._speed.on(SpeedPart.RECORDED_STEPS)
+
+    def _refuse_other_logits(self, ids: torch.Tensor, prefilled: Any) -> None:
+        """Take the step over a group cache that is thrown away, and over transformers' cache."""
+        with without_noise(self._model):
+            rows, expected = self._tested_rows(ids, prefilled)
+            try:
+                with group_attention_in(self._model):
+                    self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
+                    logits = self._group_step(ids)
+            except torch.OutOfMemoryError:
+                raise
+            except NOT_SERVED as error:
+                if isinstance(error, Refused):
+                    raise
+                raise Refused(f"{type(error).__name__}: {error}") from error
+        wrong = differs(logits[rows], expected, self._agreement())
+        self._groups = None
+        if wrong:
+            raise Refused(wrong)
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
         wrong = differs(logits, expected.float(), AGREEMENT_REPLAYED)

@@ -1,0 +1,145 @@
+"""`metric_for_best_model`: the metric by which checkpoints are compared, chosen, checked and read.
+
+transformers compares by the loss where none is given. In GRPO that says nothing: a policy's loss on its own samples is
+the mean of advantages that sum to 0 in a group, about 0 before, during and after training. Here the default is the
+held-out reward. transformers also finds out that there is no metric of a name when the first evaluation is over, with
+a `KeyError`. What is nearly a metric that every evaluation has is a misspelling, and refused before a model loads; any
+other may be one that a reward function logs itself.
+"""
+
+import logging
+import math
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "eval_"
+_DEFAULT = "eval_reward"
+_EVERY_RUN = ("reward", "reward_std", "frac_reward_zero_std", "drgrpo/pass_rate", "drgrpo/reward_min")
+_EVERY_REWARD = ("mean", "std", "failed_frac")
+_MORE_IS_BETTER = ("reward", "drgrpo/pass_rate")
+_BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the metric
+_MISSPELLED = 0.8  # similarity from which on it is one
+_NO_LOSS = (
+    "The loss of a policy on its own samples is about 0 whatever it has learned, as the advantages of a group sum to "
+    "0. Compare by the reward: {}."
+)
+
+
+def needs_best_metric(config: Any) -> bool:
+    """Tell whether a configuration compares checkpoints, or schedules the learning rate, by a metric."""
+    follows = config.lr_scheduler_type in _BY_METRIC
+    return bool(config.load_best_model_at_end or config.save_strategy == "best" or follows)
+
+
+def choose_best_metric(config: Any) -> None:
+    """Set the metric, and the direction in which it is better, where they are left out; say so."""
+    if config.metric_for_best_model is None and needs_best_metric(config):
+        config.metric_for_best_model = _DEFAULT
+        logger.warning(
+            "metric_for_best_model is not set: checkpoints are compared by %s, the held-out reward.", _DEFAULT
+        )
+    if config.metric_for_best_model is not None and config.greater_is_better is None:
+        config.greater_is_better = True
+    if config.lr_scheduler_type in _BY_METRIC and isinstance(config.lr_scheduler_kwargs, dict | None):
+        mode = "max" if config.greater_is_better else "min"  # torch's default is that of a loss
+        config.lr_scheduler_kwargs = {"mode": mode, **(config.lr_scheduler_kwargs or {})}
+
+
+def best_metric_rules(config: Any) -> Iterator[InputError]:
+    """Values by which the best checkpoint would be any, or the worst."""
+    metric = (config.metric_for_best_model or "").removeprefix(PREFIX)
+    if metric == "loss":
+        remedy = _NO_LOSS.format(_DEFAULT)
+        yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
+    if metric in _MORE_IS_BETTER and config.greater_is_better is False:
+        remedy = "The checkpoint with the lowest would be the best: remove it."
+        yield InputError("greater_is_better", f"False with {config.metric_for_best_model}", "True", remedy)
+    if config.lr_scheduler_type in _BY_METRIC:
+        expected, mode = "max" if config.greater_is_better else "min", (config.lr_scheduler_kwargs or {}).get("mode")
+        if mode in ("min", "max") and mode != expected:
+            got = f"{mode!r} with greater_is_better={config.greater_is_better}"
+            remedy = "The learning rate would fall while the metric gets better: remove it."
+            yield InputError("lr_scheduler_kwargs: mode", got, repr(expected), remedy)
+
+
+def check_best_metric(
+    args: Any, reward_names: Sequence[str], step_reward_names: Sequence[str] = (), datasets: Collection[str] = ()
+) -> None:
+    """Refuse a metric that is misspelled, or that says nothing, before a model loads.
+
+    Args:
+        args ([`DrGRPOConfig`]): `metric_for_best_model` may be left out, and goes with or without `eval_`.
+        reward_names, step_reward_names (`Sequence[str]`): The reward functions, and the step reward functions.
+        datasets (`Collection[str]`, *optional*): Names of the evaluation sets, where there are several. The metrics of
+            each are `eval_<name>_<metric>`; `eval_<metric>` is the last one's.
+
+    Raises:
+        `InputError`: Names the metric that was probably meant.
+    """
+    if args.metric_for_best_model is None:
+        return
+    metric = args.metric_for_best_model.removeprefix(PREFIX)
+    rewards = [f"{PREFIX}{dataset}_reward" for dataset in datasets]
+    if metric in [f"{dataset}_loss" for dataset in datasets]:
+        remedy = _NO_LOSS.format(" or ".join(rewards))
+        raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the answers", remedy)
+    if len(rewards) > 1 and metric in _MORE_IS_BETTER:
+        got = f"{args.metric_for_best_model}, which is that of the last of {len(rewards)} evaluation sets"
+        raise InputError("metric_for_best_model", got, f"one of {', '.join(rewards)}", "Name the set to compare by.")
+    named = [*(f"rewards/{name}" for name in reward_names), *(f"process_rewards/{name}" for name in step_reward_names)]
+    known = [*_EVERY_RUN, *(f"{name}/{kind}" for name in named for kind in _EVERY_REWARD)]
+    known += [f"{dataset}_{name}" for dataset in datasets for name in known]
+    unfinished = [f"{metric}/mean"] if f"{metric}/mean" in known else []
+    near = unfinished or get_close_matches(metric, known, n=1, cutoff=_MISSPELLED)
+    if near and metric not in known:
+        remedy = f"Did you mean {PREFIX}{near[0]}?"
+        raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the evaluations", remedy)
+
+
+def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation in training, with a value for `metric_for_best_model`.
+
+    Args:
+        args ([`DrGRPOConfig`]): As above.
+        metrics (`dict[str, Any]`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
+            worst value there is: no checkpoint is the best by it.
+
+    Raises:
+        `InputError`: The evaluation has no such metric; names the nearest ones.
+    """
+    if args.metric_for_best_model is None:
+        return metrics
+    name = PREFIX + args.metric_for_best_model.removeprefix(PREFIX)
+    if name not in metrics:
+        near = get_close_matches(name, metrics, n=3, cutoff=0.0)
+        remedy = "Resume from the newest checkpoint with a metric that the evaluations have."
+        expected = f"a metric of the evaluations, such as {', '.join(near)}"
+        raise InputError("metric_for_best_model", args.metric_for_best_model, expected, remedy)
+    if metrics[name] is None:
+        return {**metrics, name: -math.inf if args.greater_is_better else math.inf}
+    return metrics
+
+
+def metrics_by_set(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The metrics of one of several evaluation sets, those that TRL logs without its name with it, too.
+
+    Args:
+        metrics (`dict[str, Any]`): As an evaluation returns them.
+        prefix (`str`): `eval_` and the set's name.
+
+    Example:
+
+    ```python
+    >>> metrics_by_set({"eval_hard_loss": 0.0, "eval_reward": 0.5}, "eval_hard")
+    {'eval_hard_loss': 0.0, 'eval_reward': 0.5, 'eval_hard_reward': 0.5}
+
+    ```
+    """
+    nameless = {key.removeprefix(PREFIX): key for key in metrics if key.startswith(PREFIX)}
+    named = {f"{prefix}_{name}": metrics[key] for name, key in nameless.items() if not key.startswith(f"{prefix}_")}
+    return {**metrics, **named}

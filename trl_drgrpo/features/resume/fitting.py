@@ -1,0 +1,92 @@
+"""Whether the weights of a checkpoint have a place in the model that is to go on, told before they are loaded.
+
+torch and PEFT say it in a hundred lines, once the model is in memory: one for each layer.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from trl_drgrpo.common.errors import InputError
+
+_ADAPTER, _WHOLE = "adapter_model", "model"
+_NEW_RUN = "or start a new run from its weights, with that folder as the model."
+Shapes = dict[str, tuple[int, ...]]
+
+
+def refuse_misfit(trainer: Any, checkpoint: Path) -> None:
+    """Refuse a whole model for an adapter, an adapter for a whole model, and weights of other sizes.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): With its model.
+        checkpoint (`Path`): A complete checkpoint, of this package or of plain TRL.
+
+    Raises:
+        `InputError`: Names what differs.
+    """
+    if trainer.in_lockstep:  # checkpoints of another form, and parts of weights
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    is_adapted = hasattr(model, "peft_config")
+    has_adapter = (checkpoint / "adapter_config.json").is_file()
+    has_model = any(checkpoint.glob(f"{_WHOLE}*.safetensors")) or any(checkpoint.glob("pytorch_model*.bin"))
+    if is_adapted and has_model and not has_adapter:
+        got = f"{_kind(model)}, but {checkpoint} holds a whole model"
+        remedy = f"Remove it (on the command line `preset`, `use_peft`), {_NEW_RUN}"
+        raise InputError("peft_config", got, "none", remedy)
+    if has_adapter and not is_adapted:
+        remedy = "Pass the same peft_config (on the command line `preset`, `use_peft`)."
+        raise InputError("peft_config", "none", f"that of the adapter in {checkpoint}", remedy)
+    if has_adapter:
+        from peft import get_peft_model_state_dict
+
+        now = get_peft_model_state_dict(model, adapter_name=model.active_adapters[0], save_embedding_layers=False)
+        saved = _shapes(checkpoint, _ADAPTER)
+        _refuse_other_shapes("peft_config", _kind(model), saved, now, checkpoint, both_ways=True)
+    else:
+        _refuse_other_shapes(
+            "model", type(model).__name__, _shapes(checkpoint, _WHOLE), model.state_dict(), checkpoint, both_ways=False
+        )
+
+
+def _kind(model: Any) -> str:
+    config = model.peft_config[model.active_adapters[0]]
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    return f"{kind} with r={config.r}" if hasattr(config, "r") else kind
+
+
+def _shapes(checkpoint: Path, stem: str) -> Shapes:
+    """The shape of each weight in a checkpoint's files, which are not read; empty where they are of another form."""
+    shapes: Shapes = {}
+    try:
+        for file in checkpoint.glob(f"{stem}*.safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):  # said by who loads it
+        return {}
+    return shapes
+
+
+def _refuse_other_shapes(
+    field: str, got: str, saved: Shapes, now: dict[str, Any], checkpoint: Path, *, both_ways: bool
+) -> None:
+    """`both_ways`: whether a weight on one side only is refused, too; a whole model's names may be those of another
+    version of transformers."""
+    differing = list(_differing(saved, {name: tuple(weight.shape) for name, weight in now.items()}, both_ways))
+    if saved and differing:
+        more = f", and {len(differing) - 1} more weights differ" if len(differing) > 1 else ""
+        remedy = f"Use the model and settings that it was trained with, {_NEW_RUN}"
+        raise InputError(field, f"{got}: {differing[0]}{more}", f"what fits the weights in {checkpoint}", remedy)
+
+
+def _differing(saved: Shapes, now: Shapes, both_ways: bool) -> Iterator[str]:
+    for name, shape in now.items():
+        if name in saved and saved[name] != shape:
+            yield f"{name} has shape {shape}, not {saved[name]}"
+        elif name not in saved and both_ways:
+            yield f"{name} is not in the checkpoint"
+    for name in sorted(saved.keys() - now.keys()) if both_ways else ():
+        if "lora_" in name:  # others are embeddings that PEFT saves along
+            yield f"{name} has no place in the model"

@@ -1,0 +1,217 @@
+"""What decides a run, as a checkpoint records it, and what becomes of a difference when the run is resumed.
+
+Every field of the configuration is in exactly one class: those of `ON_RESUME`, the objective, or, all others, the
+settings whose new value wins and is said. So a field that a newer TRL adds is compared, too. Beside the fields stand
+the facts that no field holds (`FACTS`): model, reference, data, tokenizer, options of rewards, versions.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import xxhash
+from datasets import Dataset
+
+from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.secrets import scrubbed
+from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS, adapter_facts, fields_of
+from trl_drgrpo.rewards.options import reward_options
+from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
+
+ON_RESUME = {
+    # With the optimizer's state: torch restores them from there, whatever the arguments say.
+    "kept": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_args"),
+    "refused": ("optim", "loss_normalizer", "base", "reference"),
+    # The new value wins, and completions that are not trained on yet are generated again.
+    "generated again": (
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+        *("generation_batch_size", "num_iterations", "num_generations"),
+    ),
+    # The new value wins without a word: none of them changes what is trained.
+    "unsaid": (
+        *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "restore_callback_states_from_checkpoint"),
+        *("report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        *("disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "log_completions", "log_multimodal"),
+        *("num_completions_to_print", "log_unique_prompts", "log_completions_hub_repo", "logging_first_step"),
+        *("run_log", "record_groups", "run_warnings", "skip_memory_metrics", "debug", "local_rank"),
+        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
+        *("hub_revision", "save_on_each_node", "do_train", "do_eval", "do_predict", "include_for_metrics"),
+        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
+        *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "torch_empty_cache_steps"),
+        *("ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb", "vllm_server_base_url", "vllm_server_host"),
+        *("vllm_server_port", "vllm_server_timeout", "vllm_group_port", "vllm_gpu_memory_utilization"),
+        # Said as what they lead to: the dtype, attention and base of the model, the device, `warmup_steps`.
+        *("model_init_kwargs", "trust_remote_code", "use_cpu", "warmup_ratio"),
+    ),
+}
+FACTS = (
+    *("base", "reference", "dtype", "attn_implementation", "quantization", "adapter", "tokenizer", "chat_template"),
+    *("train_dataset", "reward_options", "device", "versions"),
+)
+_NOT_ALONE = ("model", "base", "reference")  # refused, or other values of the same weights: the dtype is said
+_ROWS, _ROWS_OF_MEDIA = 5_000, 64  # that are compared, of text a second's worth; media are decoded
+_MEDIA = ("Image", "Audio", "Video")
+_VALUES = 16  # of each weight
+
+
+def classes_of(field: str) -> list[str]:
+    """Return the classes that a field, or a fact, is in: one of `ON_RESUME`, `objective` or `anew`."""
+    listed = [name for name, settings in ON_RESUME.items() if field in settings]
+    if not listed and field in OBJECTIVE_FIELDS:
+        listed = ["objective"]
+    return listed or ["anew"]
+
+
+def resume_facts(trainer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a checkpoint records, JSON-ready and without secrets.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): With the model as it was built, before a checkpoint's weights are loaded.
+        options (`Mapping[str, Any]`): Options of its rewards, see `options_of_rewards`.
+    """
+    args, optimizer = trainer.args, trainer.given_optimizers[0]
+    names = [field.name for field in dataclasses.fields(args)]
+    compared = [name for name in names if classes_of(name)[0] in ("kept", "anew")]
+    facts = fields_of(args, tuple(compared))
+    optim = type(optimizer).__name__ if optimizer else str(getattr(args.optim, "value", args.optim))
+    facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
+    tokenizer = trainer.text_tokenizer
+    facts |= {
+        **model_facts(trainer),
+        "adapter": adapter_facts(trainer.accelerator.unwrap_model(trainer.model)),
+        "tokenizer": f"{len(tokenizer)} tokens ({_digest(sorted(tokenizer.get_added_vocab().items()))})",
+        "chat_template": _digest(tokenizer.chat_template) if tokenizer.chat_template else None,
+        "train_dataset": dataset_mark(trainer.train_dataset),
+        "reward_options": options,
+        "device": trainer.accelerator.device.type,
+        "versions": installed_versions([*LIBRARIES, "peft", "accelerate"]),
+    }
+    return json.loads(json.dumps(scrubbed(facts), default=lambda value: type(value).__name__))
+
+
+def options_of_rewards(trainer: Any) -> dict[str, Any]:
+    """Return the options of all rewards by name and path; a function without any has none."""
+    rewards = list(zip(trainer.reward_func_names, trainer.reward_funcs, strict=True))
+    if trainer.step_scorer:
+        rewards += list(zip(trainer.step_scorer.names, trainer.step_scorer.funcs, strict=True))
+    options = {}
+    for name, reward in rewards:
+        paths = reward_options(reward)
+        if paths.keys() != {"function"}:
+            options |= {f"{name}.{path}": value for path, value in paths.items()}
+    return options
+
+
+def model_facts(trainer: Any) -> dict[str, Any]:
+    """Return what tells the model under an adapter, and the reference of the KL term, from others."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    config, is_adapted = model.config, hasattr(model, "peft_config")
+    frozen = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
+    compute = next((p.dtype for p in (frozen.values() if is_adapted else model.parameters())), None)
+    quantization = getattr(config, "quantization_config", None)
+    facts = {
+        "dtype": str(compute).removeprefix("torch."),
+        "attn_implementation": trainer.attention,
+        "quantization": None if quantization is None else fields_of(quantization, ("quant_method", "load_in_4bit")),
+    }
+    reference = None
+    if trainer.args.beta and not trainer.in_lockstep:  # there, a process may hold a part of the weights only
+        copy = {name: weight for name, weight in frozen.items() if ".ref." in name}  # of an adapter that goes on
+        reference = dict(trainer.ref_model.named_parameters()) if trainer.ref_model is not None else copy or frozen
+    base = {name: weight for name, weight in frozen.items() if ".ref." not in name}
+    is_whole = is_adapted and not trainer.in_lockstep
+    facts["model"] = getattr(config, "_name_or_path", "") or type(model).__name__  # for messages: a folder may move
+    facts["base"] = weights_mark(base) if is_whole else None
+    facts["reference"] = weights_mark(reference) if reference else None
+    return facts
+
+
+def weights_mark(weights: Mapping[str, torch.Tensor]) -> str:
+    """Return the number of weights and a checksum of some values of each."""
+    digest = xxhash.xxh3_64()
+    for weight in weights.values():
+        values = weight.detach().flatten()
+        digest.update(values[:: values.numel() // _VALUES + 1].float().cpu().numpy().tobytes())
+    return f"{sum(weight.numel() for weight in weights.values()):,} weights ({digest.hexdigest()[:8]})"
+
+
+def dataset_mark(dataset: Any) -> str | None:
+    """Number of rows, columns, and a checksum of at most 5,000 rows, evenly spaced; `None` for streamed data.
+
+    Example:
+
+    ```python
+    >>> dataset_mark(Dataset.from_dict({"prompt": ["1+1=", "2+2="]}))
+    '2 rows of prompt (89e765d1)'
+
+    ```
+    """
+    if not isinstance(dataset, Dataset):
+        return None
+    plain = dataset.with_format(None)  # a transform may draw random numbers
+    has_media = any(type(feature).__name__ in _MEDIA for feature in dataset.features.values())
+    stride = max(1, -(-len(plain) // (_ROWS_OF_MEDIA if has_media else _ROWS)))
+    digest = xxhash.xxh3_64()
+    for i in range(0, len(plain), stride):
+        digest.update(json.dumps(plain[i], sort_keys=True, default=lambda value: type(value).__name__).encode())
+    columns = ", ".join(sorted(dataset.column_names))
+    return f"{len(dataset)} rows of {columns} ({digest.hexdigest()[:8]})"
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Name, former and new value of what is in both and differs."""
+    return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, former and new value of what differs and may; of a mapping only the keys that do."""
+    for name, was, value in changed(before, now):
+        if name in _NOT_ALONE:
+            continue
+        if not isinstance(was, dict) or not isinstance(value, dict):
+            yield name, was, value
+            continue
+        for key in [*was, *(key for key in value if key not in was)]:
+            if was.get(key) != value.get(key):
+                yield f"{name}: {key}", was.get(key), value.get(key)
+
+
+def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Any) -> None:
+    """Refuse what the run cannot go on with: another optimizer, base of an adapter, or reference of the KL term.
+
+    Args:
+        before, now (`Mapping[str, Any]`): `resume_facts` of the checkpoint, and of the run that is to go on.
+        checkpoint (`Path`): The checkpoint, for the message.
+
+    Raises:
+        `InputError`: Names the setting.
+    """
+    other = {name: (was, value) for name, was, value in changed(before, now) if was and value}
+    if "optim" in other:
+        was, value = other["optim"]
+        remedy = "Keep it, or start a new run from the checkpoint's weights."
+        raise InputError("optim", value, f"{was}, whose state is in {checkpoint}", remedy)
+    if any(before.get(name) != now.get(name) for name in ("dtype", "quantization")):
+        return  # the same weights have other values then
+    if "base" in other:
+        was, value = other["base"]
+        expected = f"{before.get('model')}, {was}, on which the adapter in {checkpoint} was trained"
+        raise InputError(
+            "model", f"the base {now.get('model')}, {value}", expected, "Name that base, or start a new run."
+        )
+    if "reference" in other:
+        was, value = other["reference"]
+        expected = f"that of the run, {before.get('model')}, {was}"
+        remedy = "It is the model that the run began with: build the trainer from that one, or start a new run."
+        raise InputError("model", f"the reference of the KL term {now.get('model')}, {value}", expected, remedy)
+
+
+def in_words(differing: Iterable[tuple[str, Any, Any]], form: str = "{} {} -> {}") -> str:
+    """Differences as a message shows them."""
+    return "; ".join(form.format(name, shortened(was), shortened(now)) for name, was, now in differing)
+
+
+def _digest(value: Any) -> str:
+    return xxhash.xxh3_64(json.dumps(value, default=str).encode()).hexdigest()[:8]

@@ -1,0 +1,86 @@
+"""Options of a reward function as plain values: what tells it from another one of the same name."""
+
+import functools
+import inspect
+import zlib
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+from trl_drgrpo.common.secrets import is_secret
+
+_DEEPEST = 8  # levels of rewards in rewards, and of options in options
+_MOST = 100  # items of a list or mapping: a longer one is data
+_LONGEST = 80  # characters
+_PLAIN = (bool, int, float, type(None))
+
+
+def reward_options(reward_func: Any) -> dict[str, Any]:
+    """Return the options of a reward function by path, JSON-ready.
+
+    Read are the arguments of partials, the public attributes of instances, and what a function closes over, also of
+    rewards inside rewards. What is no plain value is named by its type, secrets are left out, and of a long text, or
+    an address with a password, there is a checksum.
+
+    Example:
+
+    ```python
+    >>> from functools import partial
+    >>> reward_options(partial(len, timeout=5, weights={"a": 1.0}))
+    {'function': 'len', 'timeout': 5, 'weights.a': 1.0}
+
+    ```
+    """
+    return dict(_flat("", _described(reward_func, _DEEPEST)))
+
+
+def _described(value: Any, levels: int) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, str):
+        is_hidden = len(value) > _LONGEST or ("://" in value and "@" in value)
+        return f"text {zlib.crc32(value.encode(errors='replace')):08x}" if is_hidden else value
+    if isinstance(value, Enum):
+        return str(value.value)
+    if levels == 0:
+        return type(value).__name__
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else list(value)
+        return [_described(item, levels - 1) for item in items[:_MOST]]
+    if isinstance(value, Mapping):
+        return _described_items(value, levels - 1)
+    return _described_object(value, levels - 1)
+
+
+def _described_items(values: Mapping[Any, Any], levels: int) -> dict[str, Any]:
+    items = list(values.items())[:_MOST]
+    return {str(name): _described(item, levels) for name, item in items if not is_secret(str(name))}
+
+
+def _described_object(value: Any, levels: int) -> Any:
+    if inner := getattr(value, "checked", None):  # a wrapper that adds nothing but checks
+        return _described(inner, levels)
+    if isinstance(value, functools.partial):
+        keywords = {"arguments": value.args} if value.args else {}
+        return _described_items({"function": value.func, **keywords, **value.keywords}, levels)
+    if inspect.isclass(value) or inspect.isbuiltin(value) or inspect.ismodule(value):
+        return value.__name__
+    if inspect.ismethod(value):
+        return _described_items({"function": value.__func__, "owner": value.__self__}, levels)
+    if inspect.isfunction(value):
+        closed_over = inspect.getclosurevars(value).nonlocals
+        name = value.__qualname__.rpartition(".")[2]
+        return {"function": name, **_described_items(closed_over, levels)} if closed_over else name
+    # A model or a client is named by its type: its attributes are no options.
+    if type(value).__module__.partition(".")[0] in ("torch", "transformers", "datasets", "inspect"):
+        return getattr(getattr(value, "config", None), "_name_or_path", "") or type(value).__name__
+    attributes = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    return {"kind": type(value).__name__, **_described_items(attributes, levels)}
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield path or "function", value
+        return
+    for name, item in value.items():
+        yield from _flat(f"{path}.{name}" if path else name, item)
