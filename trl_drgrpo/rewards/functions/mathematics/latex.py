@@ -84,6 +84,7 @@ _SPELLINGS = rules(
     (r"\^\s*(?:\\prime(?![a-zA-Z])|\{\s*\\prime\s*\})", "'"),
     (r"(?<!\\)\\$", ""),
     (r"\\text\s*\{\s*(?:percent|%|\\%)\s*\}|(?<![a-zA-Z\\])percent(?:age)?(?![a-zA-Z])", r"\\%"),
+    (r"\\lg(?![a-zA-Z])", r"\\log"),
     (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
     (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
     (r"\\neq(?![a-zA-Z])", r"\\ne"),
