@@ -21,6 +21,9 @@ from trl_drgrpo.rewards.columns import LogMetric, require_kind, signature_of
 from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 
+_FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|boxed|fbox)\s*\{([^{}]*)\}")
+_TYPESET_BLANK = re.compile(r"\\[ ,;:]|~")
+_MAX_FONTS = 5  # within each other
 _BLANKS = re.compile(r"\s*")
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
 
@@ -139,6 +142,25 @@ def marked_answer(text: str) -> str | None:
     r"""The content of the last `<answer>` tag, else of the last `\boxed{}`; `None` where there is neither."""
     tagged = last_tagged(text)
     return last_boxed(text) if tagged is None else tagged
+
+
+def without_fonts(text: str) -> str:
+    r"""A text without what sets it as text: `Paris` of `\text{Paris}`, `\mathrm{Paris}`, `\boxed{\textbf{Paris}}`.
+
+    Example:
+
+    ```python
+    >>> without_fonts(r"\text{New\ York}"), without_fonts(r"\textbf{\text{(B)}}"), without_fonts(r"\frac{1}{2}")
+    ('New York', '(B)', '\\frac{1}{2}')
+
+    ```
+    """
+    before = None
+    for _ in range(_MAX_FONTS):
+        if text == before:
+            break
+        before, text = text, _FONT.sub(r"\1", text)
+    return _TYPESET_BLANK.sub(" ", text).strip()
 
 
 def content_text(content: Any) -> str:

@@ -243,10 +243,12 @@ def union(text: str) -> str:
     return r"\cup ".join(part[1] for part in parts if part)
 
 
-def choice(answer: str) -> str | None:
-    r"""The letter of a choice that is given with what stands behind it: `C) 15`, `\textbf{(C)}\ 15`, `A. 5`. `None`
-    without such a letter, and where a second one is named."""
+def choice(answer: str, expected: str) -> str | None:
+    r"""The letter of a choice that is given with what stands behind it: `C) 15`, `\textbf{(C)}\ 15`, `A. 5`; a bare
+    `c`, too, where C is expected. `None` without such a letter, and where a second one is named."""
     plain = _FONT.sub(r"\1 ", answer.replace("\\ ", " ").replace("~", " "))
+    if plain.strip("$().* ") == expected.lower() and expected <= "E":
+        return expected
     match = _CHOICE.fullmatch(plain.strip())
     if not match or re.match(r"[+*/^_=,<>]|- ", match[3]) or re.search(r"(?<!\w)\(?[A-J][).:]|\bor\b", match[3]):
         return None
