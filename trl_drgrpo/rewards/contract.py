@@ -15,6 +15,7 @@ import os
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
@@ -246,8 +247,8 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
 
     Args:
         output:
-            What the reward function returned: a list, tuple, 1-D tensor or array, or any other iterable of numbers;
-            numbers may be Python's, numpy's or zero-dimensional tensors; booleans count as 0 and 1.
+            What the reward function returned: a list, tuple, tensor or array of shape `(B,)` or `(B, 1)`, or any other
+            iterable of numbers, as [`reward_number`] takes them.
         num_completions (`int`): Number of rewards expected.
         name (`str`): Name of the reward function, for the message.
 
@@ -259,8 +260,7 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     """
     field = f"reward function '{name}'"
     due = f"a list of {num_completions} numbers or None, one per completion"
-    if hasattr(output, "tolist"):  # torch and numpy
-        output = output.tolist()
+    output = listed(output)
     if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
         got = f"{type(output).__name__} {shortened(output)}"
         raise RewardError(field, got, due, "Return a list from the function.")
@@ -270,19 +270,31 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     return [reward_number(reward, field, f"for completion {index}") for index, reward in enumerate(rewards)]
 
 
+def listed(values: Any, axes: int = 1) -> Any:
+    """A tensor or an array as nested lists, anything else as it is. A last axis of size 1 beyond the `axes` that are
+    due, as a value head has it, is left out."""
+    if not hasattr(values, "tolist"):  # torch and numpy
+        return values
+    shape = tuple(getattr(values, "shape", ()))
+    return (values.reshape(shape[:-1]) if len(shape) == axes + 1 and shape[-1] == 1 else values).tolist()
+
+
 def reward_number(reward: Any, field: str, where: str = "") -> float | None:
     """
     One reward of a function's result as a float; `None` for `None` and NaN. [`RewardError`] for no number and for
     infinity.
 
-    Python's and numpy's numbers and zero-dimensional tensors count; booleans are 0 and 1. `where` is for the message:
-    `"for completion 3"`; left out where only the caller knows.
+    Python's and numpy's numbers count, decimals and fractions too, and tensors and arrays of one element; booleans are
+    0 and 1. `where` is for the message: `"for completion 3"`; left out where only the caller knows.
     """
-    reward = reward.item() if hasattr(reward, "item") else reward  # a scalar of torch or numpy
+    if hasattr(reward, "item") and math.prod(getattr(reward, "shape", ())) == 1:  # of torch or numpy
+        reward = reward.item()
     if reward is None:
         return None
     expected = "a finite number, or None for what it cannot score"
-    if not isinstance(reward, numbers.Real):
+    if isinstance(reward, Decimal) and reward.is_snan():
+        reward = math.nan  # a float cannot be made of it
+    if not isinstance(reward, (numbers.Real, Decimal)):
         got = f"{type(reward).__name__} {shortened(reward)} {where}"
         raise RewardError(field, got.rstrip(), expected, "Convert it to a float.")
     try:
