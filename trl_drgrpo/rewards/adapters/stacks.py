@@ -47,7 +47,6 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     Place,
     Sample,
     adapted,
-    as_messages,
     decoded,
     loaded,
     taking,
@@ -56,7 +55,7 @@ from trl_drgrpo.rewards.columns import is_async, parameters, required, select
 from trl_drgrpo.rewards.combine import Composed, composed
 from trl_drgrpo.rewards.contract import OnError, check_flag, listed, reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
-from trl_drgrpo.rewards.sample import completion_text, prompt_text
+from trl_drgrpo.rewards.texts import as_messages, completion_text, prompt_text
 
 
 def from_trl(

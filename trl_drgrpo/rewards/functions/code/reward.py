@@ -54,7 +54,8 @@ from trl_drgrpo.rewards.functions.code.problems import (
     same_output,
 )
 from trl_drgrpo.rewards.functions.code.sandbox import Running, Sandbox, sources_of
-from trl_drgrpo.rewards.sample import SampleReward, prompt_text
+from trl_drgrpo.rewards.sample import SampleReward
+from trl_drgrpo.rewards.texts import prompt_text
 
 _MAX_VERDICT = 1 << 16
 _SETUP_SECONDS = 60.0  # of the tests' own setup: importing a large library on a busy machine
