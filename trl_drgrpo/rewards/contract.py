@@ -330,7 +330,9 @@ def listed(values: Any, axes: int = 1) -> Any:
     if not hasattr(values, "tolist"):  # torch and numpy
         return values
     shape = tuple(getattr(values, "shape", ()))
-    return (values.reshape(shape[:-1]) if len(shape) == axes + 1 and shape[-1] == 1 else values).tolist()
+    if len(shape) == axes + 1 and shape[-1:] == (1,):
+        values = values.reshape(shape[:-1])
+    return values.tolist()
 
 
 def reward_number(reward: Any, field: str, where: str = "") -> float | None:

@@ -10,8 +10,11 @@ from typing import Any
 
 def completion_text(completion: Any) -> str:
     """
-    Return a completion (a text, or messages) as one string: the text of the last assistant message, else of the last
-    message. `None` content (a pure tool call) is the empty string.
+    Return a completion as one string: the text of the last assistant message, else of the last message. `None` content
+    (a pure tool call) is the empty string.
+
+    Args:
+        completion (`str` or `list[dict]`): A completion as TRL passes it: a text, or messages.
 
     Example:
 
@@ -30,7 +33,10 @@ def completion_text(completion: Any) -> str:
 
 def prompt_text(prompt: Any) -> str:
     """
-    Return a prompt (a text, or messages) as one string, in which empty lines separate messages.
+    Return a prompt as one string, in which empty lines separate messages.
+
+    Args:
+        prompt (`str` or `list[dict]`): A prompt as TRL passes it: a text, or messages.
 
     Example:
 

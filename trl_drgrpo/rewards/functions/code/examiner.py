@@ -147,7 +147,7 @@ class Remote:
         own = self._own
         return 0 if own is None or own.__hash__ is object.__hash__ else own.__hash__(self)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         own, asking = self._own, sys._getframe(1).f_code
@@ -159,7 +159,7 @@ class Remote:
             vars(value)["_is_asked"] = True
         return value
 
-    def _use(self, do, args, kwargs=None):
+    def _use(self, do, args, kwargs=None) -> Any:
         try:
             return self._channel.use(do, self._target, args, kwargs)
         except Unsupported as error:
