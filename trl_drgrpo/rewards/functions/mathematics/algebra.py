@@ -10,7 +10,6 @@ module is imported by the first comparison that needs it.
 """
 
 import functools
-import itertools
 import logging
 from fractions import Fraction
 from typing import Any
@@ -133,8 +132,8 @@ def _points_with_one_negative(dimension: int) -> list[list[Any]]:
     integers = [[sympy.Integer(start + step * i) for i in range(dimension)] for start, step in ((3, 2), (10, 30))]
     positive = [order for numbers in (fractions, *integers) for order in (numbers, numbers[::-1])]
     signed = []
-    for numbers, negative in itertools.product(positive[1:3], range(dimension)):
-        signed.append([-number if at == negative else number for at, number in enumerate(numbers)])
+    for negative in range(dimension):
+        signed.append([-number if at == negative else number for at, number in enumerate(fractions)])
     return positive + signed
 
 

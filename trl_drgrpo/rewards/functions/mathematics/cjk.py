@@ -15,7 +15,7 @@ ANSWER = (
 _MEASURES_TEXT = """
 m 米 公尺 メートル, cm 厘米 公分, mm 毫米, dm 分米, km 千米 公里, g 克, kg 千克 公斤, mg 毫克, t 吨, L 升, mL 毫升,
 s 秒 秒钟, min 分钟 分鐘, h 小时 小時 时 時間, day 天 日, week 周 星期, month 个月 月, y 年 岁 歳,
-dollar 美元, cent 美分, euro 欧元, yuan 元 块 块钱 圆 人民币, yen 円 日元, point 分
+dollar 美元 ドル, cent 美分, euro 欧元, yuan 元 元钱 块 块钱 圆 人民币, yen 円 日元, point 分
 """
 _MEASURES = {word: symbol for symbol, *words in map(str.split, _MEASURES_TEXT.split(",")) for word in words}
 _MEASURE = "|".join(sorted(_MEASURES, key=len, reverse=True))

@@ -22,7 +22,7 @@ _MACROS_OF_SIGNS = """
 """
 _SIGNS = re.findall(r"(\S) (\w+)", _MACROS_OF_SIGNS)
 _UNICODE = str.maketrans({sign: rf"\{name} " for sign, name in [*GREEK.items(), *_SIGNS]})
-_UNICODE |= str.maketrans({"°": r"^\circ ", "℃": r"^\circ C", "℉": r"^\circ F"})
+_UNICODE |= str.maketrans({"°": r"^\circ ", "˚": r"^\circ ", "º": r"^\circ ", "℃": r"^\circ C", "℉": r"^\circ F"})
 _UNICODE |= str.maketrans({"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"})
 _UNICODE |= str.maketrans("−‐‑‒–÷⁄∕∶′\u212b、。，٪٫٬", "-----///:'Å,.,%.,")
 # Spaces of all widths, and what has none.
