@@ -276,6 +276,13 @@ def test_bad_input_is_one_line_before_a_model_loads(_, changes, message, recipe,
         assert message in ran([*recipe(**changes), "--dry_run"], 2).err
 
 
+def test_the_dry_run_tries_rewards_in_the_form_of_the_prompts(recipe, ran):
+    for_text = {"trl": {"function": "think_format_reward", "completions_as": "messages"}}
+    assert "fails on texts" in ran([*recipe(reward_funcs=["think_format_reward"]), "--dry_run"], 2).err
+    ran([*recipe(reward_funcs=[for_text]), "--dry_run"])
+    ran([*recipe(reward_funcs=["think_format_reward"], system_prompt="Think."), "--dry_run"])
+
+
 def test_a_reward_that_breaks_its_contract_is_one_line_and_the_run_is_saved(recipe, folder, ran):
     err = ran(recipe(reward_funcs=["mine.py:short_later"]), 2).err
     assert "Traceback" not in err

@@ -60,6 +60,8 @@ def test_the_rewards_offer_what_their_rooms_offer_and_the_recipes_name():
         "SampleReward",
         "check_columns",
         "checked_reward",
+        "completion_text",
+        "prompt_text",
         "resolve_reward",
     }
     assert {name for name in rewards.__all__ if not name.startswith("to_")} - others <= named

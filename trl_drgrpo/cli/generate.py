@@ -23,7 +23,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.process_rewards.texts import prompt_ids
-from trl_drgrpo.rewards.sample import completion_text
+from trl_drgrpo.rewards.texts import completion_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

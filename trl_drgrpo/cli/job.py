@@ -22,12 +22,14 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES
 from trl_drgrpo.common.output_folders import checkpoint_folders, recorded_base
 from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.common.rows import first_row
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.config.field_kinds import refused
 from trl_drgrpo.features.resume.checkpoints import check_output_of_run, choose_start, newest_complete_checkpoint
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import origin, resolve_object, resolve_reward
+from trl_drgrpo.rewards.trial import try_rewards
 from trl_drgrpo.single_gpu.lora_presets import check_preset, preset_values
 
 
@@ -151,6 +153,10 @@ def dry_run(job: Job) -> str:
     from trl_drgrpo.config import preflight
 
     preflight.prepare(job.training, job.model.model_name_or_path, **job.inputs)
+    row = first_row(job.inputs["train_dataset"])
+    writers = [job.inputs.get(name) for name in ("environment_factory", "rollout_func")]
+    if row is not None and not any(writers):  # who else writes completions may pass anything on to rewards
+        try_rewards(job.inputs["reward_funcs"], row)
     return render(job)
 
 

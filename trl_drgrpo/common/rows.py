@@ -123,6 +123,13 @@ def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]
     return found
 
 
+def first_row(dataset: Any) -> dict[str, Any] | None:
+    """The first row of a split; `None` for rows made on the fly, and for none."""
+    if not hasattr(dataset, "__len__"):
+        return None if dataset.info.builder_name == "generator" else next(iter(dataset), None)
+    return dataset[0] if len(dataset) and dataset.format["type"] != "custom" else None
+
+
 def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[dict[str, list[Any]]]:
     """The columns in batches of rows, `raw`: as they are stored, images as bytes, say; none of rows from a generator,
     or through a function of the user's: reading them may change what comes next."""

@@ -48,7 +48,7 @@ from trl_drgrpo.process_rewards.texts import (
     texts_of,
     unread,
 )
-from trl_drgrpo.rewards.sample import content_text
+from trl_drgrpo.rewards.texts import content_text
 
 _HEADS = {  # by its outputs: what is expected, and what to do
     1: ("a head of 1 output per token", "Load a process reward model of this format."),

@@ -19,7 +19,7 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED
-from trl_drgrpo.rewards.contract import Guard, OnError, reward_name, reward_number
+from trl_drgrpo.rewards.contract import Guard, OnError, listed, reward_name, reward_number
 
 logger = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
     """One list per completion with one finite number or `None` per step, or the reason why it is not.
 
     Args:
-        output: Result of a step reward function: lists, tuples, or 1-D tensors and arrays.
+        output: Result of a step reward function: lists, tuples, tensors or arrays, a row of shape `(S,)` or `(S, 1)`.
         steps (`list[Steps]`): The steps that were to be scored.
         name (`str`): Name of the function, for the message.
         segmenter (`str`): Name of the segmenter, for the message.
@@ -320,7 +320,7 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
         `RewardError`: Names the row, both counts and the segmenter.
     """
     field = f"step reward function '{name}'"
-    output = output.tolist() if hasattr(output, "tolist") else output
+    output = listed(output, axes=2)
     if not isinstance(output, (list, tuple)) or len(output) != len(steps):
         got = f"{len(output)} rows" if isinstance(output, (list, tuple)) else type(output).__name__
         raise RewardError(field, got, f"{len(steps)} lists, one per completion", "Return a list of lists.")
@@ -330,7 +330,7 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
 
 
 def _row(row: Any, i: int, due: int, field: str, segmenter: str) -> list[float | None]:
-    row = row.tolist() if hasattr(row, "tolist") else row
+    row = listed(row)
     expected = f"{due} rewards, one per step of {segmenter}"
     if not isinstance(row, (list, tuple)):
         raise RewardError(field, f"{type(row).__name__} for completion {i}", expected, "Return a list of lists.")

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.sample import prompt_text as whole_prompt
+from trl_drgrpo.rewards.texts import prompt_text as whole_prompt
 
 # How the chat formats in use end a turn or a text; the policy's tokenizer need not be the process reward model's.
 END_TOKENS = (

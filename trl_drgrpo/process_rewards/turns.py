@@ -24,7 +24,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
 from trl_drgrpo.process_rewards.scoring import gathered
 from trl_drgrpo.rewards.columns import parameters
-from trl_drgrpo.rewards.contract import reward_number, to_fix
+from trl_drgrpo.rewards.contract import listed, reward_number, to_fix
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class TurnRewards:
     def _per_turn(self, output: Any, row: int, turns: int) -> list[float | None]:
         if isinstance(output, BaseException):
             raise output
-        output = output.tolist() if hasattr(output, "tolist") else output
+        output = listed(output)
         field, expected = f"{self.__name__}.get_turn_rewards", f"{turns}, one per turn of the model"
         if not isinstance(output, (list, tuple)):
             raise RewardError(field, f"{type(output).__name__} for row {row}", f"a list of {expected}", "Return one.")

@@ -4,8 +4,8 @@ A reward is what TRL calls: `f(prompts=, completions=, completion_ids=, ..., <co
 `None` for a completion that cannot be scored. By room: `functions` scores (mathematics, code, strings, judge, tasks of
 reasoning-gym); `combine` and `isolation` are put around other rewards; `adapters` translate those of other stacks;
 `scoring` runs rewards over saved completions. Below them: `contract` (what a reward owes the trainer, and limits),
-`columns` (what it takes, and whether the dataset has that), `recipe_rewards` (from a name to a reward) and `sample`
-(the base of rewards that score one text at a time).
+`columns` (what it takes, and whether the dataset has that), `texts` (completions as strings), `recipe_rewards` (from a
+name to a reward) and `sample` (the base of rewards that score one text at a time).
 
 Names resolve on first use: importing this package loads neither torch nor trl nor sympy.
 """
@@ -51,5 +51,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.isolation import isolate as isolate
     from trl_drgrpo.rewards.recipe_rewards import resolve_reward as resolve_reward
     from trl_drgrpo.rewards.sample import SampleReward as SampleReward
+    from trl_drgrpo.rewards.texts import completion_text as completion_text
+    from trl_drgrpo.rewards.texts import prompt_text as prompt_text
 
 attach(__name__)

@@ -297,6 +297,18 @@ def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
     return [] if _is_model(reward_func) else [name for name in required(reward_func) if name in passed]
 
 
+def users_own(reward_func: Any) -> list[Any]:
+    """The functions in a reward that are not of this package, those inside wrappers included."""
+    func = behind_partials(reward_func)
+    if _is_model(func):
+        return []
+    inside = getattr(func, "reward_funcs", ())
+    if isinstance(inside, tuple) and inside:
+        return [own for part in inside for own in users_own(part)]
+    module = getattr(func, "__module__", None) or type(func).__module__
+    return [] if module.partition(".")[0] == __name__.partition(".")[0] else [func]
+
+
 def _has_math_verify(name: str) -> None:
     """Without it TRL's accuracy rewards fail at their first call."""
     require_package("math_verify", "reward_funcs", f"TRL's {name}", "math")

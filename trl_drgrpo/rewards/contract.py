@@ -15,11 +15,13 @@ import os
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.rewards.columns import PER_CALL, adapter_hint, behind_partials, is_async, parameters
+from trl_drgrpo.rewards.columns import PER_CALL, adapter_hint, behind_partials, is_async, parameters, users_own
+from trl_drgrpo.rewards.texts import are_messages, completion_text, in_other_form
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,7 @@ class Guard:
     due: str = "a list of rewards"
     cost: str = "the call's completions are left out of their groups. Further failures are only counted."
     has_logged: bool = False
+    has_compared: bool = False
 
     async def rewards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rewards:
         """The rewards of one call, however it was made."""
@@ -126,11 +129,41 @@ class Guard:
         except (Exception, SystemExit) as error:  # KeyboardInterrupt is nobody's reward; sys.exit() is one's own
             failure = error
         if failure is not None:
-            self.settle(failure, adapter_hint(self.reward_func) if isinstance(failure, TypeError) else "")
+            self.settle(failure, self._hint(failure, rows))
+        elif not self.has_compared:
+            self.has_compared = True
+            self._warn_of_messages_unread(kwargs, rewards)
         # A function that counts its own failures, per completion, is believed.
         if not self.raises and log_metric is not None and metric not in logged:
             log_metric(metric, float(failure is not None))
         return rewards
+
+    def _hint(self, error: Exception | SystemExit, rows: Sequence[Any]) -> str:
+        """What to do about an exception that tells of a function for another kind of call; empty for any other."""
+        if isinstance(error, TypeError) and (adapter := adapter_hint(self.reward_func)):
+            return adapter
+        if isinstance(error, RewardError) or not isinstance(error, (AttributeError, LookupError, TypeError)):
+            return ""
+        form = form_note(rows)
+        return f"{to_fix(error)} {form}" if form else ""
+
+    def _warn_of_messages_unread(self, kwargs: dict[str, Any], rewards: Rewards) -> None:
+        """Warns of a function that gives all messages one value and tells their texts apart: it was written for texts,
+        and `len` of a list with one message is 1. For that it is called once more, with texts."""
+        completions = kwargs.get("completions", ())
+        if not are_messages(completions) or len(set(rewards)) > 1 or is_async(self.reward_func):
+            return
+        if len(set(map(completion_text, completions))) < 2 or not users_own(self.reward_func):
+            return
+        silent = {key: _unheard for key in ("log_metric", "log_extra") if key in kwargs}
+        try:
+            output = self.reward_func(**in_other_form(kwargs), **silent)
+            of_texts = validate_rewards(output, len(completions), self.name)
+        except (Exception, SystemExit):  # it reads messages only, then
+            return
+        if len(set(of_texts)) > 1:
+            message = "%s '%s' gives all %d completions of a batch %s, and their texts different rewards. %s"
+            logger.warning(message, self.kind, self.name, len(completions), rewards[0], form_note(completions))
 
     def settle(self, error: Exception | SystemExit, hint: str = "") -> None:
         """Raises the failure of a call, or logs the first one. `hint`: what to do about it, where that is known."""
@@ -146,6 +179,28 @@ class Guard:
                 logger.error(f"{message} %s", self.name, error)
             else:
                 logger.error(message, self.name, exc_info=error)
+
+
+def _unheard(*args: Any) -> None:
+    """Stands in for a logger of a call whose rewards are not used."""
+
+
+def form_note(completions: Sequence[Any]) -> str:
+    """What completions are in this run, and how a function written for the other form gets its own; empty for no
+    completions."""
+    if not isinstance(completions, Sequence) or not len(completions):
+        return ""
+    if are_messages(completions):
+        return (
+            "The prompts are lists of messages, so completions are, too: read each with "
+            "`trl_drgrpo.rewards.completion_text(completion)`, or pass `from_trl(f, completions_as='text')` (in a "
+            "recipe `trl: {function: ..., completions_as: text}`)."
+        )
+    return (
+        "The prompts are texts, so completions are, too: for a function that reads messages pass "
+        "`from_trl(f, completions_as='messages')` (in a recipe `trl: {function: ..., completions_as: messages}`), or "
+        "make the prompts lists of messages."
+    )
 
 
 def at_once(work: Coroutine[Any, Any, Any]) -> Any:
@@ -247,8 +302,8 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
 
     Args:
         output:
-            What the reward function returned: a list, tuple, 1-D tensor or array, or any other iterable of numbers;
-            numbers may be Python's, numpy's or zero-dimensional tensors; booleans count as 0 and 1.
+            What the reward function returned: a list, tuple, tensor or array of shape `(B,)` or `(B, 1)`, or any other
+            iterable of numbers, as [`reward_number`] takes them.
         num_completions (`int`): Number of rewards expected.
         name (`str`): Name of the reward function, for the message.
 
@@ -260,8 +315,7 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     """
     field = f"reward function '{name}'"
     due = f"a list of {num_completions} numbers or None, one per completion"
-    if hasattr(output, "tolist"):  # torch and numpy
-        output = output.tolist()
+    output = listed(output)
     if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
         got = f"{type(output).__name__} {shortened(output)}"
         raise RewardError(field, got, due, "Return a list from the function.")
@@ -271,19 +325,33 @@ def validate_rewards(output: Any, num_completions: int, name: str) -> list[float
     return [reward_number(reward, field, f"for completion {index}") for index, reward in enumerate(rewards)]
 
 
+def listed(values: Any, axes: int = 1) -> Any:
+    """A tensor or an array as nested lists, anything else as it is. A last axis of size 1 beyond the `axes` that are
+    due, as a value head has it, is left out."""
+    if not hasattr(values, "tolist"):  # torch and numpy
+        return values
+    shape = tuple(getattr(values, "shape", ()))
+    if len(shape) == axes + 1 and shape[-1:] == (1,):
+        values = values.reshape(shape[:-1])
+    return values.tolist()
+
+
 def reward_number(reward: Any, field: str, where: str = "") -> float | None:
     """
     One reward of a function's result as a float; `None` for `None` and NaN. [`RewardError`] for no number and for
     infinity.
 
-    Python's and numpy's numbers and zero-dimensional tensors count; booleans are 0 and 1. `where` is for the message:
-    `"for completion 3"`; left out where only the caller knows.
+    Python's and numpy's numbers count, decimals and fractions too, and tensors and arrays of one element; booleans are
+    0 and 1. `where` is for the message: `"for completion 3"`; left out where only the caller knows.
     """
-    reward = reward.item() if hasattr(reward, "item") else reward  # a scalar of torch or numpy
+    if hasattr(reward, "item") and math.prod(getattr(reward, "shape", ())) == 1:  # of torch or numpy
+        reward = reward.item()
     if reward is None:
         return None
     expected = "a finite number, or None for what it cannot score"
-    if not isinstance(reward, numbers.Real):
+    if isinstance(reward, Decimal) and reward.is_snan():
+        reward = math.nan  # a float cannot be made of it
+    if not isinstance(reward, (numbers.Real, Decimal)):
         got = f"{type(reward).__name__} {shortened(reward)} {where}"
         raise RewardError(field, got.rstrip(), expected, "Convert it to a float.")
     try:

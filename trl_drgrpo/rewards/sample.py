@@ -1,8 +1,8 @@
-r"""The text of a completion or a prompt, the places in it where an answer stands, and rewards that score one text.
+r"""The places of a text where an answer stands, and rewards that score one text.
 
-Plain data give strings; conversational data give lists of messages, whose content is a string or a list of parts.
-Every reward here reads them through these functions, so that rewards score both alike and look for an answer in the
-same places: behind the last `</think>`, in the last `<answer>...</answer>`, in the last `\boxed{...}`.
+Every reward here reads completions through `texts.completion_text` and these functions, so that rewards score texts
+and messages alike and look for an answer in the same places: behind the last `</think>`, in the last
+`<answer>...</answer>`, in the last `\boxed{...}`.
 All of it takes time linear in the length of the text, whatever a policy writes.
 
 [`SampleReward`] is the base of rewards that score one completion at a time, in workers under limits where asked.
@@ -20,26 +20,13 @@ from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import LogMetric, require_kind, signature_of
 from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
+from trl_drgrpo.rewards.texts import completion_text, content_text
 
+_FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|boxed|fbox)\s*\{([^{}]*)\}")
+_TYPESET_BLANK = re.compile(r"\\[ ,;:]|~")
+_MAX_FONTS = 5  # within each other
 _BLANKS = re.compile(r"\s*")
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
-
-
-def completion_text(completion: Any) -> str:
-    """A completion (text, or messages) as one string: the text of the last assistant message, else of the last
-    message. `None` content (a pure tool call) is the empty string."""
-    if isinstance(completion, str):
-        return completion
-    messages = list(completion)
-    own = [message for message in messages if message.get("role") == "assistant"] or messages
-    return content_text(own[-1].get("content")) if own else ""
-
-
-def prompt_text(prompt: Any) -> str:
-    """The prompt as one string: messages are separated by empty lines."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(content_text(message.get("content")) for message in prompt)
 
 
 def prompt_key(prompt: Any) -> str:
@@ -141,12 +128,23 @@ def marked_answer(text: str) -> str | None:
     return last_boxed(text) if tagged is None else tagged
 
 
-def content_text(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text") or "" for part in content if part.get("type", "text") == "text")
+def without_fonts(text: str) -> str:
+    r"""A text without what sets it as text: `Paris` of `\text{Paris}`, `\mathrm{Paris}`, `\boxed{\textbf{Paris}}`.
+
+    Example:
+
+    ```python
+    >>> without_fonts(r"\text{New\ York}"), without_fonts(r"\textbf{\text{(B)}}"), without_fonts(r"\frac{1}{2}")
+    ('New York', '(B)', '\\frac{1}{2}')
+
+    ```
+    """
+    before = None
+    for _ in range(_MAX_FONTS):
+        if text == before:
+            break
+        before, text = text, _FONT.sub(r"\1", text)
+    return _TYPESET_BLANK.sub(" ", text).strip()
 
 
 class SampleReward:

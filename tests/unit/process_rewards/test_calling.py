@@ -1,7 +1,9 @@
 import asyncio
 import logging
+from decimal import Decimal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,9 +63,21 @@ def test_asynchronous_functions_also_inside_a_running_loop(tokenizer, loop_is_ru
     assert scores.rewards == [[6.0, 2.0], [2.0]]
 
 
-@pytest.mark.parametrize("row", [(1, None), torch.tensor([1.0, float("nan")]), [True, float("nan")]])
+@pytest.mark.parametrize(
+    "row",
+    [
+        *[(1, None), torch.tensor([1.0, float("nan")]), [True, float("nan")]],
+        *[torch.tensor([[1.0], [float("nan")]]), np.array([[1.0], [np.nan]]), [Decimal(1), Decimal("nan")]],
+    ],
+)
 def test_whatever_holds_numbers_is_accepted(row):
     assert validate_step_rewards([row, [0]], TWO, "f", "s") == [[1.0, None], [0.0]]
+
+
+def test_a_last_axis_of_one_is_left_out():
+    two_steps_each = [TWO[0], TWO[0]]
+    assert validate_step_rewards(torch.ones(2, 2, 1), two_steps_each, "f", "s") == [[1.0, 1.0]] * 2
+    assert validate_step_rewards(torch.ones(2, 1), [TWO[1], TWO[1]], "f", "s") == [[1.0]] * 2
 
 
 @pytest.mark.parametrize(
@@ -72,6 +86,8 @@ def test_whatever_holds_numbers_is_accepted(row):
         ([[1.0, 1.0]], "got 1 rows; expected 2 lists"),
         ([[1.0], [1.0]], r"got 1 rewards for completion 0; expected 2 rewards, one per step of sep"),
         ([[1.0, 1.0], 1.0], "got float for completion 1"),
+        ([torch.zeros(2, 2), [1.0]], "got list .* for step 0 of completion 0"),
+        (torch.zeros(2, 1), "got 1 rewards for completion 0"),
         ([[1.0, float("inf")], [1.0]], "got inf for step 1 of completion 0"),
     ],
 )

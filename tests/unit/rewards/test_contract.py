@@ -3,6 +3,8 @@ import functools
 import json
 import pickle
 import traceback
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -26,6 +28,20 @@ def call(reward_func, count=2, on_error="raise", **kwargs):
         [np.float32(1.0), None],
         [torch.tensor(1.0), None],
         (r for r in [True, None]),
+        # A column, as a reward model's head has it.
+        torch.tensor([[1.0], [float("nan")]]),
+        torch.tensor([[1.0], [float("nan")]], dtype=torch.bfloat16, requires_grad=True),
+        np.array([[1.0], [np.nan]]),
+        [torch.tensor([1.0]), np.array([np.nan])],
+        [torch.tensor([[1.0]]), np.array([[np.nan]], dtype=object)],
+        # Numbers of all kinds.
+        [Decimal("1.0"), Decimal("NaN")],
+        [Fraction(1), Decimal("sNaN")],
+        np.array([Decimal(1), None]),
+        [np.float16(1), np.longdouble("nan")],
+        [np.bool_(True), None],
+        [np.int8(1), np.array(np.nan)],
+        [torch.tensor(True), torch.tensor(float("nan"), dtype=torch.float16)],
     ],
 )
 def test_whatever_holds_numbers_is_accepted(output):
@@ -54,6 +70,19 @@ def test_nan_is_told_once_by_function(caplog):
         ([1.0, 10**5000], "got a value of type int for completion 1"),
         ([1.0, float("inf")], "got inf for completion 1; expected a finite number"),
         (torch.zeros(2, 2), r"got list \[0.0, 0.0\] for completion 0"),
+        (torch.zeros(1, 2), "got 1 rewards"),
+        (torch.zeros(3, 1), "got 3 rewards"),
+        (torch.zeros(2, 1, 1), r"got list \[\[0.0\]\] for completion 0"),
+        (np.zeros((2, 2)), r"got list \[0.0, 0.0\] for completion 0"),
+        (np.zeros((2, 0)), r"got list \[\] for completion 0"),
+        (torch.tensor(1.0), "got float 1.0"),
+        ([torch.zeros(2), 1.0], r"got Tensor .* for completion 0"),
+        ([np.zeros(2), 1.0], r"got ndarray .* for completion 0"),
+        ([np.datetime64("2020-01-01"), 1.0], "got date"),
+        ([np.str_("1"), 1.0], "got str '1' for completion 0"),
+        ([1.0, 1j], "got complex 1j for completion 1"),
+        ([1.0, Decimal("Infinity")], "got .*Infinity.* for completion 1; expected a finite number"),
+        ([1.0, Decimal("1e400")], "got .*E.400.* for completion 1; expected a finite number"),
     ],
 )
 def test_nonsense_is_one_error_that_names_the_function(output, message):

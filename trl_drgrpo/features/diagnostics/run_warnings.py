@@ -256,6 +256,14 @@ def _mostly(cut_off: SomeKnown) -> float:
     return share if (share := mean_of(cut_off)) >= 0.5 else 0.0
 
 
+def only_value(rewards: SomeKnown, lowest: SomeKnown) -> float | None:
+    """The reward of every completion of a window, where all have the same one: their means are the lowest reward."""
+    known = [value for value in (*rewards, *lowest) if value is not None]
+    if len(known) < len(rewards) + len(lowest):
+        return None
+    return known[-1] if max(known) - min(known) <= 1e-6 * max(abs(min(known)), 1.0) else None
+
+
 @_cause(
     *("completions/clipped_ratio", "drgrpo/dead_groups_frac", "reward", "drgrpo/reward_min"),
     also=("drgrpo/pass_rate",),
@@ -267,19 +275,26 @@ def all_truncated(window: Window, *series: Any, share: float = 0.95) -> Found:
     """Nearly all completions are cut off, and every reward is the same: seen in the first steps."""
     cut_off, dead, rewards, lowest, right = series
     truncated = statistics.fmean(cut_off)
-    differ = max(rewards) - min(lowest) > 1e-6 * max(abs(min(lowest)), 1.0)
-    if differ or truncated < share or min(dead) < 1 or mean_of(right) > 0:
+    only = only_value(rewards, lowest)
+    if only is None or truncated < share or min(dead) < 1 or mean_of(right) > 0:
         return None
-    return {"truncated": truncated, "reward": lowest[-1]}
+    return {"truncated": truncated, "reward": only}
 
 
-@_cause("drgrpo/pass_rate", also=("completions/clipped_ratio",), steps=20, fewest=10, explains=("dead_groups",))
-def all_incorrect(window: Window, rates: Series, cut_off: SomeKnown) -> Found:
+@_cause(
+    "drgrpo/pass_rate",
+    also=("completions/clipped_ratio", "reward", "drgrpo/reward_min"),
+    steps=20,
+    fewest=10,
+    explains=("dead_groups",),
+)
+def all_incorrect(window: Window, rates: Series, cut_off: SomeKnown, rewards: SomeKnown, lowest: SomeKnown) -> Found:
     """Every completion is incorrect."""
     if correct := [step for step, rate in zip(window.steps, rates, strict=True) if rate > 0]:
         window.kept["last_correct"] = correct[-1]
         return None
-    return {"cut_off": _mostly(cut_off), "last_correct": window.kept.get("last_correct")}
+    last_correct = window.kept.get("last_correct")
+    return {"cut_off": _mostly(cut_off), "last_correct": last_correct, "only": only_value(rewards, lowest)}
 
 
 @_cause(
@@ -321,13 +336,16 @@ def sampling_collapse(window: Window, unique: Series, *, distinct: float = 0.1) 
     return {"further": further} if further <= distinct else None
 
 
-@_cause("drgrpo/dead_groups_frac", also=("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac"), steps=20)
-def dead_groups(
-    window: Window, dead: Series, correct: SomeKnown, incorrect: SomeKnown, *, share: float = 0.8
-) -> Found:
+@_cause(
+    "drgrpo/dead_groups_frac",
+    also=("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac", "reward", "drgrpo/reward_min"),
+    steps=20,
+)
+def dead_groups(window: Window, dead: Series, *series: Any, share: float = 0.8) -> Found:
     """Most groups are dead."""
+    correct, incorrect, rewards, lowest = series
     found = {"dead": mean_of(dead), "correct": mean_of(correct), "incorrect": mean_of(incorrect)}
-    return found if found["dead"] >= share else None
+    return {**found, "only": only_value(rewards, lowest)} if found["dead"] >= share else None
 
 
 @_cause("completions/length_incorrect_mean", "completions/length_correct_mean", steps=40, fewest=20)

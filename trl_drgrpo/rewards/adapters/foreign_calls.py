@@ -24,7 +24,8 @@ from trl_drgrpo.rewards.isolation.isolated import scored_in_workers, settled
 from trl_drgrpo.rewards.isolation.pool import Call
 from trl_drgrpo.rewards.isolation.worker import Failure, failure_of
 from trl_drgrpo.rewards.recipe_rewards import resolve_object
-from trl_drgrpo.rewards.sample import column_values, completion_text
+from trl_drgrpo.rewards.sample import column_values
+from trl_drgrpo.rewards.texts import completion_text
 
 # What TRL passes to a reward function that is not a column of the dataset.
 NOT_COLUMNS = (*PER_CALL, "environments", "prompts", "completions")
@@ -107,11 +108,6 @@ def decoded(cell: Any) -> Any:
         except json.JSONDecodeError:
             return cell
     return cell
-
-
-def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
-    """Text as one message of that role; messages as they are."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

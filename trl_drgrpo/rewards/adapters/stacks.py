@@ -47,16 +47,15 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     Place,
     Sample,
     adapted,
-    as_messages,
     decoded,
     loaded,
     taking,
 )
 from trl_drgrpo.rewards.columns import is_async, parameters, required, select
 from trl_drgrpo.rewards.combine import Composed, composed
-from trl_drgrpo.rewards.contract import OnError, check_flag, reward_name
+from trl_drgrpo.rewards.contract import OnError, check_flag, listed, reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
-from trl_drgrpo.rewards.sample import completion_text, prompt_text
+from trl_drgrpo.rewards.texts import as_messages, completion_text, prompt_text
 
 
 def from_trl(
@@ -257,7 +256,7 @@ def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None]) ->
     if not isinstance(result, Mapping):
         return result
     for key, values in (result.get("extra_logs") or {}).items():
-        values = values.tolist() if hasattr(values, "tolist") else values
+        values = listed(values)
         log(key, values if isinstance(values, list | tuple) else [values])
     rewards = result.get("rewards")
     return result.get("scores") if rewards is None else rewards

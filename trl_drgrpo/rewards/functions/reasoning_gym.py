@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
 from trl_drgrpo.rewards.columns import LogMetric
-from trl_drgrpo.rewards.sample import after_thinking, completion_text, marked_answer
+from trl_drgrpo.rewards.sample import after_thinking, marked_answer
+from trl_drgrpo.rewards.texts import completion_text
 
 if TYPE_CHECKING:
     from datasets import Dataset

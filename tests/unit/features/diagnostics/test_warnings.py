@@ -104,6 +104,8 @@ TOLD = [
     ("dead_groups", dead(0.9, drgrpo__all_correct_frac=0.85, drgrpo__all_incorrect_frac=0.05), "too easy"),
     ("dead_groups", dead(0.9, drgrpo__all_correct_frac=0.05, drgrpo__all_incorrect_frac=0.85), "too hard"),
     ("dead_groups", dead(0.9), "rewards within a group are equal"),
+    ("dead_groups", dead(1.0, reward=1.0, drgrpo__reward_min=1.0), "the same reward, 1: the reward may not see"),
+    ("all_incorrect", dead(1.0, reward=0.0, drgrpo__reward_min=0.0, drgrpo__pass_rate=0.0), "the same reward, 0:"),
     ("sampling_collapse", {"completions__unique_frac": [1 / G] * 10}, "Nearly all completions of a group"),
     ("incorrect_grow", lengths(LONGER, EVEN), "while correct ones did not"),
     ("truncation", {"completions__clipped_ratio": [0.6] * 40}, "60% of the completions were cut off"),
@@ -194,6 +196,11 @@ def test_a_window_is_judged_as_soon_as_it_is_full():
 def test_dead_groups_of_equal_texts_are_not_called_too_hard():
     told = Told().feed(**dead(0.9, drgrpo__all_incorrect_frac=0.9, completions__unique_frac=1.1 / G))
     assert told.causes == ["sampling_collapse"]
+
+
+def test_rewards_that_differ_between_groups_are_not_called_unread():
+    for others in ({"reward": 0.5, "drgrpo__reward_min": 0.0}, {"reward": 1.0}, {"drgrpo__reward_min": 1.0}):
+        assert "the same reward" not in Told().feed(**dead(1.0, **others)).text
 
 
 def test_a_run_without_any_signal_says_so_at_its_end():

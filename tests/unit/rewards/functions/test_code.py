@@ -145,6 +145,56 @@ def test_a_loop_is_no_answer(where):
     assert scored(where, ["assert f(1)"], timeout=0.5) == 0.0
 
 
+# What graders of this field put in front of a solution.
+
+WITHOUT_IMPORTS = {
+    "typing": "def f(x: List[int]) -> Optional[int]:\n    return x",
+    "modules": "def f(x): return math.gcd(x, x) + len(re.findall('a', string.digits)) + int(random.random()) + copy.copy(0) + operator.add(0, 0) * sys.maxsize",
+    "members": "def f(x): return deque([gcd(x, x)])[0] + int(sqrt(4)) - 2 + len(defaultdict(int)) + len(Counter()) + bisect_left([1], 0) + next(accumulate([0]))",
+    "a heap": "def f(x):\n    heap = []\n    heappush(heap, x)\n    return reduce(lambda a, b: a + b, heap) if heap[0] < inf else 0",
+    "dates": "def f(x): return x + (datetime.date(2020, 1, 1) - datetime.date(2020, 1, 1)).days + int(0 * time.time())",
+    "a cache": "@lru_cache(maxsize=None)\ndef f(x): return x",
+    "a built-in function": "def f(x): return pow(x, 1, 10) + sum([]) + open.__module__.count('math')",
+    "its own definition": "def gcd(a, b): return a\ndef f(x): return gcd(x, 100)",
+    "the future": "'text'\nfrom __future__ import annotations\ndef f(x: Unknown): return x",
+    "a deep recursion": "def down(n): return 0 if n == 0 else down(n - 1)\ndef f(x): return x + down(9000)",
+    "a long integer": "def f(x): return x + len(str(10 ** 9999)) - 10_000",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("setup", ["", "y = 1\ndef unused(x: List[int]): pass"])
+def test_code_may_use_what_graders_import(kind, setup):
+    rewards = graded(WITHOUT_IMPORTS.values(), ["assert f(3) == 3"], setup, sandbox=kind)
+    assert dict(zip(WITHOUT_IMPORTS, rewards, strict=True)) == dict.fromkeys(WITHOUT_IMPORTS, 1.0)
+
+
+def test_programs_may_use_it_too():
+    programs = [f"{code}\nprint(f(int(input())))" for code in WITHOUT_IMPORTS.values()]
+    rewards = graded(programs, [{"input": "3", "output": "3"}])
+    assert dict(zip(WITHOUT_IMPORTS, rewards, strict=True)) == dict.fromkeys(WITHOUT_IMPORTS, 1.0)
+
+
+@pytest.mark.parametrize("name", ["add", "gcd", "deque", "sum"])
+def test_what_graders_import_is_no_answer(name):
+    for tests in (f"from solution import {name}\nassert {name}", f"import solution\nassert solution.{name}"):
+        assert scored("y = 1", tests) == 0.0
+    setup = f"def of_setup(): return {name}"
+    assert graded(["y = 1"], [f"assert {name} and of_setup()"], setup, entry_point=name) == [0.0]
+    assert graded(["y = 1"], ["assert of_setup()"], setup, entry_point=name) == [0.0]
+
+
+def test_code_may_go_on_where_its_setup_ends():
+    setup = "from __future__ import annotations\ndef f(x: Unknown):\n    'The same.'\n"
+    codes = {
+        "    return x": 1.0,
+        "    return 0": 0.0,
+        "def f(x: Unknown): return x": 1.0,
+        "from __future__ import division\ndef f(x): return x": 1.0,
+    }
+    assert graded(codes, ["assert f(1) == 1"], setup, entry_point="f") == list(codes.values())
+
+
 # The verdict cannot be forged. `SECRET` is what only the tests know.
 
 SECRET = "feather-9d156191a6334670a377fe1f5499e219"
@@ -535,6 +585,50 @@ def test_a_solution_may_be_called_as_a_local_or_a_module_is(name):
     assert scored(f"def {name}(v): return 0", tests) == 0.0
 
 
+RETURNED = {
+    "an object": "class A: pass\ndef f(x): return A()",
+    "a generator": "def f(x): yield from [1, 2, 3]",
+    "an iterator": "def f(x): return iter([1, 2, 3])",
+    "a dictionary": "def f(x): return {1: 2}",
+    "a number": "def f(x): return 1",
+    "nothing": "def f(x): return None",
+    "itself": "def f(x): return f",
+    "a list in itself": "def f(x):\n    a = []\n    a.append(a)\n    return a",
+    "a deep list": "def f(x):\n    a = []\n    for _ in range(10 ** 5): a = [a]\n    return a",
+    "a huge list": "def f(x): return ['x' * 10 ** 6] * 40",
+    "a hostile object": "class A:\n    def __getattribute__(self, name): raise SystemExit\n    __eq__ = __repr__ = __iter__ = __len__ = __hash__ = None\ndef f(x): return A()",
+    "an end": "import os\ndef f(x): os._exit(0)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert f(3)[:2] == [1, 2]",
+        "assert f(3)[:2, ...] == [1, 2]",
+        "assert f(3)[Own()] == [1, 2]",
+        "x = f(3)\nx.append(Own())\nassert x[0] == 5",
+        "x = f(3)\nx[0] = Own()\nassert x[1] == 7",
+        "assert f(3)(Own()) == 1",
+    ],
+)
+def test_what_a_completion_returns_makes_no_test_unscorable(tests):
+    setup = "class Own: pass"
+    rewards = dict(zip(RETURNED, graded(RETURNED.values(), [tests], setup, entry_point="f"), strict=True))
+    assert set(rewards.values()) == {0.0}, rewards
+
+
+def test_a_slice_is_plain_data():
+    code = "class Row:\n    def __getitem__(self, at): return [1, 2, 3][at]\ndef f(x): return Row()"
+    assert graded([code], ["assert f(0)[:2] == [1, 2] and f(0)[::-1] == [3, 2, 1]", "assert f(0)[2] == 3"]) == [1.0]
+
+
+def test_what_ends_its_process_makes_no_later_test_broken():
+    later = "try:\n    for item in x:\n        assert item == 1\nexcept NameError: pass"
+    codes = ["def f(x): return [1]", "import os\ndef f(x): os._exit(0)"]
+    assert graded(codes, ["x = f(1)\nassert x == [1]", later], entry_point="f", partial=True) == [1.0, 0.0]
+
+
 # The form of the reward.
 
 
@@ -640,10 +734,76 @@ def test_many_fences_take_no_more_time_than_their_number():
         ("1", "1 2", 1e-6, False),
         ("", "", None, True),
         ("\r\n1\r\n", "\n1\n", None, True),
+        # Whole numbers must be equal, however they are written; two floats need not.
+        ("987654322", "987654321", 1e-6, False),
+        ("987654322.0", "987654321", 1e-6, False),
+        ("987654321", "987654322.0", 1e-6, False),
+        ("987654321.0", "987654321", 1e-6, True),
+        ("1e9", "1000000000", 1e-6, True),
+        ("1e9", "1000000001", 1e-6, False),
+        ("+7", "7", 1e-6, True),
+        ("007", "7", 1e-6, True),
+        ("-0.0", "0", 1e-6, True),
+        ("-0", "0", 1e-6, True),
+        ("2.9999999999", "3", 1e-6, True),
+        ("123456789.123", "123456789.124", 1e-6, True),
+        ("1" * 5000 + "2", "1" * 5000 + "1", 1e-6, False),
+        ("0" + "1" * 5000, "1" * 5000, 1e-6, True),
+        ("1" * 5000, "1.5", 1e-6, False),
+        ("1e400", "1e500", 1e-6, False),
+        ("nan", "nan", 1e-6, True),
+        ("True", "1", 1e-6, False),
+        # In lists, too.
+        ("[0.3333333, 2]", "[0.33333334,2]", 1e-6, True),
+        ("[987654322, 0.5]", "[987654321, 0.5]", 1e-6, False),
+        ("(1.0000001; 2)", "(1; 2)", 1e-6, True),
+        ("[[1], 2]", "[1, [2]]", 1e-6, False),
     ],
 )
 def test_what_counts_as_the_same_output(output, expected, tolerance, same):
     assert same_output(output, expected, tolerance) is same
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("result", "due", "tolerance", "reward"),
+    [
+        ("987654322", 987654321, 1e-6, 0.0),
+        ("987654322.0", 987654321, 1e-6, 0.0),
+        ("987654321.0", 987654321, 1e-6, 1.0),
+        ("10**30 + 1", 10**30, 1e-6, 0.0),
+        ("10**400", 0.5, 1e-6, 0.0),
+        ("0.3333333", 1 / 3, 1e-6, 1.0),
+        ("0.3333333", 1 / 3, None, 0.0),
+        ("0.3333333", [1 / 3], 1e-6, 1.0),
+        ("[[0.1 + 0.2, 'a'], (2, None)]", [[0.3, "a"], [2, None]], 1e-6, 1.0),
+        ("[[0.1 + 0.2, 'a'], (2, None)]", [[0.3, "a"], [2, None]], None, 0.0),
+        ("[[0.3, 'b'], [2, None]]", [[0.3, "a"], [2, None]], 1e-6, 0.0),
+        ("[[0.3, 'a'], [3, None]]", [[0.3, "a"], [2, None]], 1e-6, 0.0),
+        ("{'a': [0.1 + 0.2]}", {"a": [0.3]}, 1e-6, 1.0),
+        ("{'a': [0.4]}", {"a": [0.3]}, 1e-6, 0.0),
+        ("{'b': [0.3]}", {"a": [0.3]}, 1e-6, 0.0),
+        ("[1.0]", [1.0, 2.0], 1e-6, 0.0),
+        ("__import__('fractions').Fraction(1, 3)", 1 / 3, 1e-6, 1.0),
+        ("__import__('decimal').Decimal('0.3333333')", 1 / 3, 1e-6, 1.0),
+        ("True", 0.9999999, 1e-6, 0.0),
+        ("True", True, 1e-6, 1.0),
+        ("-0.0", 0, 1e-6, 1.0),
+        ("float('nan')", NAN, 1e-6, 1.0),
+        ("float('nan')", 1, 1e-6, 0.0),
+        ("1", NAN, 1e-6, 0.0),
+        ("float('inf')", math.inf, 1e-6, 1.0),
+        ("1e308", math.inf, 1e-6, 0.0),
+        ("'0.3333333'", 1 / 3, 1e-6, 0.0),
+        ("object()", 1.0, 1e-6, 0.0),
+        ("type('E', (), {'__eq__': lambda a, b: True, '__float__': lambda a: 1.0})()", 1.0, 1e-6, 0.0),
+    ],
+)
+def test_the_tolerance_of_returned_values(result, due, tolerance, reward):
+    tests = {"fn_name": "f", "inputs": [[]], "outputs": [due]}
+    assert scored(f"def f(): return {result}", tests, tolerance=tolerance) == reward
 
 
 plain = st.recursive(

@@ -4,21 +4,29 @@ This process is the completion's. It may take over everything here, and all it g
 say what the value of a call is. It is never told which value is due.
 """
 
+import __future__
+
 import builtins
 import collections
 import contextlib
 import enum
+import functools
 import operator
 import os
 import sys
 import types
 
-from trl_drgrpo.rewards.functions.code import wire
+from trl_drgrpo.rewards.functions.code import prelude, wire
+
+_FUTURE = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
 
 def serve():
     """Answer requests on standard input until it ends; the code itself finds it empty and its output unread."""
     candidate = Candidate(*wire.own_streams())
+    prelude.install()
     with contextlib.suppress(EOFError):
         while True:
             wire.send(candidate.writer, candidate.answer(wire.receive(candidate.reader)))
@@ -30,6 +38,7 @@ def run_script():
     source = b""
     while len(source) < size and (chunk := os.read(0, size - len(source))):
         source += chunk
+    prelude.install()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(compile(source, "<completion>", "exec"), main.__dict__)
 
@@ -42,9 +51,18 @@ class Candidate(wire.Peer):
         self.module = types.ModuleType("solution")
         self.objects += [self.load, self.look_up]
 
-    def load(self, source):
+    def load(self, setup, source):
+        """Run the setup, then the code. Code that is none by itself continues the setup's last function."""
         sys.modules["solution"] = self.module
-        exec(compile(source, "<completion>", "exec"), self.module.__dict__)
+        preparation = compile(setup, "<setup>", "exec")
+        try:
+            # By itself: `from __future__` has to come first in a text.
+            code = compile(source, "<completion>", "exec", preparation.co_flags & _FUTURE)
+        except SyntaxError:
+            code = compile(f"{setup}\n{source}", "<completion>", "exec")
+        else:
+            exec(preparation, self.module.__dict__)
+        exec(code, self.module.__dict__)
 
     def look_up(self, name):
         if hasattr(self.module, name):

@@ -10,6 +10,7 @@ own `__eq__` is never asked, for it could say yes to everything:
 """
 
 import ast
+import builtins
 import collections
 import enum
 import inspect
@@ -18,7 +19,7 @@ import sys
 import types
 from typing import Any
 
-from trl_drgrpo.rewards.functions.code import test_forms, wire
+from trl_drgrpo.rewards.functions.code import prelude, test_forms, wire
 
 _PLAIN_TYPES = (int, float, str, list, dict, set, tuple, bool, bytes, frozenset, complex, bytearray, object)
 _COMPARISONS = ("eq", "lt", "le", "gt", "ge")
@@ -28,7 +29,7 @@ LOAD, LOOK_UP = 0, 1  # numbers of the first two objects of `candidate.Candidate
 
 
 class Unsupported(BaseException):
-    """A test that nobody here can decide, whatever the completion: nothing that a test catches."""
+    """A test that nobody here can decide, whatever the completion. No test catches it."""
 
 
 class Undecided(Unsupported):
@@ -62,7 +63,7 @@ class Channel(wire.Peer):
         value = self.use("call", LOOK_UP, [name])
         if type(value) is Remote:
             self.uses -= 1  # not before it is called
-            vars(value)["_name"] = name
+            vars(value).update(_name=name, _is_asked=True)
         return value
 
     def operate(self, request, args, kwargs):
@@ -125,9 +126,9 @@ class Remote:
     def __init__(self, channel, target, own=None):
         if type(target) is not int:
             raise ValueError("not a value")
-        # own: the class of the tests that has its class's name; name: under which the tests know it; is_made: by the
-        # tests, by calling a class
-        vars(self).update(_channel=channel, _target=target, _own=own, _name="", _is_made=False)
+        # own: the class of the tests that has its class's name; name: under which the tests know it; is_asked: what
+        # the tests call whatever the completion is; is_made: by the tests, by calling a class
+        vars(self).update(_channel=channel, _target=target, _own=own, _name="", _is_asked=False, _is_made=False)
 
     @property
     def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -146,17 +147,26 @@ class Remote:
         own = self._own
         return 0 if own is None or own.__hash__ is object.__hash__ else own.__hash__(self)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         own, asking = self._own, sys._getframe(1).f_code
         if own is not None and hasattr(own, name) and _is_method_of(asking, own):
             attribute = inspect.getattr_static(own, name)  # `other.key()` in a `__eq__`: not to be the completion's
             return attribute.__get__(self, own) if hasattr(attribute, "__get__") else attribute
-        return self._use("getattr", (name,))
+        value = self._use("getattr", (name,))
+        if type(value) is Remote and self._is_made:
+            vars(value)["_is_asked"] = True
+        return value
 
-    def _use(self, do, args, kwargs=None):
-        return self._channel.use(do, self._target, args, kwargs)
+    def _use(self, do, args, kwargs=None) -> Any:
+        try:
+            return self._channel.use(do, self._target, args, kwargs)
+        except Unsupported as error:
+            if do == "call" and self._is_asked:
+                raise
+            # The completion returned the object, and might have returned plain data, of which this can be asked.
+            raise Undecided(str(error)) from error
 
 
 def _forwarded(do):
@@ -224,6 +234,7 @@ def examine():
     """Read one job from standard input, write what became of it, a line each, to standard output."""
     reader, writer = wire.own_streams()
     job = wire.receive(reader)
+    prelude.allow_long_integers()
     tally = test_forms.Tally()
     try:
         prepared = prepare(job["tests"], job["setup"], job["entry_point"], tally)
@@ -248,12 +259,13 @@ def verdicts(channel, job, prepared, tally):
     namespace, tests, asked = prepared
     sys.modules["solution"] = Solution(channel)
     try:
-        channel.ask("call", LOAD, [job["setup"] + "\n" + job["code"]])
+        channel.ask("call", LOAD, [job["setup"], job["code"]])
         for name in asked:
             try:
                 namespace[name] = channel.look_up(name)
             except NameError:  # missed when a test uses it
                 namespace.pop(name, None)
+                namespace["__builtins__"].pop(name, None)
     except Exception:
         if channel.is_gone:
             raise
@@ -269,7 +281,8 @@ def verdicts(channel, job, prepared, tally):
         if channel.is_gone:
             raise EOFError
         if is_due:
-            if passed and not tally.checks and not channel.uses:
+            # Where earlier tests ended the process, the completion decided that this one finds nothing to use.
+            if passed and not (tally.checks or channel.uses or job["first"]):
                 raise Unsupported("a test that checks nothing and never uses the completion")
             # One that checks nothing of what it asked for has failed.
             passed = passed and tally.checks > 0 and not tally.has_failed
@@ -293,6 +306,7 @@ def prepare(tests, setup, entry_point, tally=None):
     module = sys.modules["tests"] = types.ModuleType("tests")
     namespace = module.__dict__
     namespace.update((tally or test_forms.Tally()).names)
+    namespace["__builtins__"] = {**vars(builtins), **prelude.names()}  # the completion's side gives them to setup, too
     setup = test_forms.counted(setup)
     exec(compile(setup, "<setup>", "exec"), namespace)
     trees = [test_forms.counted(text) for text in ([tests] if isinstance(tests, str) else tests)]

@@ -10,18 +10,21 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
+
+from trl_drgrpo.rewards.functions.code.test_forms import is_near
 
 _PYTHON_LABELS = ("python", "py", "python3")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_WORD = re.compile(r"[\[\](){},;:]|[^\s\[\](){},;:]+")  # a list's numbers are words, its brackets too
 # The values go in as JSON text: `nan` and `inf` written as Python would be names, and those are the completion's.
 _ONE_CALL = """
 import json as _json
-def _plain(value):
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 _args, _expected = _json.loads({values!r})
-_result = _plain({name}(*_args))
-assert _result == _expected or [_result] == _expected
+_result = {name}(*_args)
+assert __same__(_result, _expected, {tolerance!r}) or __same__([_result], _expected, {tolerance!r})
 """
 
 
@@ -80,7 +83,7 @@ def parse_tests(
             as JSON text.
         setup (`str`, *optional*): Source that tests and code need.
         entry_point (`str`, *optional*): Name of the function under test.
-        tolerance (`float`, *optional*): For programs, see [`same_output`].
+        tolerance (`float`, *optional*): For programs and calls, see [`same_output`].
 
     Returns:
         [`FunctionTests`], [`ProgramTests`], or `None` if it is none of these, or empty.
@@ -110,7 +113,8 @@ def same_output(output: str, expected: str, tolerance: float | None = None) -> b
     """
     Whether a program's output is the expected one: equal lines, without white space at their ends and at the end.
 
-    With a `tolerance`, relative and absolute, numbers are compared as such, and lines by their words.
+    With a `tolerance`, relative and absolute, numbers are compared as such, and lines by their words. Whole
+    numbers, of which one is written without a point and an exponent, must be equal.
 
     Example:
 
@@ -127,7 +131,8 @@ def same_output(output: str, expected: str, tolerance: float | None = None) -> b
         return True
     if tolerance is None or len(lines) != len(due):
         return False
-    return all(_same_words(line.split(), other.split(), tolerance) for line, other in zip(lines, due, strict=True))
+    words = [(_WORD.findall(line), _WORD.findall(other)) for line, other in zip(lines, due, strict=True)]
+    return all(_same_words(ours, others, tolerance) for ours, others in words)
 
 
 def _lines(text: str) -> list[str]:
@@ -142,7 +147,13 @@ def _same_words(words: list[str], due: list[str], tolerance: float) -> bool:
 def _close(one: str, other: str, tolerance: float) -> bool:
     if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
         return False
-    return math.isclose(float(one), float(other), rel_tol=tolerance, abs_tol=tolerance)
+    value, due = _number(one), _number(other)
+    return math.inf not in (abs(value), abs(due)) and is_near(value, due, tolerance)
+
+
+def _number(word: str) -> int | float:
+    """By way of a decimal, which may have more digits than Python lets an integer's text have."""
+    return int(Decimal(word)) if _INTEGER.fullmatch(word) else float(word)
 
 
 def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | None):
@@ -156,7 +167,7 @@ def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | No
     if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(args, list) for args in inputs):
         return None
     calls = [
-        _ONE_CALL.format(name=name, values=json.dumps([args, expected]))
+        _ONE_CALL.format(name=name, values=json.dumps([args, expected]), tolerance=tolerance)
         for args, expected in zip(inputs, outputs, strict=True)
     ]
     return FunctionTests(calls, setup or "", name)

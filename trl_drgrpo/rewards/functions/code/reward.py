@@ -18,10 +18,13 @@ What results may be: plain data, dates and named tuples; an enumeration or a cla
 objects are compared by their attributes, as that class of theirs says. Objects of the completion's own classes can be
 used by attributes, methods, `len`, `str` and the like.
 
+What code may use without an import is what the graders of this field import (see `prelude`).
+
 What cannot be tested and is scored `None`: tests that pass objects of their own classes to the code; classes of tests
 (`unittest`), coroutines, pytest's fixtures and parameters; tests in which nothing is asserted or nothing is asked of
 the completion; names and modules that the tests use and that are not there. What counts as failed: tests that compare
-or add objects of the completion's own class (its `__eq__` could say yes to everything) or of a library, which is
+or add objects of the completion's own class (its `__eq__` could say yes to everything) or of a library, or ask
+something of them that cannot cross, which is
 counted in `rewards/<name>/failed_frac`; a test that used the completion and came to none of its asserts; an assert
 that fails, though an `except` of the test swallows it; an object where plain data is due; processes (`subprocess`,
 `multiprocessing`) and sockets in the code; packages that `python` does not have.
@@ -51,7 +54,8 @@ from trl_drgrpo.rewards.functions.code.problems import (
     same_output,
 )
 from trl_drgrpo.rewards.functions.code.sandbox import Running, Sandbox, sources_of
-from trl_drgrpo.rewards.sample import SampleReward, prompt_text
+from trl_drgrpo.rewards.sample import SampleReward
+from trl_drgrpo.rewards.texts import prompt_text
 
 _MAX_VERDICT = 1 << 16
 _SETUP_SECONDS = 60.0  # of the tests' own setup: importing a large library on a busy machine
@@ -104,7 +108,7 @@ def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock,
         started = time.monotonic()
         seconds = min(clock.per_test, clock.in_all - spent)
         given = b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace")
-        with sandbox.start(sources_of("candidate"), "run_script", seconds=seconds, stdin=given) as running:
+        with sandbox.start(sources_of("prelude", "candidate"), "run_script", seconds=seconds, stdin=given) as running:
             running.wait_ready()
             deadline = time.monotonic() + seconds
             ended = running.read(deadline, cap=2 * len(expected) + 100_000) == "end"
@@ -125,10 +129,10 @@ def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator
         with contextlib.ExitStack() as ours:  # both ends are the children's alone, once started
             for fd in (requests_out, requests_in, replies_out, replies_in):
                 ours.callback(os.close, fd)
-            side = sources_of("candidate")
+            side = sources_of("prelude", "candidate")
             started = sandbox.start(side, "serve", seconds=seconds, stdin=requests_out, stdout=replies_in)
             candidate = stack.enter_context(started)
-            side, own = sources_of("test_forms", "examiner"), (replies_out, requests_in)
+            side, own = sources_of("prelude", "test_forms", "examiner"), (replies_out, requests_in)
             started = sandbox.start(side, "examine", seconds=seconds, stdin=given, pass_fds=own)
             examiner = stack.enter_context(started)
         candidate.wait_ready()
@@ -181,8 +185,8 @@ class CodeReward(SampleReward):
             All or nothing stops at the first test that fails.
         require_fence (`bool`, *optional*, defaults to `True`): Without a block of Python the score is 0.0; `False`:
             then the whole completion is the code.
-        tolerance (`float`, *optional*): Compare numbers in a program's output with this tolerance, absolute and
-            relative, instead of as text.
+        tolerance (`float`, *optional*): Compare numbers in a program's output, or in the result of a call (`fn_name`),
+            with this tolerance, absolute and relative. Whole numbers must be equal.
         timeout (`float`, *optional*, defaults to `5.0`): Seconds of wall-clock per test.
         total_timeout (`float`, *optional*, defaults to `30.0`): Seconds of wall-clock per completion; tests that it
             does not reach count as failed.

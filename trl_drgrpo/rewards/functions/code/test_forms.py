@@ -18,8 +18,12 @@ import dis
 import functools
 import importlib.util
 import inspect
+import math
 import typing
+from decimal import Decimal
+from fractions import Fraction
 
+_NUMBERS = (int, float, Decimal, Fraction)
 MARKS = {"__checked__", "__noted__"}
 _ALWAYS_TRUE = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Lambda, ast.GeneratorExp, ast.JoinedStr)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -30,7 +34,8 @@ class Tally:
     """Counts the checks of one test while it runs."""
 
     def __init__(self):
-        self.names = {"__checked__": self.checked, "__noted__": self.noted}  # that the trees of `counted` call
+        # That the trees of `counted` and the tests of `problems` call.
+        self.names = {"__checked__": self.checked, "__noted__": self.noted, "__same__": same_value}
         self.start()
 
     def start(self):
@@ -48,6 +53,40 @@ class Tally:
         """A check in another form; what it says is said by raising."""
         self.checks += 1
         return value
+
+
+def same_value(value, due, tolerance=None):
+    """Whether plain data are what is due by JSON text, where tuples are lists: numbers within a tolerance, if there is
+    one (see `is_near`), NaN as NaN, and the rest equal."""
+    if value == due:
+        return True
+    if isinstance(due, list):
+        if not isinstance(value, (list, tuple)) or len(value) != len(due):
+            return False
+        return all(same_value(one, other, tolerance) for one, other in zip(value, due, strict=True))
+    if isinstance(due, dict):
+        if not isinstance(value, dict) or value.keys() != due.keys():
+            return False
+        return all(same_value(value[key], due[key], tolerance) for key in due)
+    if any(isinstance(number, bool) or not isinstance(number, _NUMBERS) for number in (value, due)):
+        return False
+    return (value != value and due != due) or is_near(value, due, tolerance)
+
+
+def is_near(number, due, tolerance):
+    """
+    Whether two numbers are equal within a tolerance, absolute and relative; `None`: whether they are equal.
+
+    Where one of two whole numbers is an integer, they must be equal: 987654322 is not nearly 987654321.
+    """
+    if not isinstance(number, int):
+        number = float(number)
+    if tolerance is None or ((isinstance(number, int) or isinstance(due, int)) and number % 1 == due % 1 == 0):
+        return number == due
+    try:
+        return math.isclose(number, due, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def counted(source):

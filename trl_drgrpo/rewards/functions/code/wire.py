@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 MAX_LINE = 1 << 24  # bytes of one message
+_STACK = 1 << 26  # bytes: before Python 3.11 a call of a Python function takes half a KiB of it
 
 
 def confine(limits):
@@ -28,6 +29,7 @@ def confine(limits):
     _limit(resource.RLIMIT_FSIZE, limits["file"])
     _limit(resource.RLIMIT_NOFILE, 64)
     _limit(resource.RLIMIT_AS, limits["memory"])
+    _limit(resource.RLIMIT_STACK, _STACK)
     if limits["threads"] is not None:
         _limit(resource.RLIMIT_NPROC, limits["threads"])
     if limits["uid"] is not None:
@@ -63,6 +65,7 @@ _KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[..., Any]]] = {
     "complex": (complex, lambda value: [value.real, value.imag], complex),
     "Fraction": (Fraction, lambda value: [value.numerator, value.denominator], Fraction),
     "range": (range, lambda value: [value.start, value.stop, value.step], range),
+    "slice": (slice, lambda value: [value.start, value.stop, value.step], slice),
     # datetime before date, which is its base class
     "datetime": (datetime, lambda value: [datetime.isoformat(value)], datetime.fromisoformat),
     "date": (date, lambda value: [date.isoformat(value)], date.fromisoformat),

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.rewards.sample import completion_text
+from trl_drgrpo.rewards.texts import completion_text
 
 _LONGEST_REPLY = 1 << 20  # bytes
 _LONGEST_BACKOFF = 30.0  # seconds

@@ -37,7 +37,7 @@ from trl_drgrpo.rewards.functions.judge.chat_client import (
     Session,
     Unanswered,
 )
-from trl_drgrpo.rewards.sample import completion_text, prompt_text
+from trl_drgrpo.rewards.texts import completion_text, prompt_text
 
 _SCORE_PATTERN = r"(?i)\bscore\W{0,5}\s*[:=]\s*\W{0,3}?(?P<score>[-+]?\d+(?:\.\d+)?)"
 

@@ -49,11 +49,19 @@ def algebraically_equal(gold: str, answer: str) -> bool:
 
 
 def _same_values(a: Any, b: Any) -> bool | None:
-    """Whether two expressions agree in all points where both have a value; `None` where there is no such point."""
+    r"""Whether two expressions agree in all points where both have a value; `None` where there is no such point.
+
+    Where roots or logarithms of symbols are taken, a symbol is positive unless it alone may be negative: `\ln(ab)` is
+    `\ln a+\ln b` and `\sqrt{k/m}` is `\sqrt{km}/m`, yet `\sqrt{x^2}` is not `x`.
+    """
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    points = [dict(zip(symbols, point, strict=False)) for point in _points(len(symbols) or 1, a, b)]
+    if symbols and _is_meant_real(a, b):
+        signed = [dict(zip(symbols, point, strict=True)) for point in _points_with_one_negative(len(symbols))]
+        # Two that are nowhere both real are compared as complex functions.
+        points = [values for values in signed if _is_real(a, values) and _is_real(b, values)] or points
     agreed = None
-    for point in _points(len(symbols) or 1, a, b):
-        values = dict(zip(symbols, point, strict=False))
+    for values in points:
         x, y = _value(a, values), _value(b, values)
         if x is None or y is None:
             continue
@@ -84,6 +92,49 @@ def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
         steps = sorted({abs(part) for number in numbers for part in (number.p, number.q)} | {1009})[-_MAX_STEPS:]
         points += [[sympy.Integer(step + offset)] * dimension for step in steps for offset in (-1, 0, 1)]
     return points
+
+
+def _is_meant_real(a: Any, b: Any) -> bool:
+    r"""Whether roots or logarithms are taken of symbols, and nothing says that these may be negative or complex.
+
+    `\ln|x|` says more than `\ln x`: what stands in bars may be negative.
+    """
+    if a.has(sympy.I, sympy.Sum, sympy.Product) or b.has(sympy.I, sympy.Sum, sympy.Product):
+        return False
+    bars_a, bars_b = a.atoms(sympy.Abs), b.atoms(sympy.Abs)
+    return bool(bars_a) == bool(bars_b) and any(map(_may_be_complex, (*_parts(a), *_parts(b))))
+
+
+def _parts(expression: Any) -> Any:
+    return expression.atoms(sympy.Pow, sympy.log)
+
+
+def _may_be_complex(part: Any) -> bool:
+    """Whether a logarithm, or a power whose exponent may be a fraction, is not real for all values of its symbols."""
+    base = part.args[0]
+    return bool(base.free_symbols) and not (part.is_Pow and part.exp.is_integer)
+
+
+def _is_real(expression: Any, values: dict[Any, Any]) -> bool:
+    """Whether an expression and all that it takes roots and logarithms of are real in a point."""
+    for part in filter(_may_be_complex, _parts(expression)):
+        base = _value(part.args[0], values)
+        if base is None or not base.is_real or base < 0:
+            return False
+    value = _value(expression, values)
+    return value is not None and bool(value.is_real)
+
+
+def _points_with_one_negative(dimension: int) -> list[list[Any]]:
+    """Points of small fractions and of large integers, rising and falling with the symbols' names: all positive, then
+    one of them negative."""
+    fractions = [sympy.Rational(17 * i + 29, 13 * (3 + i)) for i in range(dimension)]
+    integers = [[sympy.Integer(start + step * i) for i in range(dimension)] for start, step in ((3, 2), (10, 30))]
+    positive = [order for numbers in (fractions, *integers) for order in (numbers, numbers[::-1])]
+    signed = []
+    for negative in range(dimension):
+        signed.append([-number if at == negative else number for at, number in enumerate(fractions)])
+    return positive + signed
 
 
 def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> Any:

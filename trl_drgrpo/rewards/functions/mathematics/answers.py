@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from trl_drgrpo.rewards.functions.mathematics.cjk import ANSWER, HAN
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, MAX_DEPTH, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import tidy, unwrapped
 from trl_drgrpo.rewards.functions.mathematics.quantities import Number, exact_number, split_scale, split_unit
@@ -114,8 +115,8 @@ def _without_parentheses(text: str) -> str:
 
 
 _STATEMENT = re.compile(
-    r"(?:^|(?<=[\s*_(>]))(?:final |correct )?answer[*_]{0,3}\s{0,4}(?:is\b|[:=]|\bto [^.\n:]{0,80} is\b)"
-    r"(?:[*_]{1,3}(?=[\s:]))?\s{0,4}:?(?:[*_]{1,3}(?=\s))?",
+    r"(?:^|(?<=[\s*_(>]))(?:final |correct )?answer[*_]{0,3}\s{0,4}(?:is\b|[:=：]|\bto [^.\n:]{0,80} is\b)"
+    rf"(?:[*_]{{1,3}}(?=[\s:]))?\s{{0,4}}:?(?:[*_]{{1,3}}(?=\s))?|{ANSWER}[*_]{{0,3}}",
     re.IGNORECASE,
 )
 _FILLERS = re.compile(
@@ -134,17 +135,19 @@ _HEADING = re.compile(
     r"\d+[.)]\s+\D|(?:step|part|case)\b|(?:final |the )*(?:answer|conclusion|solution)\b|.*:$", re.IGNORECASE
 )
 _STARTS_WITH_NUMBER = re.compile(r"[-+(\[*]*\s*(?:[$\\€£]|\.?\d)|\(?[A-J]\)?$|[a-z]\s*=")
-_BARE_LINE = re.compile(r"\$+[^$]+\$+\.?|\\\(.+\\\)\.?|\\\[.+\\\]|[-+]?[\d.,/]*\d%?\.?")
+_BARE_LINE = re.compile(r"\$+[^$]+\$+\.?|\\\(.+\\\)\.?|\\\[.+\\\]|[-+]?[\d.,/]*\d[%％]?[.。]?")
 # Where the sentence that states the answer goes on to something else.
 _SENTENCE_END = re.compile(
-    r"(?<=[^\s.])\.(?=\s+[A-Z*(]|\s*$|\*{1,3}(?:\s|$))|\s(?:because|since|which|so that|as required)\b"
+    r"(?<=[^\s.])\.(?=\s+[A-Z*(]|\s*$|\*{1,3}(?:\s|$))|\s(?:because|since|which|so that|as required)\b|"
+    rf"[。！？]|[，；,;](?=\s*[{HAN}])"
 )
 # "The answer is 3. Or it could be 4." says two things, so does "The answer is 3. No, it is 4."
 _IT = r"(?:it|that|this|the (?:\w+ )?answer)"
 _IT_COULD_BE = rf"{_IT} (?:could|may|might|can)(?: also| well| instead| even)* be"
 _ALTERNATIVE = re.compile(
-    r"[\s.,;?!*$)\\]*"
-    rf"(?:(?:or|alternatively|maybe|perhaps|possibly),?(?: {_IT_COULD_BE}| {_IT} is| it's| maybe| perhaps)?|"
+    r"[\s.,;?!*$)\\。，；？！]*"
+    rf"(?:(?:或者?|也?可能|也可以|不对，?|不，|あるいは|または)(?:是|为|為)?|"
+    rf"(?:or|alternatively|maybe|perhaps|possibly),?(?: {_IT_COULD_BE}| {_IT} is| it's| maybe| perhaps)?|"
     rf"(?:but |though |and |then again,? )?{_IT_COULD_BE}|(?:(?:wait|no|actually|sorry)[,.]+ ?)+(?:{_IT} is|it's)?)"
     r"\s*([-+(\[]*[$\\]*[\d.\\(][^\n?!;]{0,60})",
     re.IGNORECASE,
@@ -163,7 +166,7 @@ def boxed_answer(text: str) -> str | None:
 
     ```
     """
-    return (last_boxed(text) or "").rstrip(".,;") or None
+    return (last_boxed(text) or "").rstrip(".,;。，；") or None
 
 
 def tagged_answer(text: str) -> str | None:

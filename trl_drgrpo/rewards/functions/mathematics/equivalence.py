@@ -15,6 +15,7 @@ from typing import Any
 
 from trl_drgrpo.rewards.functions.mathematics import relations
 from trl_drgrpo.rewards.functions.mathematics.answers import Answer, read, unlabeled
+from trl_drgrpo.rewards.functions.mathematics.cjk import in_english
 from trl_drgrpo.rewards.functions.mathematics.guards import MAX_CHARS, is_cheap, is_well_formed
 from trl_drgrpo.rewards.functions.mathematics.latex import letters, tidy
 from trl_drgrpo.rewards.functions.mathematics.quantities import (
@@ -26,9 +27,11 @@ from trl_drgrpo.rewards.functions.mathematics.quantities import (
     percent_equal,
     units_agree,
 )
+from trl_drgrpo.rewards.functions.mathematics.signs import in_ascii
 
 _BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
 _WORD = re.compile(r"[A-Za-z](?:[A-Za-z' ]|-(?=[A-Za-z]{3})){3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
+_ARTICLE = re.compile(r"(?i:the|an?) (?=[A-Za-z]{3})")
 _VECTOR = re.compile(r"\\(?:vec|mathbf|boldsymbol)(?:\s*\{\s*([a-zA-Z])\s*\}|\s+([a-zA-Z])(?![a-zA-Z]))")
 _RATIO = re.compile(r"(\d+) ?: ?(\d+)")
 _MAX_ENTRIES = 30  # of a set; in a longer one only spelling is compared
@@ -56,14 +59,21 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
 
     ```
     """
-    if (letter := relations.choice(answer)) and re.fullmatch(r"[A-J]", _words(tidy(gold)) or ""):
-        return letter == _words(tidy(gold))
+    gold, answer = _respelled(gold), _respelled(answer)
+    choice = _words(tidy(gold)) or ""
+    if re.fullmatch(r"[A-J]", choice) and (letter := relations.choice(answer, choice)):
+        return letter == choice
     if not is_well_formed(answer):
         return False
     if _VECTOR.search(gold):  # an arrow, bold or a plain letter
         gold, answer = (_VECTOR.sub(r"\\text{\1\2}", text) for text in (gold, answer))
     one, other = tidy(relations.union(gold)), tidy(relations.union(answer))
     return _same(one, other, deep) if len(other) <= 2 * MAX_CHARS else one == other
+
+
+def _respelled(text: str) -> str:
+    """An answer of other scripts in ASCII, as far as it can be read; `tidy` is too late for what stands as words."""
+    return text if text.isascii() or len(text) > MAX_CHARS else in_english(in_ascii(text))
 
 
 # By spelling, value and structure ------------------------------------------------------------------------------------
@@ -197,6 +207,7 @@ def _words(text: str) -> str | None:
     plain = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)).strip().rstrip(".")
     if plain == "DNE":
         return "does not exist"
+    plain = _ARTICLE.sub("", plain)
     return plain.strip("()") if _WORD.fullmatch(plain) else None
 
 

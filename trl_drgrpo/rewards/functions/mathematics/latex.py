@@ -7,27 +7,9 @@ functions are regular expressions and single passes over a text of bounded lengt
 
 import functools
 import re
-import unicodedata
 
-_GREEK_FROM_ALPHA = """
-alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi o pi rho varsigma sigma tau upsilon phi
-chi psi omega
-"""
-_GREEK = {chr(0x3B1 + index): name for index, name in enumerate(_GREEK_FROM_ALPHA.split())}
-_GREEK |= {letter.upper(): _GREEK[letter].capitalize() for letter in "γδθλξπσφψω"}
-_GREEK |= {"ϕ": "phi", "ϵ": "epsilon", "\u00b5": "mu", "\u2126": "Omega", "ℓ": "ell", "ħ": "hbar"}
-# Signs and their macros, which a space ends; then those that stand for themselves.
-_MACROS_OF_SIGNS = """
-× times · cdot ⋅ cdot ∞ infty ± pm ∪ cup ∈ in ≤ le ≥ ge ≠ ne ≈ approx ∅ emptyset ∩ cap ⌊ lfloor ⌋ rfloor ⌈ lceil
-⌉ rceil ∠ angle ∑ sum ∫ int ∂ partial
-"""
-_SIGNS = re.findall(r"(\S) (\w+)", _MACROS_OF_SIGNS)
-_UNICODE = str.maketrans({sign: rf"\{name} " for sign, name in [*_GREEK.items(), *_SIGNS]})
-_UNICODE |= str.maketrans({"°": r"^\circ ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"})
-_UNICODE |= str.maketrans("−–÷′\u212b\u00a0\u202f", "--/'Å  ")
-_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
-_LOWERED = re.compile("[\u2080-\u208e\u2090-\u209c]+")
-_VULGAR_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+from trl_drgrpo.rewards.functions.mathematics.signs import GREEK, in_ascii
+
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 # The row separator `\\` comes first in each alternation, so that `\\ ` is not read as a backslash and a space command.
 _SPACING = re.compile(
@@ -38,12 +20,11 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")
 _FONTS = re.compile(r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf)|mbox|hbox|operatorname\*?)(?=\s*\{)")
 _AND = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))\s*")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
-_ROOT_SIGN = re.compile(r"√\s*(\d+|[a-zA-Z])?")
 _BLANK = re.compile(r"[\t\n\r]")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 _ABOUT = r"(?:approximately|approx\.?|about|roughly|around)"
 ACCENTS = "vec|hat|bar|tilde|dot|ddot|overline|widehat|mathbb|mathbf|mathcal|boldsymbol"
-GREEK_NAMES = "|".join(sorted({*_GREEK.values()} - {"pi"}))
+GREEK_NAMES = "|".join(sorted({*GREEK.values()} - {"pi"}))
 _GREEK_LETTER = re.compile(rf"\\(?:{GREEK_NAMES})(?![a-zA-Z])")
 _MACRO = re.compile(r"\\[a-zA-Z]+")
 # Between numbers of three digits the space tells a list, `100, 200`, from a number, `100,200`.
@@ -84,6 +65,7 @@ _SPELLINGS = rules(
     (r"\^\s*(?:\\prime(?![a-zA-Z])|\{\s*\\prime\s*\})", "'"),
     (r"(?<!\\)\\$", ""),
     (r"\\text\s*\{\s*(?:percent|%|\\%)\s*\}|(?<![a-zA-Z\\])percent(?:age)?(?![a-zA-Z])", r"\\%"),
+    (r"\\lg(?![a-zA-Z])", r"\\log"),
     (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
     (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
     (r"\\neq(?![a-zA-Z])", r"\\ne"),
@@ -131,7 +113,7 @@ def tidy(text: str) -> str:
 
     ```
     """
-    text = _BLANK.sub(" ", text if text.isascii() else _in_ascii(text))
+    text = _BLANK.sub(" ", text if text.isascii() else in_ascii(text))
     text = unwrapped(text)
     if len(_DOLLARS.findall(text)) % 2 == 0:  # $x = 1$ or $x = 2$
         text = _DOLLARS.sub("", text)
@@ -141,18 +123,6 @@ def tidy(text: str) -> str:
     text = _SPACING.sub(lambda m: m[0] if m[0] == r"\\" else "" if m[0] == r"\!" else " ", text)
     text = _AND.sub(", ", _FONTS.sub(r"\\text", text))
     return unwrapped(respelled(_with_braces(respelled(text, _SPELLINGS)), _TIGHT))
-
-
-def _in_ascii(text: str) -> str:
-    text = _RAISED.sub(lambda m: f"^{{{_compatible(m[0])}}}", text)
-    text = _LOWERED.sub(lambda m: f"_{{{_compatible(m[0])}}}", text)
-    text = _VULGAR_FRACTION.sub(lambda m: r"\frac{{{}}}{{{}}}".format(*_compatible(m[0]).split("\u2044")), text)
-    return _ROOT_SIGN.sub(lambda m: rf"\sqrt{{{m[1]}}}" if m[1] else r"\sqrt", text.translate(_UNICODE))
-
-
-def _compatible(text: str) -> str:
-    """`\u207b\u2078` as `-8`, `\u00be` as 3 and 4 with a fraction slash."""
-    return unicodedata.normalize("NFKC", text).translate(_UNICODE)
 
 
 def letters(text: str) -> set[str]:

@@ -178,7 +178,7 @@ def _measures() -> dict[str, str]:
 
 
 _MEASURES = _measures()
-_SYMBOLS = {*_MEASURES.values(), PERCENT, "£"}
+_SYMBOLS = {*_MEASURES.values(), PERCENT, "£", "¥"}
 _POWERS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
 _SPEEDS = {"mph": "mi", "kph": "km"}
@@ -196,7 +196,7 @@ _NUMBER = (
     rf"-?(?:{DECIMAL}[eE][+-]?\d+|(?:{DECIMAL} ?(?:\\cdot|x) ?)?10\^\{{-?\d+\}}|"
     rf"(?:{DECIMAL}|\\frac\{{\d+\}}\{{\d+\}})?(?:\\pi|\\sqrt\{{\d+\}})?|[\d,]+|\d+/\d+)"
 )
-_CURRENCY_BEFORE = re.compile(r"(-?)(?:(\\?\$)|(€|\\euro(?![a-z]))|(£|\\pounds(?![a-z])))\s*(?=[-\d.\\])")
+_CURRENCY_BEFORE = re.compile(r"(-?)(?:(\\?\$)|(€|\\euro(?![a-z]))|(£|\\pounds(?![a-z]))|¥)\s*(?=[-\d.\\])")
 _SIGN_AFTER = re.compile(r"(.*?[\d})])\s*(\\?%|\\degree ?(?:\\text\{([CF])\}|([CF]))?|\\?\$|€|£)$")
 _TEXT = re.compile(r"/?(?:\\mu ?)?(?:\\frac\{(?=\\(?:text|mu))|\\text\{)")
 _SYMBOL_AFTER = re.compile(r"(.*?) ?((?:[kMm] ?)?\\Omega|\\mu ?[a-zA-Z\\].*|Å)$")
@@ -219,7 +219,7 @@ _SPELLINGS = rules(
 _MARKS = {"/": "per", "(": "open", ")": "close"}
 _IN_TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
 _TOKEN = re.compile(
-    r"\s*(?:(?P<word>[A-Za-zÅµΩ](?:[A-Za-zΩ'.-]*[A-Za-zΩ.])?)(?:(?P<digit>-?\d)(?![\d.]))?|\^\{?(?P<power>-?\d{1,2})\}?|"
+    r"\s*(?:(?P<word>[A-Za-zÅµΩ](?:[A-Za-zΩ'.-]*[A-Za-zΩ.])?|[\u3040-\u9fff]+)(?:(?P<digit>-?\d)(?![\d.]))?|\^\{?(?P<power>-?\d{1,2})\}?|"
     r"(?P<mark>[/()]|\\cdot)\s*)"
 )
 
@@ -241,7 +241,7 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, ""
     if before := _CURRENCY_BEFORE.match(text):
         rest, after = split_unit(text[before.end() :])
-        unit = "dollar" if before[2] else "euro" if before[3] else "£"
+        unit = "dollar" if before[2] else "euro" if before[3] else "£" if before[4] else "¥"
         return before[1] + rest, unit if after in ("", unit) else f"{unit} {after}"
     if sign := _SIGN_AFTER.fullmatch(text):
         mark = sign[2].lstrip("\\")
@@ -321,7 +321,7 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
             last = last or _singular(token)
             powers[last] += sign * to_raise
             to_raise = 1
-        elif len(token) < (2 if is_text else 3):
+        elif token.isascii() and len(token) < (2 if is_text else 3):
             return None  # a variable
         else:
             nouns.append(_singular(token))

@@ -130,6 +130,7 @@ _ALL_REALS = re.compile(r"(?:\\mathbb\{R\}|\\mathbb R|\\R|(?:\\text\{)?all ?real
 _SET_BUILDER = re.compile(rf"\\\{{ ?({_LETTER})(?: ?\\in ?\\mathbb\{{R\}})? ?[:|] ?(.+)\\\}}")
 _OR = re.compile(r"\\(?:text|mbox|mathrm)\s*\{\s*,?\s*or\s*,?\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\lor(?![a-zA-Z])")
 _CHOICE = re.compile(r"\W*?(?:\(([A-J])\)|(?<!\w)([A-J])(?:\)|[.:](?=[\s$\\])))\s*(.*)", re.DOTALL)
+_OPTION = re.compile(r"^\s*(?i:option|choice|answer)\s*:?\s+")
 _FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|sf))\s*\{([^{}]*)\}")
 
 
@@ -243,10 +244,14 @@ def union(text: str) -> str:
     return r"\cup ".join(part[1] for part in parts if part)
 
 
-def choice(answer: str) -> str | None:
-    r"""The letter of a choice that is given with what stands behind it: `C) 15`, `\textbf{(C)}\ 15`, `A. 5`. `None`
-    without such a letter, and where a second one is named."""
+def choice(answer: str, expected: str) -> str | None:
+    r"""The letter of a choice that is given with what stands behind it: `C) 15`, `\textbf{(C)}\ 15`, `A. 5`; a bare
+    `c`, too, where C is expected. `None` without such a letter, and where a second one is named."""
     plain = _FONT.sub(r"\1 ", answer.replace("\\ ", " ").replace("~", " "))
+    plain = _OPTION.sub("", plain)
+    bare = plain.strip("$().* ")
+    if bare == expected or (bare == expected.lower() and expected <= "E"):
+        return expected
     match = _CHOICE.fullmatch(plain.strip())
     if not match or re.match(r"[+*/^_=,<>]|- ", match[3]) or re.search(r"(?<!\w)\(?[A-J][).:]|\bor\b", match[3]):
         return None

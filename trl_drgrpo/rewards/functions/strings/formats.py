@@ -24,7 +24,8 @@ from trl_drgrpo.common.errors import InputError, UnscorableError, require_packag
 from trl_drgrpo.common.ranges import Choice, Range, finite_number, positive, refuse_outside, whole
 from trl_drgrpo.rewards.contract import Limits, OnError
 from trl_drgrpo.rewards.functions.strings.matching import AgainstColumn
-from trl_drgrpo.rewards.sample import SampleReward, after_thinking, completion_text
+from trl_drgrpo.rewards.sample import SampleReward, after_thinking
+from trl_drgrpo.rewards.texts import completion_text
 
 # Where a tokenizer with a response template puts what stood between the thinking tags (TRL parses such completions).
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")

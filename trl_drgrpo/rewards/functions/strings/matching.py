@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
 from trl_drgrpo.common.ranges import Choice, Range
 from trl_drgrpo.rewards.contract import OnError
-from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answer
+from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answer, without_fonts
 
+_CHOICE = re.compile(r"\(([A-Za-z])\)")
 _WHERE = Choice(("answer", "marked", "whole"))
 
 
@@ -86,7 +87,9 @@ class AgainstColumn(SampleReward):
 
 @dataclass(eq=False, repr=False)
 class ExactMatchReward(AgainstColumn):
-    """1 where the answer is the column's text, blanks at both ends left out.
+    r"""1 where the answer is the column's text, blanks at both ends left out.
+
+    What only sets it as text does not count: `\boxed{\text{Paris}}` is Paris, and `\boxed{\text{(B)}}` B.
 
     Args:
         column (`str`, *optional*, defaults to `"answer"`): Dataset column with the truth: a text, something that
@@ -101,7 +104,7 @@ class ExactMatchReward(AgainstColumn):
     Example:
 
     ```python
-    >>> exact_match_reward(completions=["I think\\n<answer> Rome </answer>", "Rom"], answer=["Rome", "Rome"])
+    >>> exact_match_reward(completions=["I think\n<answer> Rome </answer>", "Rom"], answer=["Rome", "Rome"])
     [1.0, 0.0]
 
     ```
@@ -123,7 +126,10 @@ class ExactMatchReward(AgainstColumn):
 
     def is_right(self, completion: str, truth: set[str]) -> bool:
         answer = answer_text(completion, self.where)
-        return answer is not None and self.normal(answer) in truth
+        if answer is None or self.where == "whole":
+            return answer is not None and self.normal(answer) in truth
+        plain = without_fonts(answer)
+        return not truth.isdisjoint(map(self.normal, (answer, plain, _CHOICE.sub(r"\1", plain))))
 
 
 @dataclass(eq=False, repr=False)
@@ -310,7 +316,7 @@ class ChoiceReward(AgainstColumn):
 
     def _in_short(self, text: str) -> set[str]:
         """Choices named by the contents of a tag, a box or a column, in capitals or small letters."""
-        text = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", text).strip()
+        text = without_fonts(text)
         if picked := self._alone(text):
             return picked
         if len(text) <= 4 and (picked := self._alone(text.upper())):  # `b`, `(b)`, `b.`

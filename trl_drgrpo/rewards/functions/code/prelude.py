@@ -1,0 +1,43 @@
+"""What the graders of LiveCodeBench, APPS and TACO put in front of a solution. Standard library only: it runs inside.
+
+Models are trained on solutions that those graders accept, such as `def f(x: List[int])` without an import. The names
+stand beside the built-in ones: nothing is put in front of the code, whose own definitions win, and a name that it does
+not define is none of its module. A built-in function stays what it is: `pow` is not `math.pow`.
+"""
+
+import builtins
+import importlib
+import sys
+
+# Later ones win, as in a row of `from ... import *`: `Counter` is that of `collections`.
+_MODULES = """
+typing string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json
+"""
+_BY_NAME_ONLY = ("time", "fractions", "decimal")
+_RECURSION_LIMIT = _INTEGER_DIGITS = 50_000  # as in LiveCodeBench
+
+
+def names():
+    """Names and what they stand for, without those of built-in functions."""
+    found = {}
+    modules = [importlib.import_module(name) for name in _MODULES.split()]
+    for module in modules:
+        public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+        found.update((name, getattr(module, name)) for name in public if hasattr(module, name))
+    modules += [importlib.import_module(name) for name in _BY_NAME_ONLY]
+    found.update((module.__name__, module) for module in modules)  # `datetime.date`, `copy.copy`
+    return {name: value for name, value in found.items() if not hasattr(builtins, name)}
+
+
+def install():
+    """Give the names and the limits of those graders to all code of this process."""
+    for name, value in names().items():
+        setattr(builtins, name, value)
+    sys.setrecursionlimit(_RECURSION_LIMIT)
+    allow_long_integers()
+
+
+def allow_long_integers():
+    """Let integers of many digits be read and printed, where Python refuses that."""
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(_INTEGER_DIGITS)

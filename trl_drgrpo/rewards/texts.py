@@ -1,0 +1,81 @@
+"""The text of a completion and of a prompt, in both forms in which TRL passes them.
+
+Prompts that are strings give completions that are strings. Prompts that are lists of messages give completions that
+are lists of messages, usually of one, whose content is a string or a list of parts.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def completion_text(completion: Any) -> str:
+    """
+    Return a completion as one string: the text of the last assistant message, else of the last message. `None` content
+    (a pure tool call) is the empty string.
+
+    Args:
+        completion (`str` or `list[dict]`): A completion as TRL passes it: a text, or messages.
+
+    Example:
+
+    ```python
+    >>> completion_text("4"), completion_text([{"role": "assistant", "content": "4"}])
+    ('4', '4')
+
+    ```
+    """
+    if isinstance(completion, str):
+        return completion
+    messages = list(completion)
+    own = [message for message in messages if message.get("role") == "assistant"] or messages
+    return content_text(own[-1].get("content")) if own else ""
+
+
+def prompt_text(prompt: Any) -> str:
+    """
+    Return a prompt as one string, in which empty lines separate messages.
+
+    Args:
+        prompt (`str` or `list[dict]`): A prompt as TRL passes it: a text, or messages.
+
+    Example:
+
+    ```python
+    >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}])
+    'Be brief.\\n\\n2+2?'
+
+    ```
+    """
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(content_text(message.get("content")) for message in prompt)
+
+
+def are_messages(completions: Any) -> bool:
+    """Whether completions, of which there are some, are lists of messages."""
+    return len(completions) > 0 and all(isinstance(completion, list) for completion in completions)
+
+
+def in_other_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a call, without loggers, with completions and prompts in the form that they do not have:
+    messages as texts, or texts as messages."""
+    others = {key: value for key, value in kwargs.items() if key not in ("log_metric", "log_extra")}
+    as_texts = are_messages(kwargs["completions"])
+    for key, role, text_of in (("prompts", "user", prompt_text), ("completions", "assistant", completion_text)):
+        if kwargs.get(key) is not None:
+            others[key] = [text_of(value) if as_texts else as_messages(value, role) for value in kwargs[key]]
+    return others
+
+
+def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
+    """Return text as one message of that role; messages as they are."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def content_text(content: Any) -> str:
+    """Return the content of a message as one string: a string as it is, the texts of parts one after the other."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content if part.get("type", "text") == "text")
