@@ -215,7 +215,7 @@ class DrGRPOConfig(GRPOConfig):
 
     `mask_truncated_completions` changes the objective: truncated rows stay in their group's mean and get no gradient,
     so the gradient is that of `E[(1 - t) r + t J]`, with t = 1 for a truncated row and J the mean reward as it stands.
-    Being cut off is worth the mean reward, whatever the row's own was. Not with `forks`.
+    Being cut off is worth the mean reward, whatever the row's own was. Not with `forks` or step rewards.
 
     Raises:
         `InputError` (a `ValueError`): A value that would make the run something else than Dr. GRPO, or that

@@ -211,6 +211,14 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
     if steps and args.importance_sampling_level == "sequence":
         remedy = "One ratio per row averages the step rewards over the row: set 'token'."
         yield InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
+    are_credited = bool(steps) and args.process_weight != 0
+    if are_credited and args.mask_truncated_completions:
+        got = f"True with the step rewards of {_quoted(steps)}"
+        remedy = (
+            "Tokens behind a step decide whether its row is masked, which biases the credit of the step: remove it, "
+            "or return the sum of the scores as one outcome reward (reward_funcs)."
+        )
+        yield InputError("mask_truncated_completions", got, "False", remedy)
 
 
 def _declaring(funcs: list[Any], attribute: str, value: bool | None) -> list[Any]:
