@@ -133,9 +133,10 @@ def read_given(args: argparse.Namespace) -> Given:
         raise InputError("model_name_or_path", "none", "a run's folder, a model or a recipe", remedy)
     values = {**recipe, **flag_values(args), "model_name_or_path": named}
     given = Given(values, model_path(named), trained_from if trained_from != named else None, args.base)
-    if given.decoding.temperature == 0 and args.num_samples > 1:
+    samples = getattr(args, "num_samples", 1)
+    if given.decoding.temperature == 0 and samples > 1:
         remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
-        raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
+        raise InputError("num_samples", f"{samples} at temperature 0", "1", remedy)
     check_prompting(**given.prompting)
     _ = given.template
     check_model("model_name_or_path", given.model, given.loading.base)

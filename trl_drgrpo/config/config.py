@@ -33,6 +33,7 @@ from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.field_kinds import read_mappings, refused, with_help
 from trl_drgrpo.config.rules import OBJECTIVE, contradictions, validate, validate_batch
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
 
 require_supported_trl()
@@ -350,7 +351,7 @@ class DrGRPOConfig(GRPOConfig):
         Args:
             has_turns (`bool`): Whether the run has tools or environments.
         """
-        return self.step_separator or ["turn" if has_turns else "\n\n"]
+        return self.step_separator or ["turn" if has_turns else DEFAULT_SEPARATOR]
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
