@@ -16,7 +16,7 @@ from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
 from trl_drgrpo.common.disk import write_whole
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.evaluation.models import Decoding, Loading, check_model, holds_model
@@ -137,6 +137,8 @@ def read_given(args: argparse.Namespace) -> Given:
     if given.decoding.temperature == 0 and samples > 1:
         remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
         raise InputError("num_samples", f"{samples} at temperature 0", "1", remedy)
+    if values.get("generation_kwargs"):
+        console.log(f"generation_kwargs: not used here, unlike in training: {shortened(values['generation_kwargs'])}.")
     check_prompting(**given.prompting)
     _ = given.template
     check_model("model_name_or_path", given.model, given.loading.base)

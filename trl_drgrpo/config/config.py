@@ -372,8 +372,8 @@ class DrGRPOConfig(GRPOConfig):
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""
         if not self.use_cpu and not torch.accelerator.is_available():
             chosen = [f"{name}=True" for name in ("bf16", "fp16", "tf32") if getattr(self, name)]
-            overridden = f" Overridden: {', '.join(chosen)}." if chosen else ""
-            logger.warning("No accelerator found: training on the CPU in float32.%s", overridden)
+            ignored = f" {', '.join(chosen)}: ignored, as only an accelerator can do it." if chosen else ""
+            logger.warning("No accelerator found: training on the CPU in float32.%s", ignored)
             self.use_cpu = True
             self.bf16 = self.fp16 = False
             self.tf32 = None
