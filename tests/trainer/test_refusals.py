@@ -106,6 +106,10 @@ ENVIRONMENTS = [
         "Odd.state_key: got int; expected a method",
     ),
     (
+        {"args": {"max_turn_length": 4}},
+        "max_turn_length: got 4 without tools; expected None",
+    ),
+    (
         {"environment_factory": Walk, "args": {"mask_truncated_completions": True}},
         "mask_truncated_completions: got True with the step rewards of",
     ),

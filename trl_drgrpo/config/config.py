@@ -138,6 +138,13 @@ class DrGRPOConfig(GRPOConfig):
         fork_threshold (`float`, *optional*):
             Threshold for fork_at `"entropy"` (in nats) and `"doubt"` (1 - score).
 
+        > Turns
+
+        max_turn_length (`int`, *optional*):
+            Tokens that the model writes in one turn at most, with `tools` or an `environment_factory`. A turn that
+            reaches it ends the completion, cut off. By default a turn may take all that `max_completion_length`
+            leaves.
+
         > Diagnostics
 
         correct_reward (`str`, *optional*):
@@ -252,6 +259,7 @@ class DrGRPOConfig(GRPOConfig):
     fork_depth: int = 1
     fork_at: Literal["drawn", "entropy", "doubt"] = "drawn"
     fork_threshold: float | None = None
+    max_turn_length: int | None = None
     correct_reward: str | None = None
     correct_threshold: float | None = None
     warmup_ratio: float | None = None

@@ -185,9 +185,13 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward function"
         yield InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
-    if args.max_completion_length is None and (others["tools"] or others["environment_factory"] is not None):
+    takes_turns = bool(others["tools"]) or others["environment_factory"] is not None
+    if args.max_completion_length is None and takes_turns:
         remedy = "TRL ends conversations with tools at this limit: set max_completion_length."
         yield InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    if args.max_turn_length is not None and not takes_turns:
+        remedy = "A completion has a single turn without them: set max_completion_length."
+        yield InputError("max_turn_length", f"{args.max_turn_length} without tools", "None", remedy)
     for other in [name for name, value in others.items() if value and args.forks > 1]:
         remedy = f"Completions with {other} cannot be branched: remove it, or set forks=1."
         yield InputError("forks", f"{args.forks} with {other}", "1", remedy)

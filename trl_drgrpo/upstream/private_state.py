@@ -238,8 +238,13 @@ class PrivateState(GRPOTrainer):
         strings = given.get("stop" if self.use_vllm else "stop_strings") or []
         strings = [strings] if isinstance(strings, str) else strings
         self.stop_strings = StopStrings(strings, tokenizer, self.eos_token_ids) if strings else None
+        longest_turn = self.args.max_turn_length
         if self.use_vllm:
+            if longest_turn is not None:
+                self.vllm_generation.max_completion_length = longest_turn
             return
+        if longest_turn is not None:
+            self.generation_config.max_new_tokens = self.generation_kwargs["max_new_tokens"] = longest_turn
         # Of a `custom_generate` transformers loses the tokenizer that reads them: the criterion is passed ready made.
         self.generation_config.stop_strings = None
         self.generation_kwargs.pop("stop_strings", None)

@@ -57,7 +57,8 @@ ON_RESUME = {
     "refused": ("optim", "loss_normalizer"),
     "anew": (
         *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"),
-        *("max_grad_norm", "max_completion_length", "generation_kwargs", "chat_template_kwargs", "use_vllm"),
+        *("max_grad_norm", "max_completion_length", "max_turn_length", "generation_kwargs", "chat_template_kwargs"),
+        "use_vllm",
         *("max_tool_calling_iterations", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
         *("curriculum", "curriculum_q_min", "max_sampling_rounds", "prior_pass_rates", "on_reward_error"),
         *("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "router_aux_loss_coef"),
