@@ -265,7 +265,7 @@ class FastPath(Feature):
     def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
         """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
 
-        `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
+        `limits`: tokens that each row of the call may write. Ignored by vLLM and continuous batching.
         """
         if self.trainer.use_vllm or self.trainer.use_transformers_continuous_batching:
             return nullcontext()

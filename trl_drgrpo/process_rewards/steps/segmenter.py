@@ -580,8 +580,9 @@ def segmenter_without_turns(spec: StepSpec, field: str = "step_separator") -> St
     Args:
         spec, field: As in [`step_segmenter`]; a list of one is that one.
     """
-    is_list_of_one = isinstance(spec, list | tuple) and len(spec) == 1
-    segmenter = step_segmenter(spec[0] if is_list_of_one else spec, field)
+    if isinstance(spec, list | tuple) and len(spec) == 1:
+        spec = spec[0]
+    segmenter = step_segmenter(spec, field)
     if isinstance(segmenter.rule, Turns):
         expected = "a separator, 'sentence', 're:<pattern>' or 'tokens:<n>'"
         remedy = "There is no environment here, so no turns: set a separator."

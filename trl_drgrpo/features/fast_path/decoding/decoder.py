@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LogitsProcessorList
+from transformers import DynamicCache, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process as processors
 
@@ -203,7 +203,7 @@ def shared_prefill(model: Any, shares: bool = True, limits: Sequence[int] | None
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
         shares (`bool`): `False` leaves all to transformers, but for the words when memory runs out.
-        limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write. transformers ignores them.
+        limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write.
     """
     generate = model.generate
 
@@ -211,6 +211,9 @@ def shared_prefill(model: Any, shares: bool = True, limits: Sequence[int] | None
         is_ours = shares and not args and can_decode(model, kwargs)
         if is_ours:
             kwargs["custom_generate"] = partial(decode, limits=limits)
+        elif limits is not None and "input_ids" in kwargs:
+            # A loop that went on longer would draw more random numbers, and later samples would be others.
+            kwargs["stopping_criteria"] = StoppingCriteriaList([_RowLimits(limits, kwargs["input_ids"].size(1))])
         try:
             return generate(*args, **kwargs)
         except torch.OutOfMemoryError as error:
@@ -222,6 +225,17 @@ def shared_prefill(model: Any, shares: bool = True, limits: Sequence[int] | None
 
     with swapped(model, generate=decoding_shared):
         yield
+
+
+class _RowLimits(StoppingCriteria):
+    """Ends each row at its own limit, as [`decode`] does."""
+
+    def __init__(self, limits: Sequence[int], width: int):
+        self.limits, self.width = limits, width
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        written = input_ids.size(1) - self.width
+        return torch.tensor(self.limits, device=input_ids.device) <= written
 
 
 def _new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:
