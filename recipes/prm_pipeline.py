@@ -67,7 +67,7 @@ class Pipeline:
         self.run("label-steps", f"label-steps {model} '{self.test}' {test} {rolled} --output {folder}/held_out.jsonl")
         fit = f"--learning_rate 1e-3 --num_train_epochs {sizes['prm_epochs']} --output_dir {folder}/prm"
         data = f"--data {folder}/steps.jsonl --eval_data {folder}/held_out.jsonl"
-        self.run("train-prm", f"train-prm --model {POLICY} {data} {fit}")
+        self.run("train-prm", f"train-prm --model {POLICY} {data} {LINES} {fit}")
         scored = f"--data {folder}/held_out.jsonl --output {folder}/scores.jsonl --json"
         printed = self.run("score", f"score --step_reward_funcs {folder}/prm {scored}")
         (inspected,) = json.loads(printed)["step_rewards"].values()

@@ -223,7 +223,8 @@ def make_start(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
     arguments = {"learning_rate": 1e-3, "per_device_train_batch_size": 16, "per_device_eval_batch_size": 64}
     arguments |= {"disable_tqdm": True, "logging_strategy": "no"}
     rows, held_out = task.labeled_rows(sizes["prm_rows"], 0), task.labeled_rows(min(300, sizes["prm_rows"]), 1)
-    quality = train_prm(str(model), rows, place / "prm", eval_rows=held_out, arguments=arguments)
+    options = {"eval_rows": held_out, "step_separator": "\n", "arguments": arguments}
+    quality = train_prm(str(model), rows, place / "prm", **options)
     return [{"task": name, "prm": quality, "variance": variance(sizes, folder, name)}]
 
 

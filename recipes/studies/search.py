@@ -71,6 +71,7 @@ def search(settings: dict[str, Any], folder: Path, seed: int, budget: int, arm: 
         verifier=list_sum_reward,
         prm=process_rewards(values, seed, settings["noise"]),
         strategy=strategy,
+        step_separator="\n",
         budget_tokens=budget,
         seed=seed,
         problems_at_once=settings["problems"],

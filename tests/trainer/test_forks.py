@@ -118,6 +118,17 @@ def test_batches_are_filled_with_groups_that_fork(run):
     assert trainer.state.log_history[0]["sampling/groups_trained"] == 2
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_branches_end_at_their_limits_in_either_loop(dynamic, run):
+    """So both loops draw as many random numbers, and go on to sample the same tokens, generation after generation."""
+    fields = {"max_steps": 6, "learning_rate": 0.0, "step_separator": ["tokens:2"], "gradient_accumulation_steps": 4}
+    fields |= {"dynamic_sampling": True, "max_sampling_rounds": 2} if dynamic else {}
+    fast, slow = (run(runs.parity_reward, fast_generation=is_fast, **fields) for is_fast in (True, False))
+    ids = [[batch.scored.completion_ids for batch in trainer.credits] for trainer in (fast, slow)]
+    assert len(ids[0]) >= 6
+    assert ids[0] == ids[1]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, prompts, tokenizer, reward):
     """A run that saves every step and evaluates at its end."""

@@ -75,6 +75,10 @@ STEP_REWARDS = [
         {"step_reward_funcs": no_steps, "args": {"importance_sampling_level": "sequence"}},
         "importance_sampling_level: got 'sequence' with step_reward_funcs",
     ),
+    (
+        {"step_reward_funcs": no_steps, "args": {"mask_truncated_completions": True}},
+        "mask_truncated_completions: got True with the step rewards of 'no_steps'; expected False",
+    ),
 ]
 FORKED = {"forks": 2, "step_separator": ["tokens:1"]}
 FORKS = [
@@ -100,6 +104,14 @@ ENVIRONMENTS = [
     (
         {"environment_factory": type("Odd", (Walk,), {"state_key": 3})},
         "Odd.state_key: got int; expected a method",
+    ),
+    (
+        {"args": {"max_turn_length": 4}},
+        "max_turn_length: got 4 without tools; expected None",
+    ),
+    (
+        {"environment_factory": Walk, "args": {"mask_truncated_completions": True}},
+        "mask_truncated_completions: got True with the step rewards of",
     ),
     (
         {"environment_factory": Walk, "args": {"process_role": "baseline"}, "reward_funcs": None},

@@ -46,7 +46,6 @@ def test_one_step_per_completion_trains_like_the_outcome(train):
     [
         {"beta": 0.1},
         {"num_iterations": 2, "steps_per_generation": 4},
-        pytest.param({"mask_truncated_completions": True}, marks=pytest.mark.slow),
         pytest.param({"step_credit": "min_increments", "scale_by_running_std": True}, marks=pytest.mark.slow),
         {"process_role": "baseline"},
         {"peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")},

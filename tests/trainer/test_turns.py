@@ -13,6 +13,7 @@ from loopback import Handler, Loopback
 from runs import Keeping, assert_same_weights, short_run, weights
 from walk import SAYS, Scripted, Walk, with_tools
 
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.features.model_card.card import objective_of
@@ -34,7 +35,8 @@ def build(folder, data=({},), **changes):
     rows = [{"prompt": [{"role": "user", "content": "Walk."}], **row} for row in data]
     settings = {**short_run(folder), "max_steps": 1, "max_completion_length": 512, "run_log": False}
     data = Dataset.from_list(rows * (16 // len(rows)))
-    return runs.sharing(runs.build, settings, data, tokenizer, None)(trainer_class=Kept, model=model, **changes)
+    changes = {"trainer_class": Kept, **changes}
+    return runs.sharing(runs.build, settings, data, tokenizer, None)(model=model, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,25 @@ def test_log_and_recorded_completions_have_turns_as_steps(walked):
         assert [span["step_reward"] for span in own] == earned
         assert [span["advantage"] for span in own] == pytest.approx(expected, abs=1e-3)
     assert walked.describing.failures == {}
+
+
+def test_a_turn_has_a_limit_of_its_own(tmp_path):
+    """In every turn, while L and the room for all turns stay those of `max_completion_length`."""
+    asked = []
+
+    class Unscripted(runs.Keeping, DrGRPOTrainer):
+        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+            sampled = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            asked.append([len(ids) for ids in sampled[0]])
+            sampled[0][:] = [self.processing_class.encode(SAYS[0][0] + "<|im_end|>") for _ in prompt_ids]
+            return sampled
+
+    trainer = build(tmp_path, environment_factory=Walk, max_turn_length=5, trainer_class=Unscripted)
+    trainer.train()
+    assert len(asked) > 1
+    assert max(map(max, asked)) == 5
+    assert trainer.loss_normalizer == 512
+    assert max(trainer.credited.completion_mask.sum(dim=1)) > 5
 
 
 def test_an_evaluation_credits_turns_too(walked):

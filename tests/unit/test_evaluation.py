@@ -257,7 +257,8 @@ def test_a_server_is_asked_as_the_model_would_be(tokenizer):
     for body in bodies:
         assert (body["prompt"], body["max_tokens"], body["temperature"]) == ([1, 2], 9, 0.5)
         assert (body["top_k"], body["repetition_penalty"]) == (3, 1.1)
-        assert "min_p" not in body
+        # What is off is said, too: a server fills in what is missing from the model's generation_config.
+        assert (body["top_p"], body["min_p"]) == (1.0, 0.0)
 
 
 def test_a_failure_of_one_completion_is_that_one_alone():

@@ -79,7 +79,8 @@ class CreditCase:
 
 def credit_cases() -> list[CreditCase]:
     """The lines of the table."""
-    environments = (_stop_or_go, _outcome, _value_baseline, _two_turns, _shared_states, _forks, _unscorable, _prompts)
+    of_rows = (_stop_or_go, _outcome, _truncated, _value_baseline, _two_turns, _shared_states)
+    environments = (*of_rows, _forks, _unscorable, _prompts)
     return [case for environment in environments for case in environment()]
 
 
@@ -119,12 +120,52 @@ def _outcome() -> Iterator[CreditCase]:
     yield line("group_mean, times G/(G-1)", [reasoning()], mean, outcome, share=_with_own_row)
     both = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
     yield line("leave_one_out and to_go", [reasoning()], both, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
+
+
+def _truncated() -> Iterator[CreditCase]:
+    """Truncated rows masked. Their group's mean keeps them, so being cut off is worth the mean reward."""
+    policy, chance = reasoning(), 0.25
+    short = reasoning(max_steps=2)
+    at_times = short.at_times_unscorable(chance)
     masked = TrainerCredit(None, advantage_baseline="leave_one_out", mask_truncated_completions=True)
-    chances = reasoning().probabilities().tolist()
-    expected = sum(chance * row.outcome for chance, row in zip(chances, reasoning().rows, strict=True))
-    name = "truncated rows masked: E[(1-t) r + t J]"
-    yield line(name, [reasoning()], masked, lambda row: outcome(row) if row.closing else expected)
-    yield line("truncated rows masked: E[r]", [reasoning()], masked, outcome, control=True)
+    line = partial(_line, "truncated rows masked")
+    yield line("outcome: E[(1-t) r + t J]", [policy], masked, if_complete(outcome, policy))
+    scorable = if_scorable(if_complete(outcome, short))
+    yield line(
+        "outcome, unscorable by chance",
+        [at_times],
+        masked,
+        scorable,
+        share=lambda group_size: 1 - chance ** (group_size - 1),
+    )
+    yield line("outcome: E[r]", [policy], masked, outcome, control=True)
+    # A trainer refuses the mask beside step rewards, so these rows are masked behind it. Whether a row is cut off
+    # is decided behind a step, and the mask multiplies the credit of that step.
+    summed = TrainerCredit(outcome_weight=0.0)
+    worst = TrainerCredit(outcome_weight=0.0, step_credit="min_increments")
+    fitted = TrainerCredit(random_value, fitted=0.75, process_role="baseline", advantage_baseline="leave_one_out")
+    yield line("to_go", [policy], without_truncated(summed), if_complete(total, policy), control=True)
+    yield line("min_increments", [policy], without_truncated(worst), if_complete(lowest, policy), control=True)
+    name = "V of the text so far as baseline"
+    objective = if_complete(outcome, policy)
+    yield line(name, [policy], without_truncated(fitted), objective, control=True, prompts=1, group_sizes=(2,))
+
+
+def if_complete(objective: Objective, policy: SmallPolicy) -> Objective:
+    """The objective, its mean under the policy (a constant) for a truncated row."""
+    chances = policy.probabilities().tolist()
+    mean = sum(chance * objective(row) for chance, row in zip(chances, policy.rows, strict=True))
+    return lambda row: objective(row) if row.closing else mean
+
+
+def without_truncated(credit: Credit) -> Credit:
+    """The same credit without a gradient in truncated rows."""
+
+    def of_complete_rows(rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
+        is_complete = torch.tensor([[row.closing] for row in rows])
+        return credit(rows, num_generations) * is_complete
+
+    return of_complete_rows
 
 
 def _value_baseline() -> Iterator[CreditCase]:

@@ -17,7 +17,7 @@ from trl_drgrpo.cli.data import check_prompting
 from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, read_recipe, recipe_values
 from trl_drgrpo.common.disk import write_whole
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.smollm2 import NAME as SMOLLM2
@@ -142,9 +142,12 @@ def read_given(args: argparse.Namespace) -> Given:
         raise InputError("model_name_or_path", "none", "a run's folder, a model or a recipe", remedy)
     values = {**recipe, **flag_values(args), "model_name_or_path": named}
     given = Given(values, model_path(named), trained_from if trained_from != named else None, args.base)
-    if given.decoding.temperature == 0 and args.num_samples > 1:
+    samples = getattr(args, "num_samples", 1)
+    if given.decoding.temperature == 0 and samples > 1:
         remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
-        raise InputError("num_samples", f"{args.num_samples} at temperature 0", "1", remedy)
+        raise InputError("num_samples", f"{samples} at temperature 0", "1", remedy)
+    if values.get("generation_kwargs"):
+        console.log(f"generation_kwargs: not used here, unlike in training: {shortened(values['generation_kwargs'])}.")
     check_prompting(**given.prompting)
     _ = given.template
     check_model("model_name_or_path", given.model, given.loading.base)

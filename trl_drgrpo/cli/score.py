@@ -13,7 +13,6 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, prompt_text
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, Interval, segmenter_without_turns
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.report.records import RecordedCompletions
 from trl_drgrpo.rewards import scoring
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "for example answer=solution"
     add("--rename_columns", "--columns", dest="columns", nargs="+", default=[], metavar="OLD=NEW", help=names)
     add("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
-    cut = "as in train, for completions without a column steps (default: the recipe's, else a line break)"
+    cut = "as in train, for completions without a column steps (default: the recipe's, else an empty line)"
     add("--step_separator", help=cut)
     add("--step_threshold", type=float, default=0.5, help="a step scored below it is an error (default: 0.5)")
     add("--limit", type=int, help="score only the first rows")
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             rows = [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
         if step_rewards:
             separator = recipe.get("step_separator") if args.step_separator is None else args.step_separator
-            rows = _with_steps(rows, "\n" if separator is None else separator)
+            rows = _with_steps(rows, DEFAULT_SEPARATOR if separator is None else separator)
         for name, reward in {**rewards, **step_rewards}.items():
             _check_reward(name, reward, rows, name in step_rewards)
         scores = [_scored(name, reward, rows, args.batch_size or 1) for name, reward in rewards.items()]
@@ -280,28 +280,15 @@ def _split_logged(rows: Rows, names: list[str]) -> tuple[Rows, dict[str, list[fl
 def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
     """Rows with the texts of their steps, each with the separator that ends it: those that they came with (published
     and labeled steps lack it), else those that a `step_separator` ends."""
-    from trl_drgrpo.process_rewards.steps.segmenter import Interval, Turns, configured_segmenter
-
-    rule = configured_segmenter([given] if isinstance(given, str) else given).rule
-    if isinstance(rule, Interval | Turns) and any(row.get("steps") is None for row in rows):
+    segmenter = segmenter_without_turns(given)
+    if isinstance(segmenter.rule, Interval) and any(row.get("steps") is None for row in rows):
         remedy = "Score rows with a column steps, or set another one."
         raise InputError("step_separator", repr(given), "separators or a regex: only texts are saved", remedy)
 
-    def cut(text: str) -> list[str]:
-        steps: list[str] = []
-        for begin, end in pairwise([0, *(end for _, end in rule.spans(text)), len(text)]):
-            if steps and not steps[-1].strip():  # nothing to read: no step
-                steps[-1] += text[begin:end]
-            else:
-                steps.append(text[begin:end])
-        return steps if steps[-1].strip() else steps[:-1]
-
-    ends = rule.separators or ("",)
-
     def steps_of(row: Row) -> list[str]:
         if (steps := row.get("steps")) is None:
-            return cut(completion_text(row["completion"]))
-        return [step if step.endswith(ends) else step + ends[0] for step in steps[:-1]] + steps[-1:]
+            return list(segmenter.of_text(completion_text(row["completion"])))
+        return [segmenter.rule.with_end(step) for step in steps[:-1]] + steps[-1:]
 
     return [{**row, "steps": steps_of(row)} for row in rows]
 

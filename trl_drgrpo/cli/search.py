@@ -10,19 +10,23 @@ a reward that failed.
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.batch import Row, completed_rows, facts_of, prompt_rows, write_rows
 from trl_drgrpo.cli.recipe import reward_spec
-from trl_drgrpo.cli.run_keys import check_model_name, model_path
+from trl_drgrpo.cli.run_keys import ANSWER_KEYS, Given, add_keys, check_model_name, model_path, read_given
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import is_adapter
-from trl_drgrpo.common.ranges import refuse_out_of_range, refuse_outside, whole
+from trl_drgrpo.common.ranges import RANGES, positive, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
+from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
+from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, segmenter_without_turns
+from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 _DATA = "Hub id, folder, file, or reasoning_gym:<task>, as in train"
@@ -45,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--exploration", type=float, default=1.0, help="c of PUCT (default: 1)")
     add("--accept_above", type=float, default=0.5, help="a completion is correct above this reward (default: 0.5)")
     add("--on_reward_error", default="raise", help="raise (stop, keep finished problems) or unscorable")
-    add("--step_separator", default="\\n", help=r"as in train; \n is a line break (default: \n)")
+    add("--step_separator", default=DEFAULT_SEPARATOR, help=r"as in train (default: \n\n, an empty line)")
     add("--max_completion_length", type=int, default=512, help="longest completion in tokens (default: 512)")
     add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
     add("--top_p", type=float, default=1.0, help="nucleus sampling (default: 1)")
@@ -123,21 +127,25 @@ def _verifier(text: str) -> Any:
 GROUP = 32  # prompts whose completions are rolled out together, with seeds of their own
 
 
+_KEYS = ("dataset_config", "dataset_train_split", "rename_columns", "correct_reward", "step_separator")
+LONGEST = 512  # tokens of a continuation, where neither a flag nor a recipe says
+
+
 def add_arguments_label_steps(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
-    console.add_model(parser, "folder or Hub id of the causal language model for rollouts", required=True)
     add = parser.add_argument
+    keys = [key for key in (*_KEYS, *ANSWER_KEYS) if key != "max_completion_length"]
+    add_keys(parser, keys)
+    unsaid: dict[str, Any] = {"default": argparse.SUPPRESS}  # the recipe's value then
     prompts = f"prompts: {_DATA}, with the columns the reward needs"
-    add("--dataset_name", "--data", dest="data", required=True, help=prompts)
-    add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
+    add("--dataset_name", "--data", dest="dataset_name", help=prompts, **unsaid)
     reward = "outcome reward: a name, package.module.f, file.py:f or {name: {option: value}}"
-    add("--reward_funcs", "--reward", dest="reward", required=True, help=reward)
+    add("--reward_funcs", "--reward", dest="reward_funcs", nargs="+", metavar="REWARD", help=reward, **unsaid)
+    longest = f"longest continuation (default: the recipe's max_completion_length, else {LONGEST})"
+    add("--max_new_tokens", "--max_completion_length", dest="max_completion_length", help=longest, **unsaid)
     add("--output", required=True, help="JSON Lines file to write")
     add("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
     add("--completions", type=int, default=1, help="completions per prompt (default: 1)")
-    add("--step_separator", default="\\n", help=r"a step ends after it; \n is a line break (default: \n)")
-    add("--max_new_tokens", type=int, default=512, help="longest continuation (default: 512)")
-    add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
     add("--batch_size", type=int, default=32, help="continuations per forward pass (default: 32)")
     add("--seed", type=int, default=0, help="sampling seed (default: 0)")
 
@@ -145,49 +153,81 @@ def add_arguments_label_steps(parser: argparse.ArgumentParser) -> None:
 def run_label_steps(args: argparse.Namespace) -> int:
     """`trl-drgrpo label-steps`: label the steps of a model's completions by rollouts and a verifier.
 
-    For each prompt sample completions, split them into steps and roll out from the end of every step: a step is
-    labeled good if at least one rollout is accepted by the outcome reward. Writes prompt, steps, labels and values as
-    JSON Lines, for `trl-drgrpo train-prm`. Run it again to continue.
+    For each prompt sample completions, split them into steps as a run does and roll out from the end of every step: a
+    step is labeled good if at least one rollout is accepted by the outcome reward. Writes prompt, steps, labels and
+    values as JSON Lines, for `trl-drgrpo train-prm`. Run it again to continue.
 
-    The file that is written is what `trl-drgrpo train-prm --data` reads. A summary goes to standard output, progress
-    to standard error. Exit codes: 0 done, 2 bad input.
+    The file that is written is what `trl-drgrpo train-prm --data` reads. A recipe (`--config`, or that of the run in
+    `--model`) brings data, reward, prompts and sampling along. A summary goes to standard output, progress to
+    standard error. Exit codes: 0 done, 2 bad input.
     """
-    refuse_out_of_range(vars(args))
-    for field in ("rollouts", "completions", "max_new_tokens", "batch_size"):
-        refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
-    check_file("output", args.output, [args.data], streams=False)
-    check_model_name(args.model)
+    given, segmenter = _checked_labeling(args)
+    values, decoding = given.values, given.decoding
+    specs: Any = values["reward_funcs"]
     with console.stdout_to_stderr():
-        reward = _verifier(args.reward)
-        split = data.load_data(args.data, split=args.dataset_train_split)
-        rows = prompt_rows(split, args.data, [(args.reward, reward, ())])
-        given = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
+        rewards = {reward_name(reward): reward for reward in (resolve_reward(spec, "reward_funcs") for spec in specs)}
+        verifier = rewards[CorrectnessRule(list(rewards), values.get("correct_reward")).name]
+        split = data.load_data(
+            values["dataset_name"],
+            name=values.get("dataset_config"),
+            split=values.get("dataset_train_split") or "train",
+        )
+        renamings = values.get("rename_columns") or ()
+        named = [(reward_name(verifier), verifier, ())]
+        rows = prompt_rows(split, values["dataset_name"], named, renamings=renamings, **given.prompting)
+        labeled_rows = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
-            from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
+            from trl_drgrpo.evaluation.models import load_model, load_tokenizer
             from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
 
-            model = model_path(args.model)
-            tokenizer = load_tokenizer(model, None)
-            sampling = {name: getattr(args, name) for name in ("max_new_tokens", "temperature", "batch_size", "seed")}
-            generate = TransformersRollouts(load_model(model, "AutoModelForCausalLM"), tokenizer, **sampling)
-            options = {"rollouts": args.rollouts, "completions": args.completions}
-            options["separator"] = args.step_separator.replace("\\n", "\n")
+            tokenizer = load_tokenizer(given.model, given.loading)
+            generate = TransformersRollouts(
+                load_model(given.model, given.loading),
+                tokenizer,
+                max_new_tokens=decoding.max_completion_length,
+                batch_size=args.batch_size,
+                seed=args.seed,
+                generation=decoding.for_transformers(),
+            )
+            options = {"rollouts": args.rollouts, "completions": args.completions, "template": given.template}
             for start in range(first, len(rows), GROUP):
                 generate.calls = 2 * start // GROUP  # a group samples completions, then rollouts
-                group = given[start : start + GROUP]
-                yield start + len(group), list(label_steps(group, generate, reward, tokenizer, **options))
+                group = labeled_rows[start : start + GROUP]
+                found = label_steps(group, generate, verifier, tokenizer, separator=segmenter, **options)
+                yield start + len(group), list(found)
 
         def status(labeled: list[Row]) -> str:
             labels = _labels(labeled)
             return f"{sum(labels)} of the last {len(labels)} steps are good"
 
-        facts = facts_of(args, rows)
+        facts = facts_of(args, rows) | {
+            **{key: values.get(key) for key in ("model_name_or_path", "dataset_name", "reward_funcs", *_KEYS)},
+            **asdict(decoding),
+            **asdict(given.loading),
+            "step_separator": segmenter.name,
+            "chat_template_kwargs": given.template,
+        }
         labeled = completed_rows(args.output, "labeling", facts, len(rows), GROUP, "prompts", more, status)
     steps, correct = _labels(labeled), sum(row["values"][-1] == 1.0 for row in labeled)
     fractions = {"good_frac": sum(steps) / max(len(steps), 1), "correct_frac": correct / max(len(labeled), 1)}
     console.print_numbers({"rows": len(labeled), "steps": len(steps), **fractions}, output=args.output)
     return 0
+
+
+def _checked_labeling(args: argparse.Namespace) -> tuple[Given, StepSegmenter]:
+    """The values of a call and its segmenter, checked without reading data or loading a model."""
+    for field in ("rollouts", "completions", "batch_size"):
+        refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
+    refuse_outside("seed", args.seed, RANGES["seed"])
+    given = read_given(args)
+    given.values.setdefault("max_completion_length", LONGEST)
+    refuse_outside("temperature", given.decoding.temperature, positive(remedy="Greedy rollouts are all the same."))
+    for field, expected in (("dataset_name", "a dataset with prompts"), ("reward_funcs", "an outcome reward")):
+        if not given.values.get(field):
+            raise InputError(field, "none", expected, f"Add --{field}, or a recipe (--config) that has it.")
+    check_file("output", args.output, [given.values["dataset_name"]], streams=False)
+    return given, segmenter_without_turns(given.values.get("step_separator") or DEFAULT_SEPARATOR)
 
 
 def _labels(rows: list[Row]) -> list[bool]:

@@ -18,6 +18,7 @@ from trl_drgrpo.common.disk import check_writable, sole_writer
 from trl_drgrpo.common.output_folders import check_output_folder, recorded_base
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import choose_start
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, joining_text
 from trl_drgrpo.rewards.scoring import read_json_lines
 
 FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.training, which is imported later
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--labels", default="labels", help=soft)
     neutral = "what PRM800K's neutral steps count as (default: good)"
     add("--neutral", choices=("good", "bad", "ignore"), default="good", help=neutral)
-    add("--step_separator", default="\\n", help=r"text after every step; \n is a line break (default: \n)")
+    add("--step_separator", default=DEFAULT_SEPARATOR, help=r"text after every step (default: \n\n, an empty line)")
     longest = "prompts of longer rows are truncated from the left (default: 2048)"
     add("--max_length", type=int, default=2048, help=longest)
     add("--use_peft", action="store_true", help="train a LoRA adapter and the head; both are merged when saved")
@@ -79,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
     lora: dict[str, Any] = {"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}
     refuse_bad_adapter(lora, "lora: ")
+    separator = joining_text(args.step_separator)
     check_model_name(args.model)
     check_writable("output_dir", args.output_dir)
     rows, eval_rows = _rows(args, args.data, args.dataset_train_split), None
@@ -105,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
             rows,
             args.output_dir,
             eval_rows=eval_rows,
-            step_separator=args.step_separator.replace("\\n", "\n"),
+            step_separator=separator,
             max_length=args.max_length,
             peft_config=adapter,
             resume_from_checkpoint=None if checkpoint is None else str(checkpoint),

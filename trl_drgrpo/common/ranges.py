@@ -109,8 +109,8 @@ _FIELDS: tuple[tuple[Range, str], ...] = (
     (
         whole(1, optional=True),
         "loss_normalizer num_generations_eval steps_per_generation generation_batch_size max_completion_length "
-        "vllm_max_model_length eval_accumulation_steps dataloader_prefetch_factor early_stopping_patience "
-        "torch_empty_cache_steps ddp_bucket_cap_mb",
+        "max_turn_length vllm_max_model_length eval_accumulation_steps dataloader_prefetch_factor "
+        "early_stopping_patience torch_empty_cache_steps ddp_bucket_cap_mb",
     ),
     (whole(0), "beta_warmup_steps"),
     (whole(0, optional=True), "max_tool_calling_iterations num_completions_to_print"),

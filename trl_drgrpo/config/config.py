@@ -31,6 +31,7 @@ from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.best_metric import choose_best_metric, needs_best_metric
 from trl_drgrpo.config.field_kinds import read_mappings, refused, with_help
 from trl_drgrpo.config.rules import OBJECTIVE, contradictions, validate, validate_batch
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
 
 require_supported_trl()
@@ -135,6 +136,13 @@ class DrGRPOConfig(GRPOConfig):
         fork_threshold (`float`, *optional*):
             Threshold for fork_at `"entropy"` (in nats) and `"doubt"` (1 - score).
 
+        > Turns
+
+        max_turn_length (`int`, *optional*):
+            Tokens that the model writes in one turn at most, with `tools` or an `environment_factory`. A turn that
+            reaches it ends the completion, cut off. By default a turn may take all that `max_completion_length`
+            leaves.
+
         > Diagnostics
 
         correct_reward (`str`, *optional*):
@@ -213,7 +221,7 @@ class DrGRPOConfig(GRPOConfig):
 
     `mask_truncated_completions` changes the objective: truncated rows stay in their group's mean and get no gradient,
     so the gradient is that of `E[(1 - t) r + t J]`, with t = 1 for a truncated row and J the mean reward as it stands.
-    Being cut off is worth the mean reward, whatever the row's own was. Not with `forks`.
+    Being cut off is worth the mean reward, whatever the row's own was. Not with `forks` or step rewards.
 
     Raises:
         `InputError` (a `ValueError`): A value that would make the run something else than Dr. GRPO, or that
@@ -249,6 +257,7 @@ class DrGRPOConfig(GRPOConfig):
     fork_depth: int = 1
     fork_at: Literal["drawn", "entropy", "doubt"] = "drawn"
     fork_threshold: float | None = None
+    max_turn_length: int | None = None
     correct_reward: str | None = None
     correct_threshold: float | None = None
     warmup_ratio: float | None = None
@@ -350,7 +359,7 @@ class DrGRPOConfig(GRPOConfig):
         Args:
             has_turns (`bool`): Whether the run has tools or environments.
         """
-        return self.step_separator or ["turn" if has_turns else "\n\n"]
+        return self.step_separator or ["turn" if has_turns else DEFAULT_SEPARATOR]
 
     def _spell_out(self) -> None:
         """The forms that scripts and command lines may use, in the one that the rest reads."""
@@ -372,8 +381,8 @@ class DrGRPOConfig(GRPOConfig):
         """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""
         if not self.use_cpu and not torch.accelerator.is_available():
             chosen = [f"{name}=True" for name in ("bf16", "fp16", "tf32") if getattr(self, name)]
-            overridden = f" Overridden: {', '.join(chosen)}." if chosen else ""
-            logger.warning("No accelerator found: training on the CPU in float32.%s", overridden)
+            ignored = f" {', '.join(chosen)}: ignored, as only an accelerator can do it." if chosen else ""
+            logger.warning("No accelerator found: training on the CPU in float32.%s", ignored)
             self.use_cpu = True
             self.bf16 = self.fp16 = False
             self.tf32 = None

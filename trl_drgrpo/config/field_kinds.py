@@ -270,8 +270,8 @@ def _sampling_keys() -> Mapping[str, Any]:
     from transformers import GenerationConfig
 
     kinds = {"bool": bool, "int": int, "float": float, "str": str, "list[int]": list[int]}
-    kinds["Union[int, list[int]]"] = int | list[int]
-    documented = re.findall(r"(\w+) \(`([^`]+)`", GenerationConfig.__doc__ or "")
+    kinds |= {"Union[int, list[int]]": int | list[int], "str` or `list[str]": str | list[str]}
+    documented = re.findall(r"(\w+) \(`([^`]+(?:` or `[^`]+)?)`", GenerationConfig.__doc__ or "")
     known = dict.fromkeys((key for key in GenerationConfig().__dict__ if not key.startswith("_")), Any)
     return known | {key: kinds[kind] | None for key, kind in documented if kind in kinds}
 

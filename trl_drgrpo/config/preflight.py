@@ -193,9 +193,13 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward function"
         yield InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
-    if args.max_completion_length is None and (others["tools"] or others["environment_factory"] is not None):
+    takes_turns = bool(others["tools"]) or others["environment_factory"] is not None
+    if args.max_completion_length is None and takes_turns:
         remedy = "TRL ends conversations with tools at this limit: set max_completion_length."
         yield InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
+    if args.max_turn_length is not None and not takes_turns:
+        remedy = "A completion has a single turn without them: set max_completion_length."
+        yield InputError("max_turn_length", f"{args.max_turn_length} without tools", "None", remedy)
     for other in [name for name, value in others.items() if value and args.forks > 1]:
         remedy = f"Completions with {other} cannot be branched: remove it, or set forks=1."
         yield InputError("forks", f"{args.forks} with {other}", "1", remedy)
@@ -219,6 +223,14 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
     if steps and args.importance_sampling_level == "sequence":
         remedy = "One ratio per row averages the step rewards over the row: set 'token'."
         yield InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
+    are_credited = bool(steps) and args.process_weight != 0
+    if are_credited and args.mask_truncated_completions:
+        got = f"True with the step rewards of {_quoted(steps)}"
+        remedy = (
+            "Tokens behind a step decide whether its row is masked, which biases the credit of the step: remove it, "
+            "or return the sum of the scores as one outcome reward (reward_funcs)."
+        )
+        yield InputError("mask_truncated_completions", got, "False", remedy)
 
 
 def _declaring(funcs: list[Any], attribute: str, value: bool | None) -> list[Any]:

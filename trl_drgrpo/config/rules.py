@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, in_one
+from trl_drgrpo.common.generation import that_do_something
 from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.config.best_metric import best_metric_rules
 from trl_drgrpo.config.field_kinds import check_choices, check_keys, check_kinds
@@ -192,28 +193,12 @@ def _forks(c: Any) -> Rules:
         yield InputError("step_separator", "'turn' with forks", "separators, 're:<pattern>' or 'tokens:<n>'", remedy)
 
 
-# What makes the distribution that completions are drawn from another one than the policy's: fields, and keys of
-# `generation_kwargs`, with the value that does nothing.
-_AS_IT_IS: dict[str, Any] = {
-    **dict.fromkeys(("top_p", "repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale"), 1.0),
-    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "epsilon_cutoff", "eta_cutoff"), 0.0),
-    **dict.fromkeys(("top_k", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), 0),
-    **dict.fromkeys(("top_h", "exponential_decay_length_penalty", "sequence_bias", "logit_bias", "bad_words")),
-    **dict.fromkeys(("bad_words_ids", "allowed_token_ids", "suppress_tokens", "begin_suppress_tokens")),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "watermarking_config")),
-}
-
-
 def distorted(config: Any) -> Iterator[tuple[str, Any, Any]]:
     """Fields that let completions be sampled from another distribution than the policy, as a message names them:
     field, value, and the value that switches it off. `generation_kwargs` override the fields of the same names."""
     given = config.generation_kwargs or {}
-    for name, off in _AS_IT_IS.items():
-        value = given.get(name, getattr(config, name, None))
-        is_off = value in (None, off) or (name == "top_k" and value == -1) or value in ([], {})
-        if not is_off:
-            yield f"generation_kwargs: {name}" if name in given else name, value, off
+    for name, value, off in that_do_something({**vars(config), **given}):
+        yield f"generation_kwargs: {name}" if name in given else name, value, off
 
 
 def refuse_distorted_sampling(config: Any, remedy: str, beside: str = "") -> None:
@@ -247,19 +232,38 @@ def warn_of_distorted_sampling(config: Any) -> None:
 _SEE_THE_COMPLETION_ALONE = (
     *("min_new_tokens", "min_length", "min_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens"),
     *("presence_penalty", "frequency_penalty", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size"),
-    *("structured_outputs", "guided_decoding", "stop", "bad_words"),
+    *("structured_outputs", "guided_decoding", "stop", "stop_strings", "bad_words"),
 )
-_LIMITS = ("max_new_tokens", "max_tokens", "max_length")
+_LIMITS = ("max_new_tokens", "max_tokens", "max_time", "max_length")
+_IN_PLACE = "Set temperature in its place: log-probabilities are those at that temperature."
+# Keys under which rows are not what the trainer takes them for.
+_UNSOUND = {
+    "pad_token_id": "Rows are padded with the tokenizer's: set tokenizer.pad_token.",
+    "token_healing": "It would write the end of the prompt anew, and the completion would be cut at the wrong place.",
+    "ignore_eos": "What stands behind the end of a completion would be trained.",
+    "truncate_prompt_tokens": "The policy would be trained behind another prompt than the completion was written for.",
+    "seed": "Every completion of a prompt would be the same: set seed of the run.",
+}
 
 
 def _generation(c: Any) -> Rules:
     """Ways to generate that train something else than the configuration says."""
     given = c.generation_kwargs or {}
     # Without a limit of completions, that of the whole context is none of them.
-    for name in _LIMITS[:2] if c.max_completion_length is None else _LIMITS:
+    for name in _LIMITS[:-1] if c.max_completion_length is None else _LIMITS:
         if given.get(name):
             remedy = "Set max_completion_length in its place, which is L, the loss's divisor, by default."
             yield InputError(f"generation_kwargs: {name}", repr(given[name]), "nothing", remedy)
+    if given.get("temperature") not in (None, c.temperature):
+        got = f"{given['temperature']!r} with temperature={c.temperature}"
+        yield InputError("generation_kwargs: temperature", got, f"{c.temperature}", _IN_PLACE)
+    for name, remedy in _UNSOUND.items():
+        if given.get(name) not in (None, False):
+            yield InputError(f"generation_kwargs: {name}", repr(given[name]), "nothing", remedy)
+    if given.get("stop_strings") and c.use_transformers_continuous_batching:
+        got = f"{given['stop_strings']!r} with use_transformers_continuous_batching"
+        remedy = "Continuous batching knows end tokens alone: switch it off."
+        yield InputError("generation_kwargs: stop_strings", got, "nothing", remedy)
     for name in _SEE_THE_COMPLETION_ALONE if c.forks > 1 else ():
         if given.get(name):
             remedy = "It would see only a branch's text after the cut: remove it."

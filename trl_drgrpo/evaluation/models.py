@@ -67,10 +67,9 @@ class Decoding:
         return {**penalty, "do_sample": True, "temperature": self.temperature, **filters}
 
     def for_vllm(self) -> dict[str, Any]:
-        """Fields of a request; those that are off are left out."""
-        off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        given = {name: value for name, none in off.items() if (value := getattr(self, name) or none) != none}
-        return {"temperature": self.temperature, "top_p": self.top_p, **given}
+        """Fields of a request, each one stated: a server fills in a missing one from the model's own configuration."""
+        filters = {"top_p": self.top_p, "top_k": self.top_k or 0, "min_p": self.min_p or 0.0}
+        return {"temperature": self.temperature, **filters, "repetition_penalty": self.repetition_penalty}
 
 
 def check_model(field: str, name: str, base: str | None = None) -> None:

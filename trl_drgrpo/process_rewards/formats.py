@@ -57,7 +57,7 @@ _HEADS = {  # by its outputs: what is expected, and what to do
         "Load a process reward model (class 1 = good), or train one with `trl-drgrpo train-prm`.",
     ),
 }
-DEFAULT_SEPARATOR = "\n"
+TRL_SEPARATOR = "\n"  # of a model that does not say: that of TRL's former PRM trainer
 _NAMES = {scorer: name for name, (scorer, *_) in FORMATS.items()}  # in logs as in recipes
 _LOADING = {"dtype": None, "device": None, "quantization_config": None, "trust_remote_code": False}
 
@@ -516,7 +516,7 @@ class TokenClassificationScorer(PRMScorer):
     def _load(self, model: Any) -> Any:
         loaded = super()._load(model)
         if self.step_separator is None:
-            self.step_separator = getattr(loaded.config, "step_separator", DEFAULT_SEPARATOR)
+            self.step_separator = getattr(loaded.config, "step_separator", TRL_SEPARATOR)
         self.is_causal = is_causal(loaded)
         return loaded
 

@@ -18,6 +18,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.process_rewards.formats import PRMScorer
 from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_marked
 
 
@@ -57,7 +58,7 @@ class ImplicitRewardScorer(PRMScorer):
     """
 
     is_causal = False  # the separator counts to the step before it, and is there only if a step follows
-    settings: ClassVar = {"reference": None, "beta": 0.05, "cumulative": False, "step_separator": "\n\n"}
+    settings: ClassVar = {"reference": None, "beta": 0.05, "cumulative": False, "step_separator": DEFAULT_SEPARATOR}
     reference: Any
     beta: float
     cumulative: bool

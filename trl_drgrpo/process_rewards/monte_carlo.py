@@ -30,7 +30,9 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
 from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing
-from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids, split_into_steps
+from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, Rule, StepSpec, segmenter_without_turns
+from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
 
@@ -105,6 +107,7 @@ class TransformersRollouts:
         batch_size (`int`, *optional*, defaults to `32`): Continuations per call of `model.generate`.
         seed (`int`, *optional*, defaults to `0`): Every call is seeded with `seed` plus the number of calls before.
             The global random state is put back afterwards.
+        generation (`Mapping`, *optional*): Further fields of a generation configuration, over those above.
     """
 
     def __init__(
@@ -117,11 +120,12 @@ class TransformersRollouts:
         top_p: float = 1.0,
         batch_size: int = 32,
         seed: int = 0,
+        generation: Mapping[str, Any] | None = None,
     ):
         for field, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             refuse_outside(field, value, whole(1, remedy="Give a positive number."))
         refuse_outside("temperature", temperature, positive(remedy="Greedy rollouts are all the same: raise it."))
-        decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0, **(generation or {})}
         self.sampler = ModelSampler(model, tokenizer, decoding, batch_size)
         self.tokenizer, self.max_new_tokens, self.seed, self.calls = tokenizer, max_new_tokens, seed, 0
 
@@ -168,6 +172,7 @@ class MonteCarloScorer:
         accept_above (`float`, *optional*, defaults to `0.5`): A completion is accepted if its reward is larger. Of
             rollouts that the verifier cannot score (`None`) nothing is counted.
         name (`str`, *optional*, defaults to `"monte_carlo"`): Name in logs and metrics.
+        template (`Mapping`, *optional*): More that the chat template of the prompts is given.
 
     Attributes:
         is_causal (`bool`): Whether the score of a step reads no further than the end of that step, which
@@ -188,6 +193,7 @@ class MonteCarloScorer:
         k: int = 8,
         accept_above: float = 0.5,
         name: str = "monte_carlo",
+        template: Mapping[str, Any] | None = None,
     ):
         refuse_outside("k", k, whole(1, remedy="A share needs at least one rollout."))
         if inspect.iscoroutinefunction(verifier):
@@ -195,6 +201,7 @@ class MonteCarloScorer:
             raise InputError("verifier", f"the asynchronous {reward_name(verifier)!r}", "a plain function", remedy)
         self.generate, self.verifier, self.tokenizer = generate, checked_reward(verifier), tokenizer
         self.k, self.accept_above = k, accept_above
+        self.template = template
         self.__name__ = name
         self._cleaner = Cleaner(tokenizer.all_special_tokens)
 
@@ -238,7 +245,7 @@ class MonteCarloScorer:
         judged: dict[Any, list[tuple[int, Any, list[int]]]] = defaultdict(list)  # by key: row, completion, tokens
         prefixes: dict[Any, _Prefix] = {}  # by key: equal ones are rolled out once
         for row in (row for row, texts in enumerate(steps) if texts):
-            prompt, ids = tuple(prompt_ids(prompts[row], self.tokenizer)), list(completion_ids[row])
+            prompt, ids = tuple(prompt_ids(prompts[row], self.tokenizer, self.template)), list(completion_ids[row])
             judged_alike = repr((prompts[row], sorted((name, values[row]) for name, values in columns.items())))
             for count, end in enumerate(step_ends[row], start=1):
                 if count == len(steps[row]) and end + 1 == len(ids):  # the completion stops right behind it
@@ -297,7 +304,8 @@ def label_steps(
     *,
     rollouts: int = 8,
     completions: int = 1,
-    separator: str = "\n",
+    separator: StepSpec = DEFAULT_SEPARATOR,
+    template: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Label the steps of completions by rollouts.
 
@@ -309,59 +317,76 @@ def label_steps(
         tokenizer (`PreTrainedTokenizerBase`): The model's.
         rollouts (`int`, *optional*, defaults to `8`): Per prefix.
         completions (`int`, *optional*, defaults to `1`): Sampled per prompt.
-        separator (`str`, *optional*, defaults to a line break): A step ends behind it.
+        separator (*optional*, defaults to an empty line): End of a step, as in [`step_segmenter`]; not `"turn"`.
+        template (`Mapping`, *optional*): More that the chat template is given.
 
     Yields:
         `dict`: The row's columns with `steps` (texts without separator), `labels` (`bool`: value > 0; `None` where
         the verifier could score nothing) and `values` (`float`, 0 to 1). The last value is the verdict on the
-        completion. Completions without text are left out.
+        completion. Completions without text are left out. Steps are those that a run cuts: of tokens, by the same
+        segmenter.
 
     Raises:
-        `InputError`: A row without `prompt`, an empty separator.
+        `InputError`: A row without `prompt`, a separator that [`step_segmenter`] refuses.
         `RewardError`: A verifier that fails.
     """
-    if not separator:
-        raise InputError("separator", "an empty string", "at least one character", "Set the text that ends a step.")
+    segmenter = segmenter_without_turns(separator, "separator")
     for index, row in enumerate(rows):
         if "prompt" not in row:
             remedy = "Rename the column that holds it."
             raise InputError(f"row {index}", f"the columns {sorted(row)}", "a column 'prompt'", remedy)
-    scorer = MonteCarloScorer(generate, verifier, tokenizer, k=rollouts)
+    scorer = MonteCarloScorer(generate, verifier, tokenizer, k=rollouts, template=template)
     for start in range(0, len(rows), _CHUNK):
-        chunk = _completed(rows[start : start + _CHUNK], generate, tokenizer, completions, separator)
-        given = [{name: value for name, value in row.items() if name not in _OURS} for row, _ in chunk]
+        chunk = _completed(rows[start : start + _CHUNK], scorer, completions, segmenter)
+        given = [{name: value for name, value in found.row.items() if name not in _OURS} for found in chunk]
         names = dict.fromkeys(name for row in given for name in row if name != "prompt")
         columns: dict[str, Any] = {name: [row.get(name) for row in given] for name in names}
-        ids = [[tokenizer(step, add_special_tokens=False)["input_ids"] for step in steps] for _, steps in chunk]
         values = scorer(
-            prompts=[row["prompt"] for row, _ in chunk],
-            completions=[completion_like(row["prompt"], "".join(steps)) for row, steps in chunk],
-            steps=[steps for _, steps in chunk],
-            completion_ids=[list(chain(*each)) for each in ids],  # of the steps tokenized one by one
-            step_ends=[[end - 1 for end in accumulate(map(len, each))] for each in ids],
+            prompts=[row["prompt"] for row in given],
+            completions=[completion_like(found.row["prompt"], "".join(found.steps)) for found in chunk],
+            steps=[found.steps for found in chunk],
+            completion_ids=[found.token_ids for found in chunk],
+            step_ends=[found.ends for found in chunk],
             **columns,
         )
-        for row, (_, steps), of_steps in zip(given, chunk, values, strict=True):
-            texts = [step.removesuffix(separator) for step in steps]
+        for row, found, of_steps in zip(given, chunk, values, strict=True):
+            texts = [segmenter.rule.without_end(step) for step in found.steps]
             labels = [None if value is None else value > 0 for value in of_steps]
             yield {**row, "steps": texts, "labels": labels, "values": of_steps}
 
 
+class _Completed(NamedTuple):
+    """A row with the steps of a completion, its closing left out."""
+
+    row: Mapping[str, Any]
+    steps: list[str]
+    token_ids: list[int]
+    ends: list[int]  # inclusive, of the steps
+
+
 def _completed(
-    rows: Sequence[Mapping[str, Any]],
-    generate: Callable[..., list[list[str]]],
-    tokenizer: Any,
-    completions: int,
-    separator: str,
-) -> list[tuple[Mapping[str, Any], list[str]]]:
-    """Rows with the steps of a completion: those they came with, or sampled ones."""
-    pairs: list[tuple[Mapping[str, Any], list[str]]] = []
-    bare = [row for row in rows if "steps" not in row]
-    sampled = iter(generate([prompt_ids(row["prompt"], tokenizer) for row in bare], completions) if bare else [])
+    rows: Sequence[Mapping[str, Any]], scorer: MonteCarloScorer, completions: int, segmenter: StepSegmenter
+) -> list[_Completed]:
+    """Rows with the steps of a completion: those they came with, or sampled ones, which are cut as in training."""
+    tokenizer = scorer.tokenizer
+    prompts = [prompt_ids(row["prompt"], tokenizer, scorer.template) for row in rows if "steps" not in row]
+    sampled = iter(scorer.generate(prompts, completions) if prompts else [])
+    completed = []
     for row in rows:
         if "steps" in row:
-            steps = [str(step).removesuffix(separator) for step in row["steps"]]
-            pairs.append((row, [step + separator for step in steps[:-1]] + steps[-1:]))
-        else:
-            pairs += [(row, split_into_steps(text, separator)) for text in next(sampled)]
-    return [(row, steps) for row, steps in pairs if steps]
+            completed.append(_with_own_steps(row, tokenizer, segmenter.rule))
+            continue
+        for text in next(sampled):
+            ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            cut = segmenter(ids, tokenizer)
+            if "".join(cut.texts).strip():
+                completed.append(_Completed(row, list(cut.texts), ids[: cut.ends[-1] + 1], list(cut.ends)))
+    return [found for found in completed if found.steps]
+
+
+def _with_own_steps(row: Mapping[str, Any], tokenizer: Any, rule: Rule) -> _Completed:
+    """A row that has steps, each but the last with the separator that ends it, tokenized one by one."""
+    bare = [rule.without_end(str(step)) for step in row["steps"]]
+    steps = [rule.with_end(step) for step in bare[:-1]] + bare[-1:]
+    ids = [tokenizer(step, add_special_tokens=False)["input_ids"] for step in steps]
+    return _Completed(row, steps, list(chain(*ids)), [end - 1 for end in accumulate(map(len, ids))])

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.finite import has_no_distribution
+from trl_drgrpo.common.generation import end_tokens, without_own_settings
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class ModelSampler:
         model (`PreTrainedModel` or `PeftModel`): A causal language model; put into evaluation mode for the call and
             back after it.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        generation (`Mapping[str, Any]`): Fields of a generation configuration; a missing one is the model's own.
+        generation (`Mapping[str, Any]`): Fields of a generation configuration. The model's own adds nothing that
+            changes what is sampled.
         batch_size (`int`): Continuations per call of `model.generate`.
         by_length (`bool`, *optional*, defaults to `True`): Whether rows of like length share a batch; else those of
             one prefix and of the next do.
@@ -81,9 +83,8 @@ class ModelSampler:
         around: Callable[[Any], AbstractContextManager] = nullcontext,
     ):
         self.model, self.batch_size, self.by_length, self.around = model, batch_size, by_length, around
-        ends = model.generation_config.eos_token_id  # one, several or none
-        ends = tokenizer.eos_token_id if ends is None else ends
-        self.ends = frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
+        # As in training: the model's and the tokenizer's.
+        self.ends = frozenset(end_tokens(model.generation_config.eos_token_id, tokenizer.eos_token_id))
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self.pad = 0 if pad is None else pad
         self.generation = {**generation, "pad_token_id": self.pad, "eos_token_id": sorted(self.ends) or None}
@@ -125,7 +126,7 @@ class ModelSampler:
         config = GenerationConfig(**self.generation, max_new_tokens=max(row.limit for row in rows))
         inputs = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "generation_config": config}
         try:
-            with self.around(self.model):
+            with without_own_settings(self.model), self.around(self.model):
                 return self.model.generate(**inputs, **options)[:, width:].tolist()
         except torch.OutOfMemoryError as error:
             got = f"{len(rows)} completions at a time, which do not fit into the memory of {device}"

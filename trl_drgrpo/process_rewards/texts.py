@@ -162,21 +162,6 @@ def take_out_marks(text: str) -> tuple[str, dict[str, list[int]]]:
     return _MARK.sub("", text), places
 
 
-def split_into_steps(text: str, separator: str) -> list[str]:
-    r"""Split a text behind every occurrence of the separator; joining the steps gives the text back.
-
-    Example:
-
-    ```python
-    >>> split_into_steps("a\nb\n", "\n")
-    ['a\n', 'b\n']
-
-    ```
-    """
-    *pieces, last = text.split(separator)
-    return [*(piece + separator for piece in pieces), *([last] if last else [])]
-
-
 def texts_of(steps: Sequence[str], cleaner: Cleaner) -> tuple[list[str], list[int]]:
     """The cleaned steps in which something is left to read, and their indices among all steps."""
     cleaned = [(index, text) for index, step in enumerate(steps) if (text := cleaner.step(step))]

@@ -32,8 +32,8 @@ from trl_drgrpo.common.finite import first_not_finite
 from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
 from trl_drgrpo.common.output_folders import checkpoint_folders, delete, drop_saved_links
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
-from trl_drgrpo.process_rewards.formats import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, joining_text
 from trl_drgrpo.process_rewards.texts import Cleaner, encode_piecewise, prompt_text
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ def train_prm(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): By default that of the model's path.
         eval_rows (`Sequence[Mapping]`, *optional*): Steps to measure on after training, and during it where
             `arguments` has an `eval_strategy`.
-        step_separator (`str`, *optional*, defaults to a line break): Follows every step.
+        step_separator (`str`, *optional*, defaults to an empty line): Text behind every step; no rule.
         max_length (`int`, *optional*, defaults to `2048`): Longer rows lose the left of their prompt.
         peft_config (`~peft.LoraConfig`, *optional*): Train an adapter and the head. Both are merged into the model
             that is saved, so that it loads like any other; checkpoints hold the adapter.
@@ -276,6 +276,7 @@ def train_prm(
     refuse_out_of_range(arguments or {})
     from transformers.trainer_utils import get_last_checkpoint
 
+    step_separator = joining_text(step_separator)
     tokenizer = load_tokenizer(model, tokenizer)
     examples, left_out = tokenize_rows(rows, tokenizer, step_separator, max_length)
     held_out = None if eval_rows is None else tokenize_rows(eval_rows, tokenizer, step_separator, max_length)[0]

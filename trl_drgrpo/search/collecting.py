@@ -171,11 +171,13 @@ def collect(
 
     tokenizer = load_tokenizer(model, tokenizer)
     step_end = StepEnd(chosen.segmenter(), tokenizer)
-    sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p}
+    sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p, "top_k": 0}
     if vllm_server_base_url is None:
-        generation, loaded = {**sampling, "do_sample": True, "top_k": 0}, load_model(model, "AutoModelForCausalLM")
-        sampler: Any = StepSampler(loaded, step_end, generation, chosen.batch_size)
+        loaded = load_model(model, "AutoModelForCausalLM")
+        sampler: Any = StepSampler(loaded, step_end, {**sampling, "do_sample": True}, chosen.batch_size)
     else:
+        # Each one stated: a server fills in a missing one from the model's own configuration.
+        sampling |= {"min_p": 0.0, "repetition_penalty": 1.0}
         sampler = ServerSampler(vllm_server_base_url, str(model), step_end, sampling, chosen.batch_size)
     return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), first)
 

@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.sampling import Continuation, Request
-from trl_drgrpo.process_rewards.steps import StepSegmenter, step_segmenter
-from trl_drgrpo.process_rewards.steps.segmenter import Turns
+from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, segmenter_without_turns
 from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import OnError, check_on_error
 
@@ -140,7 +140,7 @@ class SearchSettings:
         width (`int`, *optional*, defaults to `4`): Steps that beam search keeps.
         children (`int`, *optional*, defaults to `4`): Continuations that are sampled from a step: one step each with a
             process reward model, to the end without one. From the prompt beam search samples `width` times as many.
-        step_separator (`str`, `list[str]`, ...): As in `DrGRPOConfig`; a line break by default. `"turn"` is refused.
+        step_separator (`str`, `list[str]`, ...): As in `DrGRPOConfig`; an empty line by default. `"turn"` is refused.
         path_value (`str`, *optional*, defaults to `"min"`): Value of a path by its step scores: the smallest, their
             `"product"`, or the `"last"`.
         exploration (`float`, *optional*, defaults to `1.0`): `c` in PUCT's formula.
@@ -162,7 +162,7 @@ class SearchSettings:
     max_completion_length: int = 512
     width: int = 4
     children: int = 4
-    step_separator: Any = "\n"
+    step_separator: Any = DEFAULT_SEPARATOR
     path_value: str = "min"
     exploration: float = 1.0
     accept_above: float = 0.5
@@ -183,14 +183,11 @@ class SearchSettings:
             refuse_outside(name, getattr(self, name), allowed)
         remedy = "It must cover at least one completion: raise it, or lower max_completion_length."
         refuse_outside("budget_tokens", self.budget_tokens, whole(self.max_completion_length, remedy=remedy))
-        if isinstance(self.segmenter().rule, Turns):
-            expected = "a separator, 're:<pattern>' or 'tokens:<n>'"
-            remedy = "A search has no environment, so no turns: set a separator."
-            raise InputError("step_separator", "'turn'", expected, remedy)
+        self.segmenter()
 
     def segmenter(self) -> StepSegmenter:
         """The segmenter that cuts completions into steps."""
-        return step_segmenter(self.step_separator)
+        return segmenter_without_turns(self.step_separator)
 
 
 def check_values(verifier: Any, prm: Any) -> None:

@@ -1,10 +1,11 @@
 """Public names for what the package reads and writes of TRL's trainer, and values replaced for the time of a block."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.generation import end_tokens, own_settings, without_own_settings
 from trl_drgrpo.upstream.description import DescriptionGuard
-from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.hooks import Completions, Feature
+from trl_drgrpo.upstream.stop_strings import StopStrings
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -55,6 +60,7 @@ class PrivateState(GRPOTrainer):
     args: Any  # declared optional or wider by transformers, set by the time a method runs
     model: Any
     train_sampler: Any = None  # the newest that TRL made
+    stop_strings: StopStrings | None = None  # texts that end a completion
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     features: Sequence[Feature]
     _unlogged_mark: tuple[torch.Tensor, dict[str, int]] | None = None
@@ -220,9 +226,64 @@ class PrivateState(GRPOTrainer):
         return gather_object(values)
 
     @property
-    def stop_token_ids(self) -> set[int]:
-        """Tokens that end a completion, as TRL counts them; one that ends in none of them was cut off."""
-        return {*self.eos_token_ids, self.pad_token_id}
+    def stop_token_ids(self) -> list[int]:
+        """Tokens that end a completion, as TRL counts them; one that ends in none of them was cut off. A list: an
+        [`EndToken`] equals each of them, and has another hash."""
+        return end_tokens(self.eos_token_ids, self.pad_token_id)
+
+    def sample_as_configured(self) -> None:
+        """Take what `generation_kwargs` say of the end of a completion, and say what the model's own
+        `generation_config` would have changed."""
+        given, tokenizer = self.args.generation_kwargs or {}, self.text_tokenizer
+        self.eos_token_ids = end_tokens(self.eos_token_ids, given.get("eos_token_id"), given.get("stop_token_ids"))
+        strings = given.get("stop" if self.use_vllm else "stop_strings") or []
+        strings = [strings] if isinstance(strings, str) else strings
+        self.stop_strings = StopStrings(strings, tokenizer, self.eos_token_ids) if strings else None
+        longest_turn = self.args.max_turn_length
+        if self.use_vllm:
+            if longest_turn is not None:
+                self.vllm_generation.max_completion_length = longest_turn
+            return
+        if longest_turn is not None:
+            self.generation_config.max_new_tokens = self.generation_kwargs["max_new_tokens"] = longest_turn
+        # Of a `custom_generate` transformers loses the tokenizer that reads them: the criterion is passed ready made.
+        self.generation_config.stop_strings = None
+        self.generation_kwargs.pop("stop_strings", None)
+        self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = self.eos_token_ids
+        own = {
+            name: value
+            for name, value in own_settings(self.model).items()
+            if getattr(self.generation_config, name, None) is None
+        }
+        if own:
+            logger.warning(
+                "The model's generation_config has %s, which is not used in training: completions are sampled from "
+                "the policy as it is. Set generation_kwargs to train with it all the same.",
+                ", ".join(f"{name}={value}" for name, value in own.items()),
+            )
+
+    @contextmanager
+    def sampling_as_configured(self) -> Iterator[None]:
+        """Inside the block, transformers takes nothing from the model's `generation_config`, and stops at texts."""
+        if self.use_vllm:
+            yield
+            return
+        model: Any = self.accelerator.unwrap_model(self.model_wrapped)
+        stopping: dict[str, Any] = {}
+        if self.stop_strings is not None:
+            stopping["generate"] = partial(model.generate, stopping_criteria=self.stop_strings.criteria)
+        with without_own_settings(model), swapped(model, **stopping):
+            yield
+
+    def cut_at_stop_strings(self, prompt_ids: Sequence[Sequence[int]], completions: Completions) -> Completions:
+        """Completions of these prompts without what stands behind a stop string."""
+        if self.stop_strings is None:
+            return completions
+        ids, log_probs = completions
+        ids = [self.stop_strings.cut(*row) for row in zip(prompt_ids, ids, strict=True)]
+        if log_probs is not None:
+            log_probs = [values[: len(row)] for values, row in zip(log_probs, ids, strict=True)]
+        return ids, log_probs
 
     def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
         """Log what was seen in the newest generation batch: the mean over ranks of `metrics`, and `columns` of the

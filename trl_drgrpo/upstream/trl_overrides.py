@@ -61,6 +61,7 @@ class HostTrainer(Hooks, PrivateState):
         self.built_with = dict(vars(self.args))
         if self.args.max_completion_length is None and not self.use_vllm:
             self.fill_the_context()
+        self.sample_as_configured()
         self.on_built(start.values)
         if self.beta:
             add_reference_adapter(self.model, is_new=start.has_new_adapter)
@@ -120,10 +121,12 @@ class HostTrainer(Hooks, PrivateState):
         def generate(
             prompt_ids: list[list[int]], num_generations: int, limits: Sequence[int] | None = None
         ) -> Completions:
-            with self.generating(limits), self.completions_up_to(max(limits) if limits else None):
-                return super(HostTrainer, self)._generate_single_turn(
+            longest = max(limits) if limits else None
+            with self.sampling_as_configured(), self.generating(limits), self.completions_up_to(longest):
+                completions = super(HostTrainer, self)._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
                 )
+            return self.cut_at_stop_strings(prompt_ids, completions)
 
         is_text_only = images is None and not multimodal_fields
         if not (self._begins_rows and is_text_only):

@@ -175,7 +175,7 @@ LABELED = [
 
 def test_step_rewards_are_compared_with_labels_and_outcomes(here, report, capsys):
     write_lines("labeled.jsonl", LABELED)
-    argv = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "labeled.jsonl")
+    argv = ("--step_reward_funcs", "mine.py:step_lengths", "--data", "labeled.jsonl", "--step_separator", r"\n")
     assert score(*argv, "--json", "--output", "scored.jsonl", "--plot", "plots/calibration.png") == 0
     found = json.loads(capsys.readouterr().out)["step_rewards"]["step_lengths"]
     scores = [row["scores"]["step_lengths"] for row in read_rows("scored.jsonl")]
@@ -214,10 +214,10 @@ def test_step_rewards_of_plain_completions_and_of_a_recipe(here, capsys):
     out = capsys.readouterr().out
     assert "step_outcome failed on 2 rows\n  row 1: RewardError: step reward function 'step_outcome': got float" in out
     assert "step_lengths: no labels, and no reward or column `correct`, to compare it with" in out
-    assert [row["steps"] for row in read_rows("scored.jsonl")] == [["ab\n", "\ncd\n"], []]
+    assert [row["steps"] for row in read_rows("scored.jsonl")] == [["ab\n\n", "cd\n\n"], []]
     assert [row["scores"]["step_outcome"] for row in read_rows("scored.jsonl")] == [[None, None], []]
-    assert score(*argv[:2], *argv[3:], "--step_separator", r"\n\n", "--output", "scored.jsonl") == 0
-    assert read_rows("scored.jsonl")[0]["steps"] == ["ab\n\n", "cd\n\n"]
+    assert score(*argv[:2], *argv[3:], "--step_separator", r"\n", "--output", "scored.jsonl") == 0
+    assert read_rows("scored.jsonl")[0]["steps"] == ["ab\n", "\ncd\n"]
     (here / "recipe.yaml").write_text('step_reward_funcs: [mine.py:step_lengths]\nstep_separator: ["re:c"]\n')
     assert score("--config", "recipe.yaml", "--data", "plain.jsonl", "--output", "scored.jsonl") == 0
     assert read_rows("scored.jsonl")[0]["steps"] == ["ab\n\nc", "d\n\n \n"]

@@ -30,7 +30,7 @@ def search(output, *more, strategy="puct", prm="list_sum_line_reward", reward="l
     source = f"trl_drgrpo:list_sum?size={PROBLEMS}&test_size=0"
     given = {"model": "trl_drgrpo:demo", "dataset_name": source, "strategy": strategy, "budget_tokens": 160}
     given |= {"max_completion_length": 48, "output": output, "reward_funcs": reward, "prm": prm}
-    given |= {"problems_at_once": 2, **options}
+    given |= {"problems_at_once": 2, "step_separator": r"\n", **options}
     flags = [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
     return main(["search", *flags, *more])
 
@@ -81,6 +81,7 @@ def test_train_prm_label_steps_and_score_read_the_file(found, tmp_path, capsys):
     scores = json.loads(capsys.readouterr().out)["rewards"]["list_sum_reward"]
     assert scores["mean"] == pytest.approx(sum(row["correct"] for row in read_lines(output)) / len(labeled))
     labels = ["--data", str(output), "--reward", "list_sum_reward", "--output", str(tmp_path / "labels.jsonl")]
+    labels += ["--step_separator", r"\n"]
     assert main(["label-steps", "--model", DEMO_MODEL, "--rollouts", "1", "--max_new_tokens", "32", *labels]) == 0
     assert [row["steps"] for row in read_lines(tmp_path / "labels.jsonl")] == [
         [step.removesuffix("\n") for step in row["steps"]] for row in read_lines(output)

@@ -159,8 +159,8 @@ def test_a_missing_length_limit_needs_an_explicit_normalizer():
     [
         ({}, ""),
         ({"bf16": False}, ""),
-        ({"bf16": True}, " Overridden: bf16=True."),
-        ({"fp16": True, "tf32": True}, " Overridden: fp16=True, tf32=True."),
+        ({"bf16": True}, " bf16=True: ignored, as only an accelerator can do it."),
+        ({"fp16": True, "tf32": True}, " fp16=True, tf32=True: ignored, as only an accelerator can do it."),
     ],
 )
 def test_a_gpu_script_starts_on_a_laptop_and_says_what_it_overrides(fields, overridden, caplog):

@@ -7,7 +7,7 @@ p)`, which is q / 2; in the logit of "good", `(1 + p + p^2) q (1 - q)`.
 
 import math
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 from random import Random
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_drgrpo.objective.advantages import group_advantages
+from trl_drgrpo.objective.advantages import group_advantages, select_groups
 from trl_drgrpo.objective.step_advantages import step_advantages
 from trl_drgrpo.objective.value_baseline import value_differences
 
@@ -192,3 +192,55 @@ def test_value_differences_are_their_definition(group):
     seen = value_differences(group, len(group))[0]
     for row, reference in zip(seen.tolist(), value_differences_of(group), strict=True):
         assert row == pytest.approx(reference, abs=1e-12)
+
+
+# Truncated rows masked, with prompts that are drawn until their groups are live
+
+
+def cut_off_rows(rates):
+    """A prompt's rows, `(probability, reward, is cut off, d log pi / d logits)`: wrong or right, each whole or cut."""
+    right, cut = rates
+    for is_right, is_cut in product((0, 1), repeat=2):
+        probability = (right if is_right else 1 - right) * (cut if is_cut else 1 - cut)
+        yield probability, float(is_right or is_cut), is_cut, (is_right - right, is_cut - cut)
+
+
+def groups_of_two(rates):
+    """`(probability, is live, gradient)` of each group, its cut rows masked."""
+    for pair in product(cut_off_rows(rates), repeat=2):
+        rewards = torch.tensor([reward for _, reward, *_ in pair], dtype=torch.float64)
+        advantages = group_advantages(rewards, 2, "leave_one_out").tolist()
+        trained = [0.0 if is_cut else a for a, (_, _, is_cut, _) in zip(advantages, pair, strict=True)]
+        scores = [score for *_, score in pair]
+        gradient = [sum(a * score[n] for a, score in zip(trained, scores, strict=True)) / 2 for n in (0, 1)]
+        yield pair[0][0] * pair[1][0], any(trained), gradient
+
+
+@pytest.mark.parametrize("kept", [(1.0, 1.0, 1.0), (0.9, 0.3, 0.5)])
+@pytest.mark.parametrize("over_live", [False, True])
+def test_masked_rows_stay_exact_where_prompts_are_drawn_until_they_are_live(kept, over_live):
+    """The objective is `E[(1 - t) r + t J]`: being cut off is worth the mean. A mean over live groups misses it."""
+    prompts = [(0.05, 0.4), (0.3, 0.1), (0.8, 0.6)]
+    expected = [[0.0, 0.0] for _ in prompts]
+    for order in permutations(range(3)):
+        # A prompt that the curriculum leaves out is no candidate, and has no gradient.
+        drawn = [
+            [(kept[i] * p, live, g) for p, live, g in groups_of_two(prompts[i])] + [(1 - kept[i], False, (0.0, 0.0))]
+            for i in order
+        ]
+        for draws in product(*drawn):
+            probability = math.prod(p for p, *_ in draws) / 6
+            candidates = [live for _, live, _ in draws]
+            inverse = [kept[i] for i in order]
+            chosen = select_groups(candidates, 2, 3, inverse, mean_over_live=over_live)
+            for position, weight in zip(chosen.draws, chosen.weights, strict=True):
+                for n in (0, 1):
+                    expected[order[position]][n] += probability * weight * draws[position][2][n] / 2
+    exact = []
+    for rates in prompts:
+        rows = list(cut_off_rows(rates))
+        mean = sum(p * reward for p, reward, *_ in rows)
+        worth = [(p, mean if is_cut else reward, score) for p, reward, is_cut, score in rows]
+        exact.append([sum(p * value * score[n] for p, value, score in worth) / 3 for n in (0, 1)])
+    is_exact = [row == pytest.approx(other, abs=1e-12) for row, other in zip(expected, exact, strict=True)]
+    assert all(is_exact) != over_live

@@ -329,7 +329,7 @@ def test_the_factory_returns_what_it_built():
         ("tokens:1.5", "got an interval of '1.5' tokens"),
         ("token:64", "Did you mean 'tokens'? To use it as a separator, put it in a list: ['token:64']."),
         ("turn:3", "Did you mean 'turn'?"),
-        ("xyzzy", "expected a separator, 're:<pattern>', 'tokens:<n>' or 'turn'. To use it as a separator"),
+        ("xyzzy", "expected a separator, 're:<pattern>', 'tokens:<n>', 'sentence' or 'turn'. To use"),
         (None, "got None; expected a string, a list of strings, a regex, an integer or a function"),
         (True, "got True"),
     ],
@@ -373,7 +373,7 @@ def test_errors_of_a_tool_mask():
 
 CHARACTERS = st.one_of(st.characters(codec="utf-8"), st.sampled_from("\n\n\n\r .aokSé日😀👩‍🚀e\u0301\u200b\ufffd▁#"))
 TEXTS = st.lists(CHARACTERS, max_size=40).map("".join)
-SPECS = st.sampled_from(["\n\n", ["\n\n", "\n", " "], "###", r"re:[.\n]+", "re:(?=o)", 1, 3, "turn"])
+SPECS = st.sampled_from(["\n\n", ["\n\n", "\n", " "], "###", r"re:[.\n]+", "re:(?=o)", "sentence", 1, 3, "turn"])
 
 
 def random_ids(tokenizer):
@@ -440,7 +440,7 @@ def pieces_of(name):
     """Tokens that meet at a boundary: line breaks, parts of characters, both in one, and any other."""
     tokenizer = TOKENIZERS[name]
     ids = range(len(tokenizer)) if name != "slow_bytes" else range(259)
-    spelled = [i for i in ids if re.search("[ĊčðŁ\n\r#]|<0x(0A|0D|F0|9F|98|80)>", decode_both(tokenizer, i))]
+    spelled = [i for i in ids if re.search("[ĊčðŁ\n\r#.!?]|<0x(0A|0D|F0|9F|98|80)>", decode_both(tokenizer, i))]
     return st.sampled_from([*spelled, *ids[:3]]) | st.sampled_from(ids)
 
 
@@ -448,7 +448,9 @@ def decode_both(tokenizer, token_id):
     return str(tokenizer.convert_ids_to_tokens([token_id])[0]) + decode(tokenizer, [token_id])
 
 
-@pytest.mark.parametrize("spec", ["\n", "\n\n", ["\n", "#\n"], "é", "\r", "tokens:1", "tokens:3", "turn"], ids=repr)
+@pytest.mark.parametrize(
+    "spec", ["\n", "\n\n", ["\n", "#\n"], "é", "\r", "sentence", "tokens:1", "tokens:3", "turn"], ids=repr
+)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=max(30, settings.default.max_examples // 2))  # of each of many pairs
 @given(data=st.data())

@@ -109,7 +109,8 @@ def test_an_adapter_is_merged_checkpointed_evaluated_and_resumed(tmp_path, comma
 def test_soft_labels_are_learned_as_they_are(saved_model, tmp_path, caplog):
     rows = [{**row, "labels": [0.75 if label else 0.25 for label in row["labels"]]} for row in separable(96, 0)]
     arguments = {"max_steps": 80, "learning_rate": 1e-2, "disable_tqdm": True}
-    numbers = train_prm(saved_model, rows, tmp_path, eval_rows=rows[:24], arguments=arguments)
+    joined = {"step_separator": "\n", "arguments": arguments}
+    numbers = train_prm(saved_model, rows, tmp_path, eval_rows=rows[:24], **joined)
     assert numbers["eval_accuracy"] > 0.9
     assert numbers["eval_loss"] == pytest.approx(0.5623, abs=0.03)  # the entropy of 3/4, which no model is below
     row = separable(1, 2)[0]
@@ -273,6 +274,7 @@ def test_label_steps_then_train_prm_on_the_demo_task(tmp_path, command):
     output = tmp_path / "labels" / "labeled.jsonl"
     data = write(tmp_path / "prompts.jsonl", rows)
     call = f"label-steps --model {DEMO_MODEL} --data {data} --reward list_sum_reward --output {output}"
+    call += r" --step_separator '\n'"
     printed = command(f"{call} --rollouts 4 --completions 2 --max_new_tokens 64")
     labeled = [json.loads(line) for line in output.read_text().splitlines()]
     assert printed["rows"] == str(len(labeled)) == "15"
@@ -326,7 +328,7 @@ def test_labels_go_on_where_they_stopped_and_are_not_overwritten(tmp_path, capsy
 
 def test_label_steps_takes_any_generator(tokenizer):
     def generate(prefixes, k):
-        return [["a\nb", "", "c"][:k] for _ in prefixes]
+        return [["a\n\nb", "", "c"][:k] for _ in prefixes]
 
     def verifier(completions, **kwargs):
         return [None if "a" in text else float(text.endswith("c")) for text in completions]
@@ -336,7 +338,7 @@ def test_label_steps_takes_any_generator(tokenizer):
         {"prompt": "p", "steps": ["a", "b"], "labels": [None, None], "values": [None, None]},
         {"prompt": "p", "steps": ["c"], "labels": [True], "values": [1.0]},  # the empty completion is left out
     ]
-    with pytest.raises(InputError, match="separator: got an empty string"):
+    with pytest.raises(InputError, match="separator: got an empty separator"):
         list(label_steps([{"prompt": "p"}], generate, verifier, tokenizer, separator=""))
     with pytest.raises(InputError, match=r"row 0: got the columns \['question'\]"):
         list(label_steps([{"question": "p"}], generate, verifier, tokenizer))

@@ -43,7 +43,7 @@ OBJECTIVE_FIELDS = (
 _SETTINGS = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
-    *("num_iterations", "num_generations_eval", "max_completion_length"),
+    *("num_iterations", "num_generations_eval", "max_completion_length", "max_turn_length"),
     *_SAMPLING,
     *("dynamic_sampling", "max_sampling_rounds", "curriculum", "curriculum_q_min"),
     *("use_vllm", "vllm_mode", "seed", "bf16", "fp16", "gradient_checkpointing"),

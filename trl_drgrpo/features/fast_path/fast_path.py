@@ -328,7 +328,7 @@ class FastPath(Feature):
     def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
         """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
 
-        `limits`: tokens that each row of the call may write. Ignored where this package's loop does not run.
+        `limits`: tokens that each row of the call may write. Ignored by vLLM and continuous batching.
         """
         args, trainer = self.trainer.args, self.trainer
         others = {

@@ -7,6 +7,7 @@ What `step_separator` may be:
 | `"\\n\\n"`, `["\\n\\n", "###"]` | after a separator |
 | `"re:\\n(?=Step \\d)"`, `re.compile(...)` | after a match |
 | `"tokens:64"`, `64` | after every 64 tokens of the model |
+| `"sentence"` | after a sentence or a line |
 | `"turn"` | when the model speaks again after a tool |
 | `f(text) -> list[int]` | at the exclusive character offsets that `f` returns |
 
@@ -38,6 +39,7 @@ from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_SEPARATOR = "\n\n"  # of everything that cuts completions or joins steps
 LINE_BREAK = r"\r?\n"  # a lone "\r" is none: whether it is one would depend on the next token
 
 
@@ -99,6 +101,16 @@ class Rule:
                 read, readable = max(read, alignment.offsets[cuts[-1]]), False
         return cuts, readable or completion.visible[read:].strip() != ""
 
+    def with_end(self, step: str) -> str:
+        """A step's text with the separator that ends it; by a rule without separators as it is."""
+        is_ended = step.replace("\r\n", "\n").endswith(self.separators) or not self.separators
+        return step if is_ended else step + self.separators[0]
+
+    def without_end(self, step: str) -> str:
+        """A step's text without the separator that ends it, or several that share its last token."""
+        patterns = "|".join(map(_pattern_of, self.separators))
+        return re.sub(rf"(?:{patterns})+\Z", "", step) if patterns else step
+
 
 @dataclass(frozen=True)
 class Interval(Rule):
@@ -139,8 +151,8 @@ class Turns(Rule):
 # The strings and values that a configuration may hold
 
 RuleSpec: TypeAlias = str | int | Sequence[str] | re.Pattern[str] | Callable[[str], Sequence[int]]
-RULES = ("re", "tokens", "turn")
-_FORMS = "Examples: '\\n\\n', ['\\n\\n', '###'], 're:\\n+', 'tokens:64', 'turn'."
+RULES = ("re", "tokens", "sentence", "turn")
+_FORMS = "Examples: '\\n\\n', ['\\n\\n', '###'], 're:\\n+', 'sentence', 'tokens:64', 'turn'."
 
 
 def rule_of(spec: RuleSpec, field: str) -> Rule:
@@ -166,11 +178,53 @@ def _from_string(spec: str, field: str) -> Rule:
         return _interval(value, field)
     if spec == "turn":
         return Turns()
+    if spec == "sentence":
+        return Rule(_sentence_ends)
     if re.fullmatch("[a-z_]+", name) and (value or not colon or name in RULES):
         hint = did_you_mean(name, RULES, "", form="{!r}")
         remedy = f"{hint} To use it as a separator, put it in a list: [{spec!r}].".lstrip()
-        raise InputError(field, repr(spec), "a separator, 're:<pattern>', 'tokens:<n>' or 'turn'", remedy)
+        expected = "a separator, 're:<pattern>', 'tokens:<n>', 'sentence' or 'turn'"
+        raise InputError(field, repr(spec), expected, remedy)
     return _separators([spec], field)
+
+
+# Marks that may end a sentence. Those of Chinese and Arabic have no other use, and no space behind them.
+_MARKS = re.compile(rf"[.!?]|[\u3002\uff01\uff1f\u061f]|{LINE_BREAK}")
+_FENCE = "```"
+# Behind these a full stop ends a sentence, as behind a word of several letters.
+_CLOSERS = frozenset(")]}\"'\u201d\u2019$%*`")
+_WORD = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]+\Z")
+_ABBREVIATIONS = frozenset(
+    ["mr", "mrs", "ms", "dr", "prof", "st", "vs", "cf", "eq", "eqs", "fig", "approx", "etc", "resp"]
+)
+
+
+def _sentence_ends(text: str) -> Iterator[Span]:
+    """The marks that end a sentence, each decided by the text before it.
+
+    What follows would tell `3.14` from `3. Then`, but where a step ends must not depend on what is written next. So
+    wherever the text before a mark leaves it open, the mark ends nothing, and the sentence goes on to the next one: a
+    step of two sentences is a step, half a number is none.
+    """
+    for mark in _MARKS.finditer(text):
+        if mark[0] not in (".", "!", "?") or _ends_a_sentence(text[: mark.start()], mark[0]):
+            yield mark.span()
+
+
+def _ends_a_sentence(text: str, mark: str) -> bool:
+    """Whether a full stop, an exclamation mark or a question mark ends a sentence behind this text."""
+    if text.count(_FENCE) % 2 == 1:  # in a block of code lines end, sentences do not
+        return False
+    if mark == "?":
+        return True
+    before = text[-24:]
+    if before[-1:] in _CLOSERS:
+        return mark == "." or before[-1:] not in (")", "]", "}", "$")  # `(n+1)!` is a factorial
+    word = _WORD.search(before)
+    if word is None or len(word[0]) < 2:  # a number, a symbol, an initial
+        return False
+    is_command = before[: word.start()].endswith("\\")  # LaTeX: `\left.`
+    return not (is_command or "." in word[0] or word[0].lower() in _ABBREVIATIONS)
 
 
 def _separators(separators: Sequence[str], field: str) -> Rule:
@@ -190,7 +244,7 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
     escaped = re.compile(r"(\\[nrt])+")
     meant = [each.encode().decode("unicode_escape") if escaped.fullmatch(each) else each for each in separators]
     known = sorted({each.replace("\r\n", "\n") for each in meant}, key=lambda each: (len(each), each))
-    patterns = [re.compile(LINE_BREAK.join(map(re.escape, each.split("\n")))) for each in known]
+    patterns = [re.compile(_pattern_of(separator)) for separator in known]
 
     def spans(text: str) -> Iterator[Span]:
         start = 0
@@ -200,6 +254,11 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
             start = first.end()
 
     return Rule(spans, separators=tuple(known))
+
+
+def _pattern_of(separator: str) -> str:
+    """The regex of a separator: each of its line breaks may be `"\\r\\n"`."""
+    return LINE_BREAK.join(map(re.escape, separator.split("\n")))
 
 
 def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
@@ -335,6 +394,18 @@ class StepSegmenter:
         completion = Completion(alignment, _visible(alignment, hidden), mask)
         return _steps(alignment, *self.rule.cuts(completion))
 
+    def of_text(self, text: str) -> tuple[str, ...]:
+        """Cut a text whose tokens are not known into the texts of its steps, as if each character were a token.
+
+        Args:
+            text (`str`): A completion. Whatever closes it (white space behind its last separator) is left out.
+        """
+        if not text:
+            return ()
+        lengths = list(range(1, len(text) + 1))
+        alignment = Alignment(text, lengths, list(range(len(text))), lengths)
+        return _steps(alignment, *self.rule.cuts(Completion(alignment, text, None))).texts
+
     def looks_ahead(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> bool:
         """Whether tokens behind a step's end decide that it ends there: a lookahead, or a greedy match, does that.
 
@@ -444,6 +515,8 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
               line breaks and tabs it spells;
             - `"re:<pattern>"` or a compiled pattern, used as it is;
             - `"tokens:<n>"` or `n`: a fixed number of the model's tokens;
+            - `"sentence"`: a sentence or a line. A full stop behind a digit ends nothing, as it may be a decimal
+              point: what decides is the text before the mark, never what follows;
             - `"turn"`: one environment turn, the model's tokens and the tool results that follow;
             - a function from the decoded completion (special tokens included) to the exclusive ends of its steps, in
               characters, strictly ascending;
@@ -480,3 +553,38 @@ def configured_segmenter(separators: Sequence[str]) -> StepSegmenter:
         separators (sequence of `str`): As in `DrGRPOConfig.step_separator`.
     """
     return step_segmenter(separators[0] if len(separators) == 1 else separators)
+
+
+def joining_text(separator: str | Sequence[str], field: str = "step_separator") -> str:
+    """The text that joins steps, where they are given: a separator. May be empty.
+
+    Args:
+        separator (`str` or sequence of one): As in [`step_segmenter`].
+        field (`str`, *optional*): Name in error messages.
+
+    Raises:
+        `InputError`: A rule, which is no text.
+    """
+    if separator == "":
+        return ""
+    separators = rule_of(separator, field).separators
+    if len(separators) != 1:
+        remedy = "Of steps that a rule ends, ' ' or '\\n', for example: whatever stood between them."
+        raise InputError(field, repr(separator), "the text behind every step", remedy)
+    return separators[0]
+
+
+def segmenter_without_turns(spec: StepSpec, field: str = "step_separator") -> StepSegmenter:
+    """The segmenter of completions that no environment answers, where the rule `"turn"` is refused.
+
+    Args:
+        spec, field: As in [`step_segmenter`]; a list of one is that one.
+    """
+    if isinstance(spec, list | tuple) and len(spec) == 1:
+        spec = spec[0]
+    segmenter = step_segmenter(spec, field)
+    if isinstance(segmenter.rule, Turns):
+        expected = "a separator, 'sentence', 're:<pattern>' or 'tokens:<n>'"
+        remedy = "There is no environment here, so no turns: set a separator."
+        raise InputError(field, "'turn'", expected, remedy)
+    return segmenter

@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import logits_process as processors
 
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
@@ -216,7 +216,7 @@ def shared_prefill(
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
         shares (`bool`): `False` leaves all to transformers, but for the words when memory runs out.
-        limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write. transformers ignores them.
+        limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write.
         speed ([`Speed`], *optional*): Is told what is used of the fast path, and why not.
     """
     generate, speed = model.generate, speed or Speed()
@@ -225,6 +225,9 @@ def shared_prefill(
         is_ours = shares and _is_decoded_here(model, args, kwargs, speed)
         if is_ours:
             kwargs["custom_generate"] = partial(decode, limits=limits, speed=speed)
+        elif limits is not None and "input_ids" in kwargs:
+            # A loop that went on longer would draw more random numbers, and later samples would be others.
+            kwargs["stopping_criteria"] = StoppingCriteriaList([_RowLimits(limits, kwargs["input_ids"].size(1))])
         try:
             return generate(*args, **kwargs)
         except torch.OutOfMemoryError as error:
@@ -243,6 +246,17 @@ def _is_decoded_here(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     if reason:
         speed.off(reason, *GENERATION)
     return reason is None
+
+
+class _RowLimits(StoppingCriteria):
+    """Ends each row at its own limit, as [`decode`] does."""
+
+    def __init__(self, limits: Sequence[int], width: int):
+        self.limits, self.width = limits, width
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        written = input_ids.size(1) - self.width
+        return torch.tensor(self.limits, device=input_ids.device) <= written
 
 
 def _new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:

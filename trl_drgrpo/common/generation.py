@@ -1,0 +1,67 @@
+"""Settings of generation under which completions are not drawn from the policy as it is: one table for all sources.
+
+Three places set them: fields of the configuration, `generation_kwargs`, and the `generation_config` that a model
+brings along, from which transformers fills in whatever the first two leave out. A trainer computes log-probabilities
+of the policy as it is, at the configuration's temperature. So what the user sets is refused or said
+(`config/rules.py`), and what a model brings along is switched off while it samples ([`without_own_settings`]).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+# Each with the value that does nothing. `None` is another one.
+AS_IT_IS: dict[str, Any] = {
+    **dict.fromkeys(("top_p", "repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale"), 1.0),
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "epsilon_cutoff", "eta_cutoff"), 0.0),
+    **dict.fromkeys(("top_k", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), 0),
+    **dict.fromkeys(("top_h", "exponential_decay_length_penalty", "sequence_bias", "logit_bias", "bad_words")),
+    **dict.fromkeys(("bad_words_ids", "allowed_token_ids", "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "watermarking_config")),
+}
+# Other ways to decode, ends and forms of results, which a model may bring along.
+_OTHER_WAYS: dict[str, Any] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
+    **dict.fromkeys(("penalty_alpha", "diversity_penalty"), 0.0),
+    **dict.fromkeys(("token_healing", "return_dict_in_generate"), False),
+    **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "stop_strings", "max_time", "max_new_tokens")),
+}
+
+
+def that_do_something(
+    settings: Mapping[str, Any], off: Mapping[str, Any] = AS_IT_IS
+) -> Iterator[tuple[str, Any, Any]]:
+    """Settings that are on: name, value, and the value that switches it off."""
+    for name, nothing in off.items():
+        value = settings.get(name)
+        is_off = value in (None, nothing) or (name == "top_k" and value == -1) or value in ([], {})
+        if not is_off:
+            yield name, value, nothing
+
+
+def own_settings(model: Any) -> dict[str, Any]:
+    """Settings of a model's `generation_config` under which its samples would not be those of the policy."""
+    config = getattr(model, "generation_config", None)
+    given = vars(config) if config is not None else {}
+    return {name: value for name, value, _ in that_do_something(given, {**AS_IT_IS, **_OTHER_WAYS})}
+
+
+@contextmanager
+def without_own_settings(model: Any) -> Iterator[None]:
+    """Inside the block, nothing is filled in from the model's `generation_config` that changes what is sampled. What
+    the call of `generate` states itself stays. The configuration, which is saved with the model, is left as it was."""
+    config, own = getattr(model, "generation_config", None), own_settings(model)
+    for name in own:
+        setattr(config, name, None)
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(config, name, value)
+
+
+def end_tokens(*given: Any) -> list[int]:
+    """Ids that end a completion: all of several values, each an id, a list of ids, or `None`."""
+    ids = [each for value in given for each in (value if isinstance(value, (list, tuple)) else [value])]
+    return list(dict.fromkeys(int(each) for each in ids if each is not None))
