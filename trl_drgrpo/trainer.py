@@ -44,7 +44,7 @@ from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
-from trl_drgrpo.single_gpu.peft_adapters import prepare_adapters
+from trl_drgrpo.single_gpu.peft_adapters import note_base_revision, prepare_adapters
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
@@ -201,6 +201,7 @@ class DrGRPOTrainer(HostTrainer):
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
+        note_base_revision(self.model, (self.args.model_init_kwargs or {}).get("revision"))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`trl.GRPOTrainer.train`], with these differences.
@@ -351,6 +352,15 @@ class DrGRPOTrainer(HostTrainer):
     def run_id(self) -> str:
         """Id of the run that trains or has trained last; kept when it is resumed."""
         return self.resume.run_id
+
+    @property
+    def newest_rows(self) -> Sequence[dict[str, Any]]:
+        """This rank's rows of the data in the newest generation batch, with the prompts that environments have added
+        to; none before the first."""
+        if self._batch is None:
+            return ()
+        rows = zip(self._batch.inputs, self._batch.prompts, strict=True)
+        return [{**row, "prompt": prompt} for row, prompt in rows]
 
     @property
     def own_rows(self) -> slice:

@@ -10,7 +10,7 @@ Importing this module imports TRL's trainer (6-10 s). A TRL outside the supporte
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -126,6 +126,13 @@ class HostTrainer(Hooks, PrivateState):
         names = [row.get("environment") if several else None for row in rows]
         with swapped(self, _batch_environments=names):
             return [len(ids) for ids in self._tokenize_prompts([row["prompt"] for row in rows])[0]]
+
+    def tools_of(self, row: Mapping[str, Any]) -> list[Any]:
+        """The tools that the prompt of a dataset's row tells the model about."""
+        if self.environment_factories is None:
+            return list(self.tools or ())
+        self.withhold_from_model(TURN_METHODS)
+        return list(self._env_tools[row.get("environment") if self._multi_environment else None])
 
     def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args, **kwargs):
         with swapped(self, _tool_loop=ToolLoop(completions)):
