@@ -26,6 +26,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl_drgrpo.common.secrets import without_secrets
 from trl_drgrpo.process_rewards.turns import TURN_METHODS
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
+from trl_drgrpo.upstream.completion_tables import make_plain, mixed_tables
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.environments import ToolLoop
 from trl_drgrpo.upstream.hooks import Completions, Hooks, owned
@@ -34,6 +35,8 @@ from trl_drgrpo.upstream.seams import patched_by
 from trl_drgrpo.upstream.versions import brief_bars
 from trl_drgrpo.upstream.vllm_adapters import VLLMSync
 from trl_drgrpo.upstream.weight_sync import load_translated, without_tied
+
+_TABLE = "The table of completions"  # a place, as the guard names it
 
 
 @contextmanager
@@ -294,12 +297,16 @@ class HostTrainer(Hooks, PrivateState):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         with self.describing("The numbers of a step"):
             self.add_to_log(logs)
+        if self.log_completions and self.accelerator.is_main_process:
+            with self.describing(_TABLE):
+                make_plain(self._logs)
         try:
-            super().log(logs, start_time)
+            with mixed_tables(sys.modules[GRPOTrainer.__module__]):
+                super().log(logs, start_time)
         except Exception as error:
             if any(frame.f_code is Trainer.log.__code__ for frame, _ in walk_tb(error.__traceback__)):
                 raise  # from a callback, which may mean it
-            self.describing.failed("The table of completions", error)
+            self.describing.failed(_TABLE, error)
             self._metrics["train" if self.model.training else "eval"].clear()
 
     # The model's way out.
