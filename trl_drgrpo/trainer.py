@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import RewardError, told
+from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config, with_best_metric
 from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
@@ -201,7 +202,8 @@ class DrGRPOTrainer(HostTrainer):
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
-        note_base_revision(self.model, (self.args.model_init_kwargs or {}).get("revision"))
+        options: Any = self.args.model_init_kwargs or {}
+        note_base_revision(self.model, options.get("revision"))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`trl.GRPOTrainer.train`], with these differences.
@@ -240,6 +242,15 @@ class DrGRPOTrainer(HostTrainer):
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
 
     # Rewards become advantages
+
+    def on_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Check rows of a stream that the checks before the run have not seen."""
+        field, data = (
+            ("train_dataset", self.train_dataset) if self.model.training else ("eval_dataset", self.eval_dataset)
+        )
+        splits = data.values() if isinstance(data, dict) else [data]
+        if not all(hasattr(split, "__len__") for split in splits):
+            check_batch(rows, field)
 
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""

@@ -103,6 +103,7 @@ class HostTrainer(Hooks, PrivateState):
 
     def _scored_rollouts(self, inputs):
         """Completions, rewards and advantages of rows."""
+        self.on_rows(inputs)
         calculate: Any = self._calculate_rewards  # a subclass's, where it has one: what it returns is what TRL gets
 
         def calculate_and_show(inputs, prompts, completions, completion_ids_list):

@@ -256,6 +256,8 @@ class Diagnostics(DescribingFeature):
         self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
         self._details: dict[str, Any] = {}  # metrics of the newest log that trackers do not get
         self._of_step: dict[str, float] = {}  # metrics of the newest step alone
+        self._epoch_began_at = 0
+        self._stream_has_ended = False
 
     def on_trainer_built(self) -> None:
         """Set everything up; the reward functions are known by now. Refuses a `correct_reward` that the run does not
@@ -324,6 +326,27 @@ class Diagnostics(DescribingFeature):
         """Write one line of the run log's metrics."""
         with self.describing(_METRICS):
             self.run_log.metrics(state.global_step, state.epoch, numbers)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._epoch_began_at = state.global_step
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        is_stream = not hasattr(self.trainer.train_dataset, "__len__")
+        is_short = state.global_step < state.max_steps
+        if not (is_stream and is_short and state.is_world_process_zero):
+            return
+        where = f"train_dataset: the stream ended at optimizer step {state.global_step} of {state.max_steps}"
+        if state.global_step == self._epoch_began_at:  # transformers stops here
+            rows = args.generation_batch_size // args.num_generations
+            logger.warning(
+                "%s: it gave no further %d prompts, which a generation batch takes, so training ends. "
+                "Pass a stream that is longer, or can be read again from its beginning.",
+                where,
+                rows,
+            )
+        elif not (self._stream_has_ended or control.should_training_stop):
+            self._stream_has_ended = True
+            logger.warning("%s: it is read again from its beginning, as often as needed. Shown once.", where)
 
     def add_to_log(self, logs: dict[str, Any]) -> None:
         if self.trainer.args.run_log:

@@ -28,6 +28,7 @@ from trl_drgrpo.common import markdown
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.drawing import draw_panels, save_figure
 from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
+from trl_drgrpo.common.rows import can_be_read_again
 from trl_drgrpo.common.secrets import redacted, scrubbed
 from trl_drgrpo.features.model_card.example import Example, example_of
 from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
@@ -65,10 +66,11 @@ def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether the prompts of a dataset are messages; `False` for a stream, which is not read for this."""
-    if not hasattr(dataset, "__len__") or len(dataset) == 0:
+    """Whether the prompts of a dataset are messages; `False` for a stream that cannot be read again."""
+    if not hasattr(dataset, "__len__") and not can_be_read_again(dataset):
         return False
-    return isinstance(dataset[0].get("prompt"), list)
+    first_row = next(iter(dataset), {})
+    return isinstance(first_row.get("prompt"), list)
 
 
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
