@@ -245,9 +245,8 @@ class DrGRPOTrainer(HostTrainer):
 
     def on_rows(self, rows: Sequence[dict[str, Any]]) -> None:
         """Check rows of a stream that the checks before the run have not seen."""
-        field, data = (
-            ("train_dataset", self.train_dataset) if self.model.training else ("eval_dataset", self.eval_dataset)
-        )
+        field = "train_dataset" if self.model.training else "eval_dataset"
+        data: Any = getattr(self, field)
         splits = data.values() if isinstance(data, dict) else [data]
         if not all(hasattr(split, "__len__") for split in splits):
             check_batch(rows, field)

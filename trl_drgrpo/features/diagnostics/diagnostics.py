@@ -110,7 +110,7 @@ class PhaseClock:
         for name, amount in step.items():
             self._sums[name] += amount
         self._began = None
-        return self._metrics(defaultdict(float, step))
+        return self._as_metrics(defaultdict(float, step))
 
     def read(self) -> dict[str, float]:
         """The metrics since the last reading, and a fresh start.
@@ -122,10 +122,10 @@ class PhaseClock:
         if not self._sums["steps"]:
             return {}
         sums, self._sums = self._sums, defaultdict(float)
-        return self._metrics(sums)
+        return self._as_metrics(sums)
 
     @staticmethod
-    def _metrics(sums: dict[str, float]) -> dict[str, float]:
+    def _as_metrics(sums: dict[str, float]) -> dict[str, float]:
         rest = sums["whole"] - sums[GENERATE] - sums[SCORE]
         seconds = {GENERATE: sums[GENERATE], SCORE: sums[SCORE], TRAIN: max(rest, 0.0)}
         result = {f"time/{name}_s": total / sums["steps"] for name, total in seconds.items()}

@@ -36,7 +36,7 @@ class ProgressCallback(DescribingCallback):
         console (`rich.console.Console`, *optional*): Console to use; standard error by default.
         every_seconds (`float`, *optional*): Least time between two lines. By default there is one for each log, and
             one for a step that ends more than 5 seconds after the last line.
-        every_steps (`int`, *optional*): Lines every so many steps instead, where they are logged.
+        every_steps (`int`, *optional*): Lines every so many steps instead.
         clock (`Callable[[], float]`, *optional*): Seconds since some moment.
     """
 
@@ -57,7 +57,7 @@ class ProgressCallback(DescribingCallback):
         self._evaluation_began = self._last_step_end = clock()
         self._status = ""
         self._began = self._printed = self._last_line = clock()
-        self._first_step = 0
+        self._first_step = self._last_step_printed = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the bar, on a terminal."""
@@ -87,8 +87,13 @@ class ProgressCallback(DescribingCallback):
         """Show the numbers of a step in the bar. A slow step has a line, too, unless that of its log follows."""
         self._status = status_line(numbers)
         self._move(state)
-        chosen = self.every_seconds is not None or self.every_steps is not None
-        if not (chosen or control.should_log) and self._is_silent():
+        if control.should_log:
+            return
+        if self.every_steps is not None:
+            is_due = state.global_step % self.every_steps == 0
+        else:
+            is_due = self.every_seconds is None and self._is_silent()
+        if is_due:
             self._print_step(state, numbers)
 
     def on_prediction_step(
@@ -124,7 +129,8 @@ class ProgressCallback(DescribingCallback):
         evaluation = {name.removeprefix("eval_"): v for name, v in logs.items() if name[:5] == "eval_"}
         if line := status_line(evaluation, full=True):
             self._print(f"evaluation at step {state.global_step}  {line}")
-        if "reward" not in logs:  # that, or the summary at the end
+        is_repeated = "train_runtime" in logs and self._last_step_printed == state.global_step
+        if "reward" not in logs or is_repeated:  # an evaluation, or the summary at the end
             return
         self._status = status_line(logs)
         self._move(state)
@@ -143,6 +149,7 @@ class ProgressCallback(DescribingCallback):
             self._bar = None
 
     def _print_step(self, state: Any, numbers: Mapping[str, Any]) -> None:
+        self._last_step_printed = state.global_step
         left = "" if self._bar is not None else self._left(state)
         self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{left}")
 

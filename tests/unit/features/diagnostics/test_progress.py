@@ -92,7 +92,7 @@ class SlowRun(Run):
         (48, {}, list(range(1, 41))),  # slow: a line per step
         (3, {}, [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40]),
         (0.1, {}, [10, 20, 30, 40]),  # fast: as logged
-        (48, {"every_steps": 20}, [20, 40]),  # what was chosen stays
+        (48, {"every_steps": 5}, [5, 10, 15, 20, 25, 30, 35, 40]),  # what was chosen stays
         (48, {"every_seconds": 900}, [10, 30, 40]),
     ],
 )
@@ -102,6 +102,13 @@ def test_slow_steps_have_a_line_each(seconds, options, steps):
     assert [line.split()[1] for line in lines] == [f"{step}/40" for step in steps]
     assert all("left" in line for line in lines[:-1])
     assert ["loss" in line for line in lines] == [step % 10 == 0 for step in steps]
+
+
+def test_the_summary_does_not_repeat_the_last_step():
+    run = SlowRun()
+    shown = run(48, logging_steps=100)
+    run.progress.on_log(run.args, run.state, None, logs={**LOGS, "train_runtime": 1.0})
+    assert run.file.getvalue() == shown
 
 
 def test_a_bar_knows_the_numbers_of_a_step_before_they_are_logged():
