@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
+from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config
 from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
@@ -46,7 +47,7 @@ from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
-from trl_drgrpo.single_gpu.peft_adapters import prepare_adapters
+from trl_drgrpo.single_gpu.peft_adapters import note_base_revision, prepare_adapters
 from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, embedding_rows
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
@@ -236,6 +237,8 @@ class DrGRPOTrainer(HostTrainer):
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
+        options: Any = self.args.model_init_kwargs or {}
+        note_base_revision(self.model, options.get("revision"))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`trl.GRPOTrainer.train`], with these differences.
@@ -278,6 +281,14 @@ class DrGRPOTrainer(HostTrainer):
         return with_best_metric(self.args, metrics) if is_scheduled else metrics
 
     # Rewards become advantages
+
+    def on_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Check rows of a stream that the checks before the run have not seen."""
+        field = "train_dataset" if self.model.training else "eval_dataset"
+        data: Any = getattr(self, field)
+        splits = data.values() if isinstance(data, dict) else [data]
+        if not all(hasattr(split, "__len__") for split in splits):
+            check_batch(rows, field)
 
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
@@ -390,6 +401,15 @@ class DrGRPOTrainer(HostTrainer):
     def run_id(self) -> str:
         """Id of the run that trains or has trained last; kept when it is resumed."""
         return self.resume.run_id
+
+    @property
+    def newest_rows(self) -> Sequence[dict[str, Any]]:
+        """This rank's rows of the data in the newest generation batch, with the prompts that environments have added
+        to; none before the first."""
+        if self._batch is None:
+            return ()
+        rows = zip(self._batch.inputs, self._batch.prompts, strict=True)
+        return [{**row, "prompt": prompt} for row, prompt in rows]
 
     @property
     def own_rows(self) -> slice:

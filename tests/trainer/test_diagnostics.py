@@ -117,6 +117,26 @@ def test_logged_metrics_are_those_of_the_recorded_rows(whole):
         assert logs["time/tokens_per_s"] == pytest.approx(sum(row["length"] for row in rows) / sum(seconds))
 
 
+def test_the_run_log_has_every_step_however_seldom_the_run_logs(whole, run, tmp_path):
+    seldom = run(**{**whole[1], "output_dir": str(tmp_path / "seldom"), "logging_steps": 3, "report_to": "none"})
+    every = {entry["step"]: entry["logs"] for entry in read(Path(whole[1]["output_dir"]), "metrics.jsonl")[:4]}
+    lines = [entry for entry in read(tmp_path / "seldom", "metrics.jsonl") if "reward" in entry["logs"]]
+    # The last one is transformers' summary, with what was not logged yet.
+    assert [(entry["step"], entry["mode"]) for entry in lines] == [(step, "train") for step in (1, 2, 3, 4, 4)]
+    for entry in lines:
+        logs = entry["logs"]
+        for name in ("reward", "drgrpo/pass_rate", "completions/mean_length", "num_tokens", "entropy"):
+            assert logs[name] == pytest.approx(every[entry["step"]][name])
+        assert logs["time/generate_s"] > 0
+        assert ("loss" in logs) == (entry["step"] == 3)
+    # Trackers and the log history get what they got: means over the interval.
+    logged = [entry for entry in seldom.state.log_history if "reward" in entry]
+    assert [entry["step"] for entry in logged] == [3, 4]
+    assert logged[0]["reward"] == pytest.approx(statistics.fmean(every[step]["reward"] for step in (1, 2, 3)))
+    report = report_contents([read_run(tmp_path / "seldom")])["runs"][0]
+    assert report["curves"]["reward"][0] == [1, 2, 3, 4]
+
+
 def test_looking_changes_nothing(whole, run, tmp_path):
     silent = {"output_dir": str(tmp_path / "off"), "run_log": False, "run_warnings": False}
     unseen = run(**{**whole[1], **silent})

@@ -9,14 +9,16 @@ import pytest
 import runs
 import torch
 import yaml
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model
 from runs import logged, short_run, step_reward
 from tiny import tiny_model
 from tiny_bases import nf4
+from transformers import BitsAndBytesConfig
+from walk import Walk, with_tools
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.hub_errors import is_hub_id
@@ -27,7 +29,7 @@ from trl_drgrpo.features.model_card import card as cards
 from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves, objective_of, without_paths
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.single_gpu.memory.warning import setup_of
-from trl_drgrpo.upstream.trl_overrides import swapped
+from trl_drgrpo.upstream.trl_overrides import HostTrainer, swapped
 
 
 def with_card(trainer, **about):
@@ -265,13 +267,13 @@ def test_a_quantised_base_is_stated(model):
 
 def executed(card, folder, monkeypatch, capsys):
     """What the card's snippet prints when it is run in the model's folder."""
-    snippet = re.search(r"^```python\n(.*?)^```", card.text, re.MULTILINE | re.DOTALL)[1]
+    snippet = re.search(r"^(`{3,})python\n(.*?)^\1", card.text, re.MULTILINE | re.DOTALL)[2]
     monkeypatch.chdir(folder)
     capsys.readouterr()
     names = {}
     exec(compile(snippet, "README.md", "exec"), names)
     assert names["output"].shape[1] > names["inputs"]["input_ids"].shape[1]
-    return names["model"], capsys.readouterr().out
+    return names["model"], names["inputs"]["input_ids"][0].tolist()
 
 
 def chats():
@@ -287,6 +289,121 @@ def test_the_snippet_of_a_full_model_runs(conversational, plain_card, run, monke
     model, _ = executed(card, trainer.args.output_dir, monkeypatch, capsys)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, trainer.model.get_parameter(name)), name
+
+
+def messages(*texts, system=None):
+    roles = ["user", "assistant"] * len(texts)
+    turns = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    return [*([{"role": "system", "content": system}] if system else []), *turns]
+
+
+def add(a: int, b: int) -> int:
+    """
+    Adds two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+
+
+TALK = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE = TALK + "{% if thinks is false %}short {% endif %}{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The prompts that trainers generate from, as tokens."""
+    asked = []
+    generate = HostTrainer._generate_single_turn
+
+    def noted(self, prompt_ids, *arguments):
+        asked.extend(prompt_ids)
+        return generate(self, prompt_ids, *arguments)
+
+    monkeypatch.setattr(HostTrainer, "_generate_single_turn", noted)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields"),
+    [
+        ('Question: 1+1?\nAnswer in \\boxed{}, "quoted" and ```fenced```: é \U0001f600', {}),
+        ("word " * 40, {}),  # over several lines
+        (messages("1+1="), {}),
+        (messages("1+1=", system="Think step by step.\nPut the answer last."), {}),
+        (messages("1+1=", "2", "And 2+2?", system="Be brief."), {}),
+        (messages("1+1="), {"chat_template_kwargs": {"thinks": False}}),
+    ],
+    ids=["text", "long text", "message", "system prompt", "turns", "template options"],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_snippet_asks_what_the_run_asked(streamed, prompt, fields, asked, run, tokenizer, monkeypatch, capsys):
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    data = Dataset.from_list([{"prompt": prompt}] * 8)
+    if streamed:
+        data = IterableDataset.from_generator(lambda: iter([{"prompt": prompt}] * 8))
+    trainer, card = run(max_steps=1, data=data, **fields)
+    assert executed(card, trainer.args.output_dir, monkeypatch, capsys)[1] == asked[0]
+
+
+class Told(Walk):
+    """An environment that adds to the prompt."""
+
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        return " You are at the door."
+
+
+@pytest.mark.parametrize("arguments", [{"tools": [add]}, {"environment_factory": Told}], ids=["tools", "environment"])
+def test_the_snippet_tells_the_model_about_its_tools(arguments, asked, reward, tmp_path, monkeypatch, capsys):
+    model, tokenizer = with_tools()
+    data = Dataset.from_list([{"prompt": messages("1+1=")}] * 8)
+    fields = {"max_steps": 1, "max_completion_length": 24, "chat_template_kwargs": {"enable_thinking": False}}
+    settings = {**short_run(tmp_path / "run"), **fields}
+    trainer, card = with_card(runs.train(DrGRPOTrainer, settings, data, tokenizer, reward, model, **arguments))
+    assert executed(card, trainer.args.output_dir, monkeypatch, capsys)[1] == asked[0]
+
+
+def test_the_snippet_samples_as_the_run_did(run, monkeypatch, capsys):
+    sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "repetition_penalty": 1.1, "max_completion_length": 7}
+    trainer, card = run(max_steps=1, **sampling, generation_kwargs={"min_new_tokens": 2})
+    call = re.search(r"model\.generate\((.*)\)", card.text)[1]
+    stated = {"temperature=0.7", "top_p=0.9", "top_k=5", "repetition_penalty=1.1", "max_new_tokens=7"}
+    assert stated | {"do_sample=True", "min_new_tokens=2"} <= set(call.split(", "))
+    executed(card, trainer.args.output_dir, monkeypatch, capsys)
+
+
+def test_the_snippet_of_code_that_must_be_trusted_says_so(plain_card):
+    trainer, _ = plain_card
+    with swapped(trainer.args, model_init_kwargs={"trust_remote_code": True}):
+        text = card_text(trainer, trainer.model, False, Path(trainer.args.output_dir), None)
+    assert text.count("trust_remote_code=True") >= 2
+    assert "trust_remote_code=True" not in plain_card[1].text
+
+
+def test_an_adapter_names_the_revision_of_its_base(train, saved_model, monkeypatch):
+    # A local folder stands for a base of the Hub: transformers takes any revision of it.
+    peft_config = LoraConfig(r=4, target_modules=["q_proj"])
+    trainer = train(
+        model=saved_model,
+        peft_config=peft_config,
+        max_steps=1,
+        model_init_kwargs={"revision": "v2", "dtype": "float32"},
+    )
+    trainer.save_model()
+    assert PeftConfig.from_pretrained(trainer.args.output_dir).revision == "v2"
+    monkeypatch.setattr(cards, "base_model_of", lambda model: "Qwen/Qwen3-0.6B")
+    text = card_text(trainer, trainer.model, True, Path(trainer.args.output_dir), None)
+    assert "[Qwen/Qwen3-0.6B](https://huggingface.co/Qwen/Qwen3-0.6B), revision v2." in text
+
+
+def test_an_adapter_of_a_quantized_base_loads_it_quantized(adapter_run):
+    trainer, _ = adapter_run
+    with swapped(trainer.model.config, quantization_config=nf4()):
+        loading = cards.example_of(trainer, trainer.model).loading
+    assert eval(loading["quantization_config"], {"BitsAndBytesConfig": BitsAndBytesConfig}).load_in_4bit
 
 
 @pytest.fixture(scope="module")

@@ -122,6 +122,7 @@ def completed_rows(
                 console.log(f"{first} of {total} {noun} are in {path} already")
             if first == total:
                 return rows
+            console.log(f"{total - first} {noun} to do")
             with console.progress_over(total, first, noun) as show:
                 for done, new in more(first):
                     file.write(to_lines(new).encode())

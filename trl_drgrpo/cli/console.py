@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
@@ -126,7 +127,8 @@ def _first_of_machine() -> bool:
 
 @contextmanager
 def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
-    """Inside the block a call `show(status)` says that one more is done, `show(status, done)` how many are.
+    """Inside the block a call `show(status)` says that one more is done, `show(status, done)` how many are. Where
+    there is no terminal, a line every 10 seconds has the time left.
 
     Args:
         total (`int`): Problems.
@@ -140,15 +142,17 @@ def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
     columns = (TextColumn(noun), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
     bar = Progress(*columns, TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
     task = bar.add_task(noun, total=total, completed=done, status="")
-    printed = time.monotonic()
+    began = printed = time.monotonic()
+    now = done
 
     def show(status: str, now_done: int | None = None) -> None:
-        nonlocal done, printed
-        done = done + 1 if now_done is None else now_done
-        bar.update(task, completed=done, status=status)
+        nonlocal now, printed
+        now = now + 1 if now_done is None else now_done
+        bar.update(task, completed=now, status=status)
         if not stderr.is_terminal and time.monotonic() - printed > 10:
             printed = time.monotonic()
-            log(f"{done} of {total} {noun}, {status}")
+            left = round((printed - began) / max(now - done, 1) * (total - now))
+            log(f"{now} of {total} {noun}, {status}, {timedelta(seconds=left)} left")
 
     with bar:
         yield show

@@ -212,6 +212,7 @@ def build_trainer(job: Job) -> Any:
     from trl_drgrpo.trainer import DrGRPOTrainer
 
     patience, model = job.script.early_stopping_patience, job.model.model_name_or_path
+    console.log(f"Loading {model}")
     callbacks: list[Any] | None = None if patience is None else [EarlyStoppingCallback(patience)]
     trainer = DrGRPOTrainer(model=model, args=job.training, callbacks=callbacks, **job.inputs)
     trainer.dataset_name = job.script.dataset_name
@@ -223,8 +224,8 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     Trains, saves, and pushes if asked to.
 
     Returns two: `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`,
-    `reward_last` (mean rewards over the first and the last logging interval), `eval_reward_first` and
-    `eval_reward_last`; and all that was logged.
+    `reward_last` (mean rewards over the first and the last logging interval), the same of `eval_reward`, `step_reward`
+    and `eval_step_reward`; and all that was logged.
     """
     import transformers
     from packaging.version import Version
@@ -249,12 +250,24 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         trainer.push_to_hub(dataset_name=dataset_name)
         trainer.accelerator.print(f"Model pushed to https://huggingface.co/{trainer.hub_model_id}.")
     result = {"output_dir": args.output_dir, "steps": trainer.state.global_step}
-    for key in ("reward", "eval_reward"):
-        if logged := logged_values(key, trainer.state.log_history):
-            result |= {f"{key}_first": round(logged[0], 4), f"{key}_last": round(logged[-1], 4)}
+    for key, name in _RESULTS.items():
+        logged = logged_values(key, trainer.state.log_history)
+        if logged and not _is_zero_by_definition(key, trainer.state.log_history):
+            result |= {f"{name}_first": round(logged[0], 4), f"{name}_last": round(logged[-1], 4)}
     if Version(transformers.__version__) >= Version("5.18.0"):
         trainer.end()  # finishes the trackers and destroys the process group
     return result, trainer.state.log_history
+
+
+_RESULTS = {"reward": "reward", "eval_reward": "eval_reward", "process/reward_mean": "step_reward"}
+_RESULTS |= {"eval_process/reward_mean": "eval_step_reward"}
+
+
+def _is_zero_by_definition(key: str, logged: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether this is the reward of a run that has step rewards only."""
+    from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
+
+    return key in ("reward", "eval_reward") and any(PROCESS_ONLY in entry for entry in logged)
 
 
 def logged_values(key: str, logged: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -335,8 +348,10 @@ def say(place: str, words: Callable[[], str]) -> None:
 _SHOWN = (
     ("eval_drgrpo/pass_rate", "pass rate on the evaluation data", "{:.0%}"),
     ("eval_reward", "reward on the evaluation data", "{:.3g}"),
+    ("eval_process/reward_mean", "step reward on the evaluation data", "{:.3g}"),
     ("drgrpo/pass_rate", "pass rate in training", "{:.0%}"),
     ("reward", "reward in training", "{:.3g}"),
+    ("process/reward_mean", "step reward in training", "{:.3g}"),
 )
 
 
@@ -360,7 +375,7 @@ def closing(
     lines = [f"Trained in {spoken_time(seconds)}. Model: {output_dir}"]
     for key, name, form in _SHOWN:
         values = logged_values(key, logged)
-        if len(values) > 1:
+        if len(values) > 1 and not _is_zero_by_definition(key, logged):
             lines.append(f"  {name}: {form.format(values[0])} -> {form.format(values[-1])} (first and last logged)")
     folder, name = shlex.quote(output_dir), shlex.quote(Path(output_dir).name)
     remote_code = needs_trust_recipe("trust_remote_code", given)

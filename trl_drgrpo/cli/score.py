@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, TRUST,
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
+from trl_drgrpo.evaluation.results import KIND, read_results
 from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, prompt_text
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, Interval, segmenter_without_turns
 from trl_drgrpo.report.reading import read_run
-from trl_drgrpo.report.records import RecordedCompletions
+from trl_drgrpo.report.records import RecordedCompletions, read_object
 from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import ask, check_columns, required
 from trl_drgrpo.rewards.contract import reward_name
@@ -77,59 +79,113 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the results as JSON instead of tables")
 
 
+@dataclass
+class _Part:
+    """Completions of one model, scored.
+
+    Args:
+        name (`str`): The model, where the data holds completions of several; empty otherwise.
+        rows (`list[dict]`): The completions.
+        scores, step_scores (`list[RewardScores]`): Of the rewards and of the step rewards.
+        values (`dict[str, list]`): Rewards by name, those that the data had already included.
+        pairs (`list[dict]`): Rewards that differ.
+        summaries (`dict[str, dict]`): Of each reward, ready for JSON.
+        numbers (`dict[str, dict]`): What each step reward is worth.
+    """
+
+    name: str
+    rows: Rows
+    scores: list[Any]
+    step_scores: list[Any]
+    values: dict[str, list]
+    pairs: Rows
+    summaries: dict[str, Any]
+    numbers: dict[str, Any]
+
+    def content(self) -> dict[str, Any]:
+        """The results as they stand in JSON."""
+        steps = {scores.name: _content(scores) | self.numbers[scores.name] for scores in self.step_scores}
+        return {"rewards": self.summaries, "disagreements": self.pairs, "step_rewards": steps}
+
+    def print(self, show: int) -> None:
+        """Print the results as tables."""
+        content = self.content()
+        if self.name:
+            print(f"{self.name}\n")
+        _print_tables(self.summaries | content["step_rewards"], self.pairs, self.rows, self.values, show)
+        for scores in self.step_scores:
+            _print_steps(scores, self.numbers[scores.name], self.rows, show)
+
+
 def run(args: argparse.Namespace) -> int:
     """Score and print; 1 where a reward failed on some row."""
     _check(args)
     recipe, specs = _specs(args)
-    rows = _read(args, recipe)  # before anything heavy is imported
+    # Before anything heavy is imported.
+    data = {name: _read(args, recipe, path) for name, path in _sources(args.data).items()}
     with console.stdout_to_stderr():
         rewards, step_rewards = (_resolved(named, field) for field, named in specs.items())
-        rows, logged = _split_logged(rows, list(rewards))
-        if args.tokenizer is not None:
-            from trl_drgrpo.process_rewards.loading import load_tokenizer
-
-            tokenizer = load_tokenizer(args.tokenizer, None)
-            texts = [completion_text(row["completion"]) for row in rows]
-            ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-            rows = [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
-        if step_rewards:
-            separator = recipe.get("step_separator") if args.step_separator is None else args.step_separator
-            rows = _with_steps(rows, DEFAULT_SEPARATOR if separator is None else separator)
-        for name, reward in {**rewards, **step_rewards}.items():
-            _check_reward(name, reward, rows, name in step_rewards)
-        scores = [_scored(name, reward, rows, args.batch_size or 1) for name, reward in rewards.items()]
-        unscored = {each.name: scoring.unscored_rows(rewards[each.name], rows, each) for each in scores}
-        step_scores = [_step_scored(name, each, rows, args.batch_size or 32) for name, each in step_rewards.items()]
-    for each in scores + step_scores:
-        if each.traceback:
-            console.log(f"{each.name}, its first failure:\n{each.traceback.rstrip()}")
-    values = {each.name: each.rewards for each in scores}
-    pairs = scoring.disagreements(values, 1e-6)
-    for name, before in logged.items():  # a log holds float32
-        pairs += scoring.disagreements({name: values[name], LOGGED + name: before}, 1e-4)
-        values[LOGGED + name] = before
-    numbers = _step_numbers(args, rows, scores, step_scores)
-    found = {each.name: _content(each) | {"unscored": unscored[each.name]} for each in scores}
-    of_steps = {each.name: _content(each) | numbers[each.name] for each in step_scores}
+        parts = [_scored_part(args, recipe, name, rows, rewards, step_rewards) for name, rows in data.items()]
+    of_all = [scores for part in parts for scores in part.scores + part.step_scores]
+    for scores in of_all:
+        if scores.traceback:
+            console.log(f"{scores.name}, its first failure:\n{scores.traceback.rstrip()}")
+    *others, trained = parts
     if args.output is not None:
-        write_rows(args.output, _with_scores(rows, scores + step_scores))
+        write_rows(args.output, (row for part in parts for row in _with_scores(part)))
     if args.plot is not None:
         from trl_drgrpo.evaluation.steps import draw
 
-        draw(numbers, Path(args.plot))
+        draw(trained.numbers, Path(args.plot))
     if args.json:
-        print(json.dumps({"rewards": found, "disagreements": pairs, "step_rewards": of_steps}, indent=2))
+        apart = {"data": trained.name, "others": [{"data": part.name, **part.content()} for part in others]}
+        print(json.dumps({**trained.content(), **(apart if others else {})}, indent=2))
     else:
-        _print_tables(found | of_steps, pairs, rows, values, args.show)
-        for each in step_scores:
-            _print_steps(each, numbers[each.name], rows, args.show)
+        for number, part in enumerate(parts):
+            print("\n" * bool(number), end="")
+            part.print(args.show)
     if args.pass_rates is not None:  # last: the scores exist even if the reward has problems
-        correct, name = _judged(scores[0], args.correct_threshold), scores[0].name
+        scores = trained.scores[0]
+        correct = _judged(scores, args.correct_threshold)
         if correct is None:
             remedy = "Set the lowest reward that passes: --correct_threshold."
-            raise InputError("pass_rates", f"rewards of {name} other than 0 and 1", "pass or fail", remedy)
-        write_rates(args.pass_rates, rows, correct, f" by {name}")
-    return int(any(each.num_failed for each in scores + step_scores))
+            raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
+        write_rates(args.pass_rates, trained.rows, correct, f" by {scores.name}")
+    return int(any(scores.num_failed for scores in of_all))
+
+
+def _scored_part(
+    args: argparse.Namespace,
+    recipe: dict[str, Any],
+    name: str,
+    rows: Rows,
+    rewards: dict[str, Any],
+    step_rewards: dict[str, Any],
+) -> _Part:
+    rows, logged = _split_logged(rows, list(rewards))
+    if args.tokenizer is not None:
+        from trl_drgrpo.process_rewards.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(args.tokenizer, None)
+        texts = [completion_text(row["completion"]) for row in rows]
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        rows = [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
+    if step_rewards:
+        separator = recipe.get("step_separator") if args.step_separator is None else args.step_separator
+        rows = _with_steps(rows, DEFAULT_SEPARATOR if separator is None else separator)
+    for reward_key, reward in {**rewards, **step_rewards}.items():
+        _check_reward(reward_key, reward, rows, reward_key in step_rewards)
+    scores = [_scored(key, reward, rows, args.batch_size or 1) for key, reward in rewards.items()]
+    step_scores = [_step_scored(key, each, rows, args.batch_size or 32) for key, each in step_rewards.items()]
+    unscored = {each.name: scoring.unscored_rows(rewards[each.name], rows, each) for each in scores}
+    values = {each.name: each.rewards for each in scores}
+    pairs = scoring.disagreements(values, 1e-6)
+    for key, before in logged.items():  # a log holds float32
+        pairs += scoring.disagreements({key: values[key], LOGGED + key: before}, 1e-4)
+        values[LOGGED + key] = before
+    summaries = {each.name: _content(each) | {"unscored": unscored[each.name]} for each in scores}
+    numbers = _step_numbers(args, rows, scores, step_scores)
+    return _Part(name, rows, scores, step_scores, values, pairs, summaries, numbers)
 
 
 # Input ---------------------------------------------------------------------------------------------------------------
@@ -174,8 +230,28 @@ def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str
     return recipe, specs
 
 
-def _read(args: argparse.Namespace, recipe: dict[str, Any]) -> Rows:
-    path = _in_run(args.data)
+def _sources(path: str) -> dict[str, str]:
+    """Paths of the completions by the model that wrote them, the trained one last; one with an empty name, where they
+    are not the samples of an evaluation. Rates of a baseline and of the model that came of it are no single rate."""
+    path = _in_run(path)
+    samples = {str(file): read_object(file.with_suffix(f".{KIND}.json")) for file in Path(path).glob("*.jsonl")}
+    if any(about is None for about in samples.values()) or len(samples) < 2:
+        return {"": path}
+    evaluated = read_results(Path(path).parent)
+    roles = {(one["name"], one.get("weights")): one["role"] for each in evaluated for one in each["models"]}
+    found = []
+    for file, about in samples.items():
+        about = about or {}
+        role = roles.get((about.get("model"), about.get("weights")), "")
+        name = f"{role}: {about.get('model')}".removeprefix(": ")
+        found.append((role == "model", role != "baseline", Path(file).stat().st_mtime, name, file))
+    names = [name for *_, name, _ in found]
+    return {
+        name if names.count(name) == 1 else f"{name} ({Path(file).name})": file for *_, name, file in sorted(found)
+    }
+
+
+def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
     recorded = Path(path, LOG_FOLDER).is_dir()
     rows = (_recorded(Path(path)) if recorded else scoring.read_rows(path))[: args.limit]
     is_table = all(column in rows[0] for column in scoring.TABLE_COLUMNS)
@@ -392,12 +468,14 @@ def _print_tables(found: dict[str, Any], pairs: Rows, rows: Rows, values: dict[s
             print(f"  row {row}: {said}: {text if len(text) <= 100 else '...' + text[-97:]}")
 
 
-def _with_scores(rows: Rows, scores: list[Any]) -> Iterator[Row]:
-    for index, row in enumerate(rows):
+def _with_scores(part: _Part) -> Iterator[Row]:
+    scores = part.scores + part.step_scores
+    of_model = {"data": part.name} if part.name else {}
+    for index, row in enumerate(part.rows):
         given = {each.name: each.rewards[index] for each in scores}
         failed = {each.name: each.failures[index] for each in scores if index in each.failures}
         seconds = {each.name: round(each.seconds[index], 6) for each in scores}
-        yield {**row, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
+        yield {**row, **of_model, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
 
 
 def _print_steps(scores: Any, numbers: dict[str, Any], rows: Rows, show: int) -> None:

@@ -1,12 +1,16 @@
 """Every row of a dataset, looked at before a model loads: prompts that TRL cannot read, and what columns hold.
 
-100,000 rows take less than a second. Of a stream the first rows are read, and none of one that a generator makes:
-what feeds it may be gone when it is read again.
+100,000 rows take less than a second. Of a stream the first rows are read. One that a generator makes is read only
+where the generator starts anew each time: what feeds it may be gone when it is read again. The rows that nobody has
+looked at are checked when a batch comes (`check_batch`).
 """
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
@@ -52,6 +56,19 @@ def _refuse_bad(prompts: Iterable[Any], field: str, where: str = "") -> None:
         "a non-empty string, or a list of messages with role and content",
         'Drop such rows, or convert the column; a message is {"role": "user", "content": "..."}.',
     )
+
+
+def check_batch(rows: Sequence[Mapping[str, Any]], field: str) -> None:
+    """Refuse rows of a stream that TRL cannot make one batch of: with prompts that it cannot read, or other columns
+    than the first of them."""
+    if all("prompt" in row for row in rows):
+        _refuse_bad((row["prompt"] for row in rows), field, " of a batch")
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            different = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+            got = f"row {number} of a batch (the first is 0), which differs from the first in the columns {different}"
+            remedy = "Give each row every column; None stands for a missing value."
+            raise InputError(field, got, "rows with the same columns", remedy)
 
 
 def check_prompt_rows(rows: Sequence[Mapping[str, Any]], field: str, own_columns: Sequence[str] = ()) -> None:
@@ -134,12 +151,66 @@ def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[
     """The columns in batches of rows, `raw`: as they are stored, images as bytes, say; none of rows from a generator,
     or through a function of the user's: reading them may change what comes next."""
     if not hasattr(dataset, "__len__"):
-        if dataset.info.builder_name != "generator":
+        if can_be_read_again(dataset):
             rows = list(islice(dataset, STREAMED_ROWS))
             yield {name: [row.get(name) for row in rows] for name in names}
     elif dataset.format["type"] != "custom":
         for batch in dataset.select_columns(list(names)).with_format("arrow" if raw else None).iter(_BATCH):
             yield batch.to_pydict() if raw else batch
+
+
+def known_length(dataset: Any) -> int | None:
+    """Rows of a split; of a stream only where it ends within those that are read, else `None`."""
+    if hasattr(dataset, "__len__"):
+        return len(dataset)
+    if not can_be_read_again(dataset):
+        return None
+    rows = sum(1 for _ in islice(dataset, STREAMED_ROWS))
+    return rows if rows < STREAMED_ROWS else None
+
+
+def can_be_read_again(stream: Any) -> bool:
+    """Whether a stream surely starts from its first row whenever it is read."""
+    if stream.info.builder_name != "generator":
+        return True
+    generators = list(_generators(getattr(stream, "_ex_iterable", None)))
+    return bool(generators) and all(_starts_anew(function, options) for function, options in generators)
+
+
+def _generators(node: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Functions behind a stream, with their options. `datasets` wraps an iterable into another one per operation."""
+    inner = getattr(node, "ex_iterable", None)
+    wrapped = [inner] if inner is not None else getattr(node, "ex_iterables", [])
+    for part in wrapped:
+        yield from _generators(part)
+    if not wrapped:
+        builder = getattr(getattr(node, "generate_examples_fn", None), "__self__", None)
+        yield getattr(getattr(builder, "config", None), "generator", None), getattr(node, "kwargs", {})
+
+
+def _starts_anew(function: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a function reads plain data only. An iterator, a queue, a file or a random generator would go on where
+    the last reading has stopped."""
+    if isinstance(function, partial):
+        return _starts_anew(function.func, {**options, **function.keywords, "": function.args})
+    if not inspect.isfunction(function):
+        return False
+    variables = inspect.getclosurevars(function)
+    read = [*options.values(), *variables.nonlocals.values(), *variables.globals.values()]
+    return all(map(_is_plain, read))
+
+
+_PLAIN = (str, bytes, int, float, type(None), range, ModuleType)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    if hasattr(value, "__next__"):
+        return False
+    return isinstance(value, _PLAIN) or callable(value) or hasattr(value, "column_names")  # the last: a dataset
 
 
 def _is_nothing(value: Any) -> bool:

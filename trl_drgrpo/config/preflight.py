@@ -14,7 +14,7 @@ from torch import nn
 
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
-from trl_drgrpo.common.rows import check_prompt_values, column_values
+from trl_drgrpo.common.rows import check_prompt_values, column_values, known_length
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.field_kinds import optimizer_of
@@ -391,12 +391,13 @@ def _check_installed_optimizer(args: DrGRPOConfig) -> None:
 
 
 def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
-    if isinstance(dataset, Dataset):
+    rows = known_length(dataset)
+    if rows is not None:
         needed = args.generation_batch_size // args.num_generations  # type: ignore[operator]  # set by TRL
-        if len(dataset) < needed:
+        if rows < needed:
             expected = f"at least {needed} (generation batch of {args.generation_batch_size} rows / num_generations)"
             remedy = "TRL drops incomplete batches, so nothing would be trained: add prompts, or lower the batch size."
-            raise InputError("train_dataset", f"{len(dataset)} prompts", expected, remedy)
+            raise InputError("train_dataset", f"{rows} prompts", expected, remedy)
 
 
 def _check_prompts(field: str, dataset: Any) -> None:

@@ -81,7 +81,7 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
         are left out.
     """
     found = []
-    for content in read_results(Path(run_dir) / LOG_FOLDER / "evaluations"):
+    for content in _results_of(run_dir):
         try:
             head, rows = table(content)
             shown = {"title": title(content), "head": head, "rows": rows, "notes": notes(content)}
@@ -89,6 +89,18 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue  # somebody's edit: the others are shown
     return found
+
+
+def _results_of(run_dir: str | Path) -> list[dict[str, Any]]:
+    return read_results(Path(run_dir) / LOG_FOLDER / "evaluations")
+
+
+def _headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
+    """The numbers of the first screen; without the evaluations, where somebody's edit has broken one."""
+    try:
+        return without_folders(headline(run, curves, _results_of(run.path)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return headline(run, curves)
 
 
 def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bool = True) -> dict[str, Any]:
@@ -136,7 +148,7 @@ def _run(
     return {
         **{field: getattr(run, field) for field in _SHOWN_AS_READ},
         "last_step": max((entry.step for entry in run.logged), default=0),
-        "headline": headline(run, curves),
+        "headline": _headline(run, curves),
         "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
         "axes": axes_of(run.logged, run.resumed_at),
         "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),

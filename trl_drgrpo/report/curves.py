@@ -6,13 +6,15 @@ first screen are values as logged, with the steps they come from; never smoothed
 """
 
 import math
+import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
 from trl_drgrpo.report.reading import Logged, Run
 
 _HOLE = 8  # times the usual distance of two logged steps
@@ -151,13 +153,51 @@ def rounded(value: float | None, digits: int = 5) -> float | None:
     return None if value is None else float(f"{value:.{digits}g}")
 
 
-def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
+def held_out(run: Run, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """
-    Pass rate (without one: reward), mean length, live groups, speed and warnings of a run.
+    Accuracy, or reward, on held-out prompts before and after, as a number of the first screen.
+
+    Args:
+        run ([`Run`]): The run.
+        evaluations (`Sequence[Mapping]`): Results of `trl-drgrpo eval`, the newest last. One with a baseline goes
+            before the evaluations of the training: its two models saw the same prompts.
+
+    Returns:
+        `dict`: As those of [`headline`], with `origin`: what it was measured on. `None` where nothing was, or where
+        the training evaluated several splits, which TRL logs under one name.
+    """
+    number: dict[str, Any] = {"name": "Held-out accuracy", "unit": "", "share": True, "steps": [], "last_tenth": None}
+    for content in reversed(evaluations):
+        data = content["dataset"]
+        rates = {model["role"]: model["pass_at"].get("1", {}).get("value") for model in content["models"]}
+        if data["split"] != "train" and None not in (rates.get("baseline"), rates.get("model")):
+            origin = f"baseline and model on {data['name']}, split {data['split']}: {data['prompts']:,} prompts"
+            return {**number, "first": rounded(rates["baseline"]), "last": rounded(rates["model"]), "origin": origin}
+    names = {name for entry in run.logged for name in entry.metrics if re.fullmatch("eval_(.+_)?runtime", name)}
+    curves = curves_of(run.logged, "eval")
+    curve = curves.get("drgrpo/pass_rate") or (None if PROCESS_ONLY in curves else curves.get("reward"))
+    if curve is None or len(names) > 1:
+        return None
+    if "drgrpo/pass_rate" not in curves:
+        number |= {"name": "Held-out reward", "share": False}
+    points = known_points(curve)
+    steps = [step for step, _ in (points[0], points[-1])] if len(points) > 1 else [points[0][0]]
+    first = rounded(points[0][1]) if len(points) > 1 else None
+    origin = f"evaluation{'s' * (len(steps) - 1)} at step{'s' * (len(steps) - 1)} {' and '.join(map(str, steps))}"
+    return {**number, "steps": steps, "first": first, "last": rounded(points[-1][1]), "origin": origin}
+
+
+def headline(
+    run: Run, curves: dict[str, Curve], evaluations: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """
+    Held-out accuracy where it was measured, pass rate (without one: reward), mean length, live groups, speed and
+    warnings of a run.
 
     Args:
         run ([`Run`]): The run.
         curves (`dict[str, Curve]`): Of the run, not thinned.
+        evaluations (`Sequence[Mapping]`, *optional*): See [`held_out`].
 
     Returns:
         `list[dict]`: Per number `name`, `unit`, `share`, `steps` (first and last one that it is from), `first` and
@@ -169,8 +209,15 @@ def headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
     live = dead and Curve(dead.steps, [None if value is None else 1 - value for value in dead.values])
     warned = None if run.kind == "trl" else len(run.warnings)
     mean_speed = {"last": rounded(_over_time(speed, curves))} if speed else {}
+    outcome = _logged("Reward", curves.get("reward"))
+    if rate:
+        outcome = _logged("Pass rate", rate, share=True)
+    elif PROCESS_ONLY in curves:
+        outcome = _logged("Step reward", curves.get("process/reward_mean"))
+    measured = held_out(run, evaluations)
     return [
-        _logged("Pass rate", rate, share=True) if rate else _logged("Reward", curves.get("reward")),
+        *([measured] if measured else []),
+        outcome,
         _logged("Mean length", curves.get("completions/mean_length"), unit="tokens"),
         _logged("Live groups", live, share=True),
         {**_logged("Speed", speed, unit="tokens/s"), "first": None, "last_tenth": None, **mean_speed},

@@ -147,6 +147,14 @@ def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adap
                 parameter.data = parameter.data.float()
 
 
+def note_base_revision(model: nn.Module, revision: str | None) -> None:
+    """Note in an adapter's configuration which revision of its base it was trained on: TRL does not, and peft would
+    load another one under it."""
+    configs: Mapping[str, Any] = getattr(model, "peft_config", None) or {}
+    for config in configs.values():
+        config.revision = config.revision or revision
+
+
 def is_quantized(model: nn.Module) -> bool:
     """Whether TRL would cast the adapters of this model: its base was loaded in 4 or 8 bit by bitsandbytes."""
     return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))

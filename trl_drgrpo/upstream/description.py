@@ -96,13 +96,17 @@ class DescribingCallback(TrainerCallback):
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         for name, event in list(vars(cls).items()):
-            if hasattr(TrainerCallback, name) and name.startswith("on_"):
+            if hasattr(DescribingCallback, name) and name.startswith("on_"):
                 setattr(cls, name, _guarded(event))
 
     @cached_property
     def describing(self) -> DescriptionGuard:
         """Its own until a trainer that counts gives it another one."""
         return DescriptionGuard()
+
+    def on_step_numbers(self, args: Any, state: Any, control: Any, numbers: dict[str, float]) -> None:
+        """Called at the end of each optimizer step with its own metrics, whatever `logging_steps` is. Where
+        `control.should_log` is set, `on_log` follows for the same step."""
 
 
 def _guarded(event: Callable[..., Any]) -> Callable[..., Any]:

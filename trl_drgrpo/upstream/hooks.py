@@ -126,6 +126,9 @@ class Hooks:
         """Makes a scored generation batch of this rank's rows; may call `generate` for other rows, and more often."""
         return generate(inputs)
 
+    def on_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Sees this rank's rows of the data before completions are made of them, in each round of a batch."""
+
     @context
     def rolling_out(self) -> None:
         """Entered around the making of a batch's completions: generation, turns with tools, custom rollouts."""

@@ -64,7 +64,7 @@ class PrivateState(GRPOTrainer):
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     features: Sequence[Feature]
     _unlogged_mark: tuple[torch.Tensor, dict[str, int]] | None = None
-    _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
+    _logged_before_step: dict[str, tuple[list[float], int]] = {}  # noqa: RUF012  # replaced, never changed
 
     @cached_property
     def describing(self) -> DescriptionGuard:
@@ -343,13 +343,15 @@ class PrivateState(GRPOTrainer):
 
     def mark_step(self) -> None:
         """An optimizer step begins: `step_metrics` counts from here."""
-        self._logged_before_step = {name: len(values) for name, values in self._metrics["train"].items()}
+        self._logged_before_step = {name: (values, len(values)) for name, values in self._metrics["train"].items()}
 
     def step_metrics(self) -> dict[str, float]:
         """The metrics of the optimizer step that ends, averaged as TRL averages them over a logging interval."""
         result = {}
         for name, values in self._metrics["train"].items():
-            mean = _known_mean(values[self._logged_before_step.get(name, 0) :])
+            before, count = self._logged_before_step.get(name, (None, 0))
+            # TRL appends to most lists and replaces some, such as that of num_tokens.
+            mean = _known_mean(values[count:] if values is before else values)
             if mean is not None:
                 result[name] = mean
         return result

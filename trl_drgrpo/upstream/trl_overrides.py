@@ -11,7 +11,7 @@ Importing this module imports TRL's trainer (6-10 s). A TRL outside the supporte
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
@@ -27,6 +27,7 @@ from trl_drgrpo.common.secrets import without_secrets
 from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
 from trl_drgrpo.process_rewards.turns import TURN_METHODS
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
+from trl_drgrpo.upstream.completion_tables import make_plain, mixed_tables
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.environments import ToolLoop
 from trl_drgrpo.upstream.hooks import Completions, Hooks, LossTerm, owned
@@ -36,6 +37,8 @@ from trl_drgrpo.upstream.starting_weights import add_reference_adapter, starting
 from trl_drgrpo.upstream.versions import brief_bars
 from trl_drgrpo.upstream.vllm_adapters import VLLMSync
 from trl_drgrpo.upstream.weight_sync import load_translated, without_tied
+
+_TABLE = "The table of completions"  # a place, as the guard names it
 
 
 class HostTrainer(Hooks, PrivateState):
@@ -83,6 +86,7 @@ class HostTrainer(Hooks, PrivateState):
 
     def _scored_rollouts(self, inputs):
         """Completions, rewards and advantages of rows."""
+        self.on_rows(inputs)
         calculate: Any = self._calculate_rewards  # a subclass's, where it has one: what it returns is what TRL gets
 
         def calculate_and_show(inputs, prompts, completions, completion_ids_list):
@@ -109,6 +113,13 @@ class HostTrainer(Hooks, PrivateState):
         names = [row.get("environment") if several else None for row in rows]
         with swapped(self, _batch_environments=names):
             return [len(ids) for ids in self._tokenize_prompts([row["prompt"] for row in rows])[0]]
+
+    def tools_of(self, row: Mapping[str, Any]) -> list[Any]:
+        """The tools that the prompt of a dataset's row tells the model about."""
+        if self.environment_factories is None:
+            return list(self.tools or ())
+        self.withhold_from_model(TURN_METHODS)
+        return list(self._env_tools[row.get("environment") if self._multi_environment else None])
 
     def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args, **kwargs):
         with swapped(self, _tool_loop=ToolLoop(completions)):
@@ -318,12 +329,16 @@ class HostTrainer(Hooks, PrivateState):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         with self.describing("The numbers of a step"):
             self.add_to_log(logs)
+        if self.log_completions and self.accelerator.is_main_process:
+            with self.describing(_TABLE):
+                make_plain(self._logs)
         try:
-            super().log(logs, start_time)
+            with mixed_tables(sys.modules[GRPOTrainer.__module__]):
+                super().log(logs, start_time)
         except Exception as error:
             if any(frame.f_code is Trainer.log.__code__ for frame, _ in walk_tb(error.__traceback__)):
                 raise  # from a callback, which may mean it
-            self.describing.failed("The table of completions", error)
+            self.describing.failed(_TABLE, error)
             self._metrics["train" if self.model.training else "eval"].clear()
 
     # The model's way out.

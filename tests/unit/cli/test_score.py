@@ -295,6 +295,35 @@ def test_what_a_run_has_logged_is_scored_again(here, report, capsys, tokenizer, 
         assert report("exact", data=str(folder))[1]["rewards"]["exact"]["rows"] == 8
 
 
+def test_a_baseline_and_the_model_of_an_evaluation_are_scored_apart(here, report, capsys):
+    evaluations = here / "runs" / "x" / "_drgrpo" / "evaluations"
+    samples = evaluations / "samples"
+    samples.mkdir(parents=True)
+    # By name the baseline would be the last one.
+    for name, rows in (("runs/x", ROWS[:3]), ("z-base", ROWS[3:])):
+        file = samples / f"{name[-6:].replace('/', '-')}-1.jsonl"
+        write_lines(file, rows)
+        file.with_suffix(".eval.json").write_text(json.dumps({"model": name, "weights": name[-1]}))
+    models = [
+        {"role": role, "name": name, "weights": name[-1]}
+        for role, name in (("baseline", "z-base"), ("model", "runs/x"))
+    ]
+    (evaluations / "test.json").write_text(json.dumps({"format": 1, "models": models, "dataset": {"name": "d"}}))
+    for folder in (here / "runs" / "x", samples):
+        code, found = report("exact", "--output", "scored.jsonl", "--pass_rates", "rates.jsonl", data=str(folder))
+        assert (code, found["data"], found["rewards"]["exact"]["rows"]) == (0, "model: runs/x", 3)
+        (other,) = found["others"]
+        assert (other["data"], other["rewards"]["exact"]["rows"]) == ("baseline: z-base", len(ROWS) - 3)
+    scored = [json.loads(line)["data"] for line in Path("scored.jsonl").read_text().splitlines()]
+    assert scored == ["baseline: z-base"] * (len(ROWS) - 3) + ["model: runs/x"] * 3
+    rated = [json.loads(line) for line in Path("rates.jsonl").read_text().splitlines()]
+    assert {row["prompt"] for row in rated} == {row["prompt"] for row in ROWS[:3]}
+    capsys.readouterr()
+    assert score("--rewards", "mine.py:exact", "--data", str(samples)) == 0
+    tables = capsys.readouterr().out
+    assert tables.index("baseline: z-base") < tables.index("model: runs/x")
+
+
 # Bad input -----------------------------------------------------------------------------------------------------------
 
 

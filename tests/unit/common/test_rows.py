@@ -1,6 +1,8 @@
 """Every row is looked at, also behind a selection and in later batches, and a stream is left as it was."""
 
 import json
+import random
+from functools import partial
 
 import pytest
 from case_tables import cases
@@ -8,7 +10,7 @@ from datasets import Dataset, IterableDataset, load_dataset
 
 from trl_drgrpo.common import rows
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.rows import ColumnValues, check_prompt_values, column_values
+from trl_drgrpo.common.rows import ColumnValues, check_batch, check_prompt_values, column_values, known_length
 
 USER = {"role": "user", "content": "1+1"}
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
@@ -79,6 +81,70 @@ def test_what_a_generator_makes_is_not_read():
     check_prompt_values(stream.map(lambda row: row), "prompt")
     assert column_values(stream, ["prompt"]) == {}
     assert len(list(stream)) == 2
+
+
+def rows_of(*prompts):
+    def generate():
+        for prompt in prompts:
+            yield {"prompt": prompt}
+
+    return generate
+
+
+def from_options(prompts):
+    for prompt in prompts:
+        yield {"prompt": prompt}
+
+
+def one_shot():
+    source = iter([{"prompt": "a"}, {"prompt": "b"}])
+
+    def generate():
+        yield from source
+
+    return generate
+
+
+def drawn_at_random():
+    random_generator = random.Random(0)
+    return lambda: ({"prompt": str(random_generator.random())} for _ in range(2))
+
+
+def test_a_generator_that_starts_anew_is_checked():
+    streams = [
+        IterableDataset.from_generator(rows_of("a", None)),
+        IterableDataset.from_generator(rows_of("a", None)).map(lambda row: row).shuffle(seed=1),
+        IterableDataset.from_generator(from_options, gen_kwargs={"prompts": ["a", None]}),
+        IterableDataset.from_generator(partial(from_options, ["a", None])),
+    ]
+    for stream in streams:
+        with pytest.raises(InputError, match="got null as the prompt in row"):
+            check_prompt_values(stream, "prompt")
+        assert column_values(stream, ["prompt"])["prompt"].nulls == 1
+        assert known_length(stream) == 2
+
+
+@pytest.mark.parametrize("make", [one_shot, drawn_at_random])
+def test_a_generator_that_goes_on_where_it_stopped_is_not_read(make):
+    stream = IterableDataset.from_generator(make())
+    expected = list(IterableDataset.from_generator(make()))
+    check_prompt_values(stream, "prompt")
+    assert known_length(stream) is None
+    assert list(stream) == expected
+
+
+def test_a_long_stream_is_not_counted():
+    assert known_length(IterableDataset.from_generator(from_options, gen_kwargs={"prompts": ["a"] * 1000})) is None
+    assert known_length(Dataset.from_dict({"prompt": ["a"] * 3})) == 3
+
+
+def test_rows_of_a_batch():
+    check_batch([{"prompt": "a", "answer": None}, {"prompt": "b", "answer": "1"}], "train_dataset")
+    check_batch([{}], "train_dataset")  # an environment brings the prompt
+    with pytest.raises(InputError, match="train_dataset: got an empty text as the prompt in row 1 .* of a batch"):
+        check_batch([{"prompt": "a"}, {"prompt": ""}], "train_dataset")
+    with pytest.raises(InputError, match="differs from the first in the columns answer"):
+        check_batch([{"prompt": "a", "answer": "1"}, {"prompt": "b"}], "train_dataset")
 
 
 def test_a_transform_of_the_users_is_not_run():

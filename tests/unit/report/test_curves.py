@@ -109,6 +109,42 @@ def test_steps_that_the_log_lacks_do_not_weigh_in_the_speed():
     assert numbers["Speed"]["last"] == pytest.approx(2900 / 11, abs=0.01)
 
 
+def test_a_run_with_step_rewards_only_shows_these():
+    zero = Curve([1, 2], [0.0, 0.0])
+    numbers = by_name(
+        Run("r", "r", "trl-drgrpo"),
+        **{"reward": zero, "rewards/process_only/mean": zero, "process/reward_mean": Curve([1, 2], [0.25, 0.5])},
+    )
+    assert (numbers["Step reward"]["first"], numbers["Step reward"]["last"]) == (0.25, 0.5)
+    assert "Reward" not in numbers
+
+
+def evaluation(split="test", **rates):
+    models = [{"role": role, "pass_at": {"1": {"value": value}}} for role, value in rates.items()]
+    return {"dataset": {"name": "gsm8k", "split": split, "prompts": 1319}, "models": models}
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "logged", "first", "last"),
+    [
+        ([evaluation(baseline=0.25, model=0.5)], {0: 0.1, 4: 0.2}, 0.25, 0.5),  # the same prompts, before and after
+        ([evaluation(baseline=0.25, model=0.5), evaluation(baseline=0.3, model=0.6)], {}, 0.3, 0.6),  # the newest
+        ([evaluation("train", baseline=0.25, model=0.5), evaluation(model=0.5)], {0: 0.1, 4: 0.2}, 0.1, 0.2),
+        ([], {4: 0.2}, None, 0.2),
+    ],
+)
+def test_held_out_accuracy_before_and_after(evaluations, logged, first, last):
+    entries = [Logged(step, "eval", {"eval_drgrpo/pass_rate": rate}) for step, rate in logged.items()]
+    number = headline(Run("r", "r", "trl-drgrpo", logged=entries), {}, evaluations)[0]
+    assert (number["name"], number["first"], number["last"]) == ("Held-out accuracy", first, last)
+
+
+def test_several_evaluation_splits_are_no_single_number():
+    splits = [Logged(4, "eval", {"eval_reward": 0.5, f"eval_{split}_runtime": 1.0}) for split in ("easy", "hard")]
+    assert headline(Run("r", "r", "trl-drgrpo", logged=splits[:1]), {})[0]["name"] == "Held-out reward"
+    assert headline(Run("r", "r", "trl-drgrpo", logged=splits), {})[0]["name"] == "Reward"
+
+
 def test_a_run_without_anything():
     numbers = by_name(Run("r", "r", "trl"))
     assert [number["last"] for number in numbers.values()] == [None] * 5

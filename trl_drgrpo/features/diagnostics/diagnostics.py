@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 GENERATE, SCORE, TRAIN = "generate", "score", "train"
 # Places, as the guard names them.
 _STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
-_END = "The end of the run log"
+_END, _METRICS = "The end of the run log", "The run log's metrics"
 
 
 class PhaseClock:
@@ -68,8 +68,9 @@ class PhaseClock:
     >>> with clock.phase("generate"):
     ...     pass
     >>> clock.step_ends(tokens=50)
-    >>> clock.read()
     {'time/generate_s': 3.0, 'time/score_s': 0.0, 'time/train_s': 7.0, 'time/tokens_per_s': 5.0}
+    >>> clock.read() == {'time/generate_s': 3.0, 'time/score_s': 0.0, 'time/train_s': 7.0, 'time/tokens_per_s': 5.0}
+    True
 
     ```
     """
@@ -78,6 +79,7 @@ class PhaseClock:
         self._clock = clock
         self._is_running = False
         self._began: float | None = None
+        self._of_step: dict[str, float] = defaultdict(float)  # seconds of its phases
         self._sums: dict[str, float] = defaultdict(float)  # seconds of the phases and of whole steps; steps; tokens
 
     @contextmanager
@@ -92,20 +94,23 @@ class PhaseClock:
             yield
         finally:
             self._is_running = False
-            self._sums[name] += self._clock() - start
+            self._of_step[name] += self._clock() - start
 
     def step_begins(self) -> None:
         """An optimizer step begins."""
         self._began = self._clock()
+        self._of_step = defaultdict(float)
 
-    def step_ends(self, tokens: int) -> None:
+    def step_ends(self, tokens: int) -> dict[str, float]:
         """An optimizer step has ended. `tokens`: completion tokens generated in it over all ranks, 0 when it reused
-        some."""
-        if self._began is not None:
-            self._sums["whole"] += self._clock() - self._began
-            self._sums["steps"] += 1
-            self._sums["tokens"] += tokens
+        some. Returns the metrics of this step alone, named as in `read`."""
+        if self._began is None:
+            return {}
+        step = {**self._of_step, "whole": self._clock() - self._began, "steps": 1, "tokens": tokens}
+        for name, amount in step.items():
+            self._sums[name] += amount
         self._began = None
+        return self._as_metrics(defaultdict(float, step))
 
     def read(self) -> dict[str, float]:
         """The metrics since the last reading, and a fresh start.
@@ -117,6 +122,10 @@ class PhaseClock:
         if not self._sums["steps"]:
             return {}
         sums, self._sums = self._sums, defaultdict(float)
+        return self._as_metrics(sums)
+
+    @staticmethod
+    def _as_metrics(sums: dict[str, float]) -> dict[str, float]:
         rest = sums["whole"] - sums[GENERATE] - sums[SCORE]
         seconds = {GENERATE: sums[GENERATE], SCORE: sums[SCORE], TRAIN: max(rest, 0.0)}
         result = {f"time/{name}_s": total / sums["steps"] for name, total in seconds.items()}
@@ -246,6 +255,9 @@ class Diagnostics(DescribingFeature):
         self._new_tokens = 0  # generated since the last optimizer step ended
         self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
         self._details: dict[str, Any] = {}  # metrics of the newest log that trackers do not get
+        self._of_step: dict[str, float] = {}  # metrics of the newest step alone
+        self._epoch_began_at = 0
+        self._stream_has_ended = False
 
     def on_trainer_built(self) -> None:
         """Set everything up; the reward functions are known by now. Refuses a `correct_reward` that the run does not
@@ -295,11 +307,46 @@ class Diagnostics(DescribingFeature):
         self.phases.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        numbers = self.describing.value("The numbers of a step", self.trainer.step_metrics, otherwise={})
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
-                self.run_warnings.observe(state.global_step, self.trainer.step_metrics())
-        self.phases.step_ends(self._new_tokens)
+                self.run_warnings.observe(state.global_step, numbers)
+        numbers = numbers | self.phases.step_ends(self._new_tokens)
         self._new_tokens = 0
+        if not state.is_world_process_zero:
+            return
+        self._of_step = numbers
+        if not control.should_log:  # else the log of this step follows, and adds the loss and the like
+            self._write_metrics(state, numbers)
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, DescribingCallback):
+                callback.on_step_numbers(args, state, control, numbers)
+
+    def _write_metrics(self, state: Any, numbers: dict[str, Any]) -> None:
+        """Write one line of the run log's metrics."""
+        with self.describing(_METRICS):
+            self.run_log.metrics(state.global_step, state.epoch, numbers)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._epoch_began_at = state.global_step
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        is_stream = not hasattr(self.trainer.train_dataset, "__len__")
+        is_short = state.global_step < state.max_steps
+        if not (is_stream and is_short and state.is_world_process_zero):
+            return
+        where = f"train_dataset: the stream ended at optimizer step {state.global_step} of {state.max_steps}"
+        if state.global_step == self._epoch_began_at:  # transformers stops here
+            rows = args.generation_batch_size // args.num_generations
+            logger.warning(
+                "%s: it gave no further %d prompts, which a generation batch takes, so training ends. "
+                "Pass a stream that is longer, or can be read again from its beginning.",
+                where,
+                rows,
+            )
+        elif not (self._stream_has_ended or control.should_training_stop):
+            self._stream_has_ended = True
+            logger.warning("%s: it is read again from its beginning, as often as needed. Shown once.", where)
 
     def add_to_log(self, logs: dict[str, Any]) -> None:
         if self.trainer.args.run_log:
@@ -369,8 +416,10 @@ class Diagnostics(DescribingFeature):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        with self.describing("The run log's metrics"):
-            self.run_log.metrics(state.global_step, state.epoch, logs | self._details)
+        # A step's own numbers take the place of means since the last log.
+        numbers = logs | self._details
+        self._write_metrics(state, {name: self._of_step.get(name, value) for name, value in numbers.items()})
+        with self.describing(_METRICS):
             self.run_log.update(speed=self.trainer.fast_path.speed.facts())
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)

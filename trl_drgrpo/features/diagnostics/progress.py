@@ -1,10 +1,12 @@
 """The progress of a run: one line per log, with reward, length, dead groups, loss, gradient norm and each reward.
 
-On a terminal a bar, redrawn below the lines, says the most important of it at any time. It reads the logged metrics
-only and takes the place of transformers' `ProgressCallback`, which prints every metric of every log.
+Between two logs, slow steps have lines of their own, so that a run is never silent for long. On a terminal a bar,
+redrawn below the lines, says the most important of it at any time. The callback takes the place of transformers'
+`ProgressCallback`, which prints every metric of every log, and nothing in between.
 """
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +14,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
+from transformers.trainer_utils import has_length
 
+from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
 from trl_drgrpo.upstream.description import DescribingCallback
+
+_SILENT_SECONDS = 5.0  # after so long without a line, a step or a batch of an evaluation has one of its own
 
 
 class ProgressCallback(DescribingCallback):
@@ -28,7 +34,8 @@ class ProgressCallback(DescribingCallback):
 
     Args:
         console (`rich.console.Console`, *optional*): Console to use; standard error by default.
-        every_seconds (`float`, *optional*, defaults to `0.0`): Least time between two lines; 0: one for each log.
+        every_seconds (`float`, *optional*): Least time between two lines. By default there is one for each log, and
+            one for a step that ends more than 5 seconds after the last line.
         every_steps (`int`, *optional*): Lines every so many steps instead.
         clock (`Callable[[], float]`, *optional*): Seconds since some moment.
     """
@@ -36,7 +43,7 @@ class ProgressCallback(DescribingCallback):
     def __init__(
         self,
         console: Console | None = None,
-        every_seconds: float = 0.0,
+        every_seconds: float | None = None,
         every_steps: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -45,25 +52,75 @@ class ProgressCallback(DescribingCallback):
         self._clock = clock
         self._bar: Progress | None = None
         self._task: Any = None
+        self._evaluation: Any = None  # the bar's second task, while an evaluation runs
+        self._evaluated = 0  # batches of the evaluation that is running
+        self._evaluation_began = self._last_step_end = clock()
         self._status = ""
-        self._began = self._printed = clock()
-        self._first_step = 0
+        self._began = self._printed = self._last_line = clock()
+        self._first_step = self._last_step_printed = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the bar, on a terminal."""
-        self._began = self._clock()
+        self._began = self._last_line = self._last_step_end = self._clock()
         self._printed = -math.inf
         self._first_step = state.global_step
         if not state.is_world_process_zero or args.disable_tqdm or not self.console.is_terminal:
             return
-        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
-        self._bar = Progress(*columns, console=self.console)
+        names, status = TextColumn("{task.description}"), TextColumn("{task.fields[status]}")
+        self._bar = Progress(
+            names, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), status, console=self.console
+        )
         self._task = self._bar.add_task("training", total=state.max_steps, completed=state.global_step, status="")
         self._bar.start()
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say that the training begins: the first step may take minutes."""
+        if state.is_world_process_zero and state.global_step == self._first_step:
+            self._print(f"training steps {state.global_step + 1} to {state.max_steps}")
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move the bar on."""
+        self._last_step_end = self._clock()
         self._move(state)
+
+    def on_step_numbers(self, args: Any, state: Any, control: Any, numbers: dict[str, float]) -> None:
+        """Show the numbers of a step in the bar. A slow step has a line, too, unless that of its log follows."""
+        self._status = status_line(numbers)
+        self._move(state)
+        if control.should_log:
+            return
+        if self.every_steps is not None:
+            is_due = state.global_step % self.every_steps == 0
+        else:
+            is_due = self.every_seconds is None and self._is_silent()
+        if is_due:
+            self._print_step(state, numbers)
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Move the bar of an evaluation, or say in a line how far it is."""
+        if not state.is_world_process_zero or not has_length(eval_dataloader):
+            return
+        if not self._evaluated:
+            self._evaluation_began = self._last_step_end
+        self._evaluated += 1
+        total = len(eval_dataloader)
+        if self._bar is not None:
+            if self._evaluation is None:
+                self._evaluation = self._bar.add_task("evaluation", total=total, status="")
+            self._bar.update(self._evaluation, completed=self._evaluated)
+        elif self._is_silent():
+            seconds = (self._clock() - self._evaluation_began) / self._evaluated * (total - self._evaluated)
+            place = f"evaluation at step {state.global_step}  batch {self._evaluated}/{total}"
+            self._print(f"{place}  {spoken_time(seconds)} left")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the bar of an evaluation away."""
+        self._evaluated = 0
+        if self._bar is not None and self._evaluation is not None:
+            self._bar.remove_task(self._evaluation)
+        self._evaluation = None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Take the newest numbers and show them."""
@@ -72,14 +129,14 @@ class ProgressCallback(DescribingCallback):
         evaluation = {name.removeprefix("eval_"): v for name, v in logs.items() if name[:5] == "eval_"}
         if line := status_line(evaluation, full=True):
             self._print(f"evaluation at step {state.global_step}  {line}")
-        if "reward" not in logs:  # that, or the summary at the end
+        is_repeated = "train_runtime" in logs and self._last_step_printed == state.global_step
+        if "reward" not in logs or is_repeated:  # an evaluation, or the summary at the end
             return
         self._status = status_line(logs)
         self._move(state)
         if self._is_due(state):
             self._printed = self._clock()
-            left = "" if self._bar is not None else self._left(state)
-            self._print(f"step {state.global_step}/{state.max_steps}  {status_line(logs, full=True)}{left}")
+            self._print_step(state, logs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the bar."""
@@ -91,15 +148,24 @@ class ProgressCallback(DescribingCallback):
             self._bar.stop()
             self._bar = None
 
+    def _print_step(self, state: Any, numbers: Mapping[str, Any]) -> None:
+        self._last_step_printed = state.global_step
+        left = "" if self._bar is not None else self._left(state)
+        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{left}")
+
     def _print(self, line: str) -> None:
+        self._last_line = self._clock()
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _is_silent(self) -> bool:
+        return self._clock() - self._last_line >= _SILENT_SECONDS
 
     def _is_due(self, state: Any) -> bool:
         if state.global_step >= state.max_steps:
             return True
         if self.every_steps is not None:
             return state.global_step % self.every_steps == 0
-        return self._clock() - self._printed >= self.every_seconds
+        return self._clock() - self._printed >= (self.every_seconds or 0.0)
 
     def _move(self, state: Any) -> None:
         if self._bar is not None:
@@ -153,17 +219,20 @@ def status_line(logs: Mapping[str, Any], full: bool = False) -> str:
 
     ```
     """
+    has_outcome = PROCESS_ONLY not in logs
+    reward = logs.get("reward") if has_outcome and (full or "drgrpo/pass_rate" not in logs) else None
     parts = [
         ("pass rate {:.0%}", logs.get("drgrpo/pass_rate")),
-        ("reward {:.3g}", None if "drgrpo/pass_rate" in logs and not full else logs.get("reward")),
+        ("reward {:.3g}", reward),
+        ("step reward {:.3g}", logs.get("process/reward_mean")),
         ("length {:.0f}", logs.get("completions/mean_length")),
         ("dead groups {:.0%}", logs.get("drgrpo/dead_groups_frac")),
         ("{:,.0f} tokens/s", logs.get("time/tokens_per_s")),
     ]
     if full:
         parts += [("loss {:.3g}", logs.get("loss")), ("grad_norm {:.3g}", logs.get("grad_norm"))]
-        means = [name for name in logs if name.startswith("rewards/") and name.endswith("/mean")]
-        parts += [(f"{name[8:-5]} {{:.3g}}", logs[name]) for name in means]
+        means = [name for name in logs if re.fullmatch(r"(process_)?rewards/.+/mean", name) and name != PROCESS_ONLY]
+        parts += [(f"{name.partition('/')[2][:-5]} {{:.3g}}", logs[name]) for name in means]
     return "  ".join(text.format(value) for text, value in parts if isinstance(value, int | float))
 
 

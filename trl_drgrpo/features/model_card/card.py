@@ -28,11 +28,15 @@ from trl_drgrpo.common import markdown
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.drawing import draw_panels, save_figure
 from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
+from trl_drgrpo.common.rows import can_be_read_again
 from trl_drgrpo.common.secrets import redacted, scrubbed
+from trl_drgrpo.features.model_card.example import Example, example_of
+from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
 from trl_drgrpo.upstream.versions import installed_versions
 
 # Metric -> title of its panel, which evaluations share.
-PANELS = {"reward": "mean reward", "completions/mean_length": "mean completion length (tokens)"}
+PANELS = {"reward": "mean reward", "process/reward_mean": "mean step reward"}
+PANELS |= {"completions/mean_length": "mean completion length (tokens)"}
 
 
 def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
@@ -40,6 +44,8 @@ def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int,
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     logged = dict.fromkeys(name for entry in history for name in entry)
     for metric, title in PANELS.items():
+        if metric == "reward" and PROCESS_ONLY in logged:
+            continue
         names = [name for name in logged if name.partition(" (")[0].removeprefix("eval_") == metric]
         lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
         lines = {name: points for name, points in lines.items() if len(points) > 1}
@@ -60,10 +66,11 @@ def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether the prompts of a dataset are messages; `False` for a stream, which is not read for this."""
-    if not hasattr(dataset, "__len__") or len(dataset) == 0:
+    """Whether the prompts of a dataset are messages; `False` for a stream that cannot be read again."""
+    if not hasattr(dataset, "__len__") and not can_be_read_again(dataset):
         return False
-    return isinstance(dataset[0].get("prompt"), list)
+    first_row = next(iter(dataset), {})
+    return isinstance(first_row.get("prompt"), list)
 
 
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
@@ -94,10 +101,11 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "model_class": type(model).__name__,
         "base": base_model_of(model),
         "base_class": kind_of(model),
+        "revision": (args.model_init_kwargs or {}).get("revision"),
         # A processor takes images, too.
         "is_text_only": hasattr(trainer.processing_class, "convert_tokens_to_ids"),
         "model_id": repr(trainer.hub_model_id or "."),
-        "is_chat": is_conversational(dataset),
+        "example": example_of(trainer, model),
         "formula": "\n".join(formula),
         "notes": notes,
         "dataset_name": dataset_name if is_hub_id(dataset_name) else dataset_id(dataset),
@@ -114,6 +122,7 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "machine": machine_rows(trainer),
         "citation": textwrap.dedent(trainer._paper["citation"]),
     }
+    values["example"] = Example(**redacted(vars(values["example"]), vars(args)))
     values = redacted(values, vars(args))  # before Markdown's escapes take them apart
     return template("card.md.jinja").render(values, trainer=trainer, args=args, state=trainer.state)
 

@@ -68,6 +68,80 @@ def test_lines_are_throttled_and_the_last_one_always_comes(options, steps, first
     assert "left" not in lines[-1]
 
 
+class SlowRun(Run):
+    """The same with steps of so many seconds, logged every ten steps, as a trainer calls it: each step has numbers."""
+
+    def __call__(self, seconds, logging_steps=10):
+        self.progress.on_train_begin(self.args, self.state, None)
+        while self.state.global_step < self.state.max_steps:
+            self.progress.on_step_begin(self.args, self.state, None)
+            self.now += seconds
+            self.state.global_step += 1
+            control = SimpleNamespace(should_log=self.state.global_step % logging_steps == 0)
+            self.progress.on_step_end(self.args, self.state, control)
+            self.progress.on_step_numbers(self.args, self.state, control, LOGS)
+            if control.should_log:
+                self.progress.on_log(self.args, self.state, control, logs={**LOGS, "loss": 0.5})
+        self.progress.on_train_end(self.args, self.state, None)
+        return self.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "steps"),
+    [
+        (48, {}, list(range(1, 41))),  # slow: a line per step
+        (3, {}, [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40]),
+        (0.1, {}, [10, 20, 30, 40]),  # fast: as logged
+        (48, {"every_steps": 5}, [5, 10, 15, 20, 25, 30, 35, 40]),  # what was chosen stays
+        (48, {"every_seconds": 900}, [10, 30, 40]),
+    ],
+)
+def test_slow_steps_have_a_line_each(seconds, options, steps):
+    first, *lines = SlowRun(**options)(seconds).splitlines()
+    assert first == "training steps 1 to 40"
+    assert [line.split()[1] for line in lines] == [f"{step}/40" for step in steps]
+    assert all("left" in line for line in lines[:-1])
+    assert ["loss" in line for line in lines] == [step % 10 == 0 for step in steps]
+
+
+def test_the_summary_does_not_repeat_the_last_step():
+    run = SlowRun()
+    shown = run(48, logging_steps=100)
+    run.progress.on_log(run.args, run.state, None, logs={**LOGS, "train_runtime": 1.0})
+    assert run.file.getvalue() == shown
+
+
+def test_a_bar_knows_the_numbers_of_a_step_before_they_are_logged():
+    assert "pass rate 50%" in SlowRun(terminal=True)(0.1, logging_steps=100)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_slow_evaluation_says_how_far_it_is(terminal):
+    run = Run(terminal)
+    run.progress.on_train_begin(run.args, run.state, None)
+    for _ in range(8):
+        run.now += 3
+        run.progress.on_prediction_step(run.args, run.state, None, eval_dataloader=range(8))
+    tasks = {task.description: (task.completed, task.total) for task in run.progress._bar.tasks} if terminal else {}
+    run.progress.on_evaluate(run.args, run.state, None)
+    assert not terminal or len(run.progress._bar.tasks) == 1
+    run.progress.close()
+    shown = run.file.getvalue()
+    if terminal:
+        assert tasks["evaluation"] == (8, 8)
+    else:
+        batches = [(2, "0:18"), (4, "0:12"), (6, "0:06"), (8, "0:00")]
+        assert shown.splitlines() == [f"evaluation at step 0  batch {n}/8  {left} left" for n, left in batches]
+
+
+def test_step_rewards_are_on_the_line():
+    steps = {"process/reward_mean": 0.25, "process_rewards/verifier/mean": 0.25}
+    of_process_only = {"reward": 0.0, "rewards/process_only/mean": 0.0, **steps}
+    assert status_line(of_process_only) == "step reward 0.25"
+    assert status_line(of_process_only, full=True) == "step reward 0.25  verifier 0.25"
+    assert status_line({"reward": 0.5, **steps}) == "reward 0.5  step reward 0.25"
+
+
 def test_an_evaluation_has_its_own_line():
     lines = Run()({"eval_drgrpo/pass_rate": 0.25, "eval_reward": 0.3, "eval_completions/mean_length": 7}).splitlines()
     assert lines[0] == "evaluation at step 1  pass rate 25%  reward 0.3  length 7"

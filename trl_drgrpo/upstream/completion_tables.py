@@ -1,0 +1,87 @@
+"""The tables of completions that TRL sends to trackers, made of columns that Parquet and the trackers take.
+
+TRL puts prompts, completions, rewards and what reward functions have logged with `log_extra` into one table. One value
+that Parquet has no type for, or rows of different shapes in the table of wandb, such as the messages of a conversation
+with tools, cost the table of the whole batch. Here such a column becomes text, and wandb is told that rows may differ.
+"""
+
+import json
+import logging
+from collections import deque
+from collections.abc import MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any
+
+from trl_drgrpo.upstream.private_state import swapped
+
+logger = logging.getLogger(__name__)
+
+
+def make_plain(logs: MutableMapping[str, Any]) -> None:
+    """Make the columns of TRL's next table plain, in place. A column of `log_extra` that lacks rows is left out."""
+    for name in ("prompt", "completion"):
+        _replace(logs[name], plain_column(logs[name]))
+    rows = len(logs["prompt"])
+    for name, values in list(logs["extra"].items()):
+        if len(values) == rows:
+            _replace(values, plain_column(values))
+        else:
+            _warn_of_missing_rows(name)
+            del logs["extra"][name]
+
+
+@cache
+def _warn_of_missing_rows(name: str) -> None:
+    logger.warning("log_extra: %r has not one value per completion: left out of the table.", name)
+
+
+def _replace(column: "deque[Any]", values: Sequence[Any]) -> None:
+    column.clear()
+    column.extend(values)
+
+
+def plain_column(values: Sequence[Any]) -> list[Any]:
+    """
+    A column as Parquet holds it: arrays and tensors as numbers; all of it as text where it has no type in Parquet.
+
+    Example:
+
+    ```python
+    >>> plain_column([1, None, 2]), plain_column([1, "a", None])
+    ([1, None, 2], ['1', 'a', None])
+
+    ```
+    """
+    import pyarrow
+
+    plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    try:
+        array = pyarrow.array(plain, from_pandas=True)
+        if not pyarrow.types.is_binary(array.type):  # trackers read bytes as UTF-8
+            return plain
+    except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
+        pass
+    return [None if value is None else _text(value) for value in plain]
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+class _MixedTables:
+    """The module `wandb` with tables whose rows may be of different types."""
+
+    def __init__(self, wandb: Any):
+        self._wandb = wandb
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._wandb, name)
+        return partial(value, allow_mixed_types=True) if name == "Table" else value
+
+
+def mixed_tables(trl_module: Any) -> AbstractContextManager[Any]:
+    """Inside the block TRL makes tables for wandb whose rows may differ; nothing where wandb is not installed."""
+    wandb = vars(trl_module).get("wandb")
+    return nullcontext() if wandb is None else swapped(trl_module, wandb=_MixedTables(wandb))
