@@ -16,7 +16,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
-from trl_drgrpo.common.disk import sole_writer, write_whole
+from trl_drgrpo.common.disk import room_needed, sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import column_values
 from trl_drgrpo.rewards.columns import ask, check_columns
@@ -113,7 +113,13 @@ def completed_rows(
         def note() -> None:
             write_whole(beside, json.dumps({**facts, _GROUPS: groups}) + "\n")
 
-        with path.open("ab") as file:
+        def what_is_safe() -> str:
+            return (
+                f"{groups[-1][0]} of {total} {noun} are complete in {path}: make room, and run the same command again "
+                "to continue."
+            )
+
+        with room_needed(path.parent, what_is_safe), path.open("ab") as file:
             file.truncate(sum(map(len, lines[:kept])))
             note()
             if first:
@@ -169,4 +175,10 @@ def to_lines(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def write_rows(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a JSON Lines file, whole or not at all."""
-    write_whole(Path(path), to_lines(rows))
+    write_result(Path(path), to_lines(rows))
+
+
+def write_result(path: Path, text: str) -> None:
+    """Writes a result, whole or not at all, after it was printed: on a full disk it is in the output above."""
+    with room_needed(path.parent, lambda: "The results are those printed above."):
+        write_whole(path, text)

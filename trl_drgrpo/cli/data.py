@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.common.rows import check_prompt_values
 from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
 
@@ -90,7 +91,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
     if name not in splits:
         found = ", ".join(map(str, splits)) or "none"
         remedy = "Name one of them as dataset_train_split or dataset_test_split"
-        if _is_local(source) and os.path.isfile(Path(source).expanduser()):
+        if _is_local(source) and os.path.isfile(user_path(source)):
             remedy += "; for two splits put train.jsonl and test.jsonl into one folder and name the folder"
         elif source.startswith("reasoning_gym:") and split == "test":
             remedy = "A test split needs test_size above 0 and questions that are not among the training questions"
@@ -212,7 +213,7 @@ def check_source(source: str) -> None:
     """Checks, without importing anything, that a local source of [`load_data`] exists and is of a supported type."""
     if source.startswith(_GENERATED) or is_hub_id(source):
         return
-    path = Path(source).expanduser()
+    path = user_path(source)
     if not os.path.exists(path):  # unlike Path.exists false, and no error, for a name that is too long
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
         raise InputError("dataset_name", f"{source}, which does not exist", "an existing file or folder", remedy)
@@ -228,7 +229,7 @@ def is_hub_id(source: str) -> bool:
 
 def _is_local(source: str) -> bool:
     """Whether the name is that of a file or folder: one that exists, or one that cannot be a Hub id."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
     return is_path or path.suffix in FILE_TYPES or os.path.exists(path)
 
@@ -237,7 +238,7 @@ def _load_local(source: str, name: str | None, streaming: bool) -> Any:
     check_source(source)
     import datasets
 
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.is_file():  # its name is no pattern: a[1].jsonl is no a1.jsonl
         return _load(FILE_TYPES[path.suffix], None, streaming, source, data_files=glob.escape(str(path)))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():

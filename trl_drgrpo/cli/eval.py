@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows
+from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows, write_result
 from trl_drgrpo.cli.run_keys import ANSWER_KEYS, EVALUATIONS, Given, add_keys, model_path, read_given, run_folder
 from trl_drgrpo.common import __version__
-from trl_drgrpo.common.disk import check_file, check_writable, write_whole
+from trl_drgrpo.common.disk import check_file, check_writable
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.evaluation.results import KIND, as_json, judged, read_results, results
@@ -76,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
             raise
     content, path = task.results({role: (name, sampled[role][1]) for role, name in names.items()}), task.path(names)
     file, samples = sampled["model"]
-    write_whole(path, as_json(content))
-    print(as_json(content) if args.json else _plain_text(content), end="")
+    console.print_result(as_json(content) if args.json else _plain_text(content))
+    write_result(path, as_json(content))
     console.log(f"Written: {path}; samples: {file}")
     if args.pass_rates:
         data.write_rates(args.pass_rates, samples, task.judged(samples))
@@ -141,7 +142,7 @@ def _baseline(args: argparse.Namespace, given: Given) -> str | None:
 def _output(args: argparse.Namespace, given: Given) -> Path:
     """The folder for samples and results."""
     if args.output_dir:
-        return Path(args.output_dir).expanduser()
+        return user_path(args.output_dir)
     run = run_folder(given.model)
     return Path(FOLDER) if run is None else run / EVALUATIONS
 
@@ -211,7 +212,7 @@ class _Task:
     def _depends(self, name: str, group: int) -> dict[str, Any]:
         """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""
         specs = str(self.given.values["reward_funcs"])
-        files = {each: Path(each).expanduser() for each in re.findall(r"[\w./~-]+\.py\b", specs)}
+        files = {each: user_path(each) for each in re.findall(r"[\w./~-]+\.py\b", specs)}
         return {
             **self.facts,
             "rewards": specs,

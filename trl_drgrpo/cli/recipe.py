@@ -17,7 +17,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -25,7 +24,8 @@ import yaml
 from trl_drgrpo.cli import strict_yaml
 from trl_drgrpo.cli.flags import Flag, dataclass_flags, kinds, read_flags
 from trl_drgrpo.cli.strict_yaml import OldNumber, line_of
-from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
+from trl_drgrpo.common.errors import InputError, did_you_mean, is_unicode, shortened
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.rewards.recipe_rewards import check_spec
 from trl_drgrpo.upstream.versions import remedy_for_name
 
@@ -113,24 +113,15 @@ def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str,
             got = f"a list or mapping in line {line_of(key)}"
             raise InputError("env", got, "a mapping of variable names to values", remedy)
         name, text = key.value, value.value
-        if not name or "=" in name or "\0" in name + text or not _is_unicode(name + text):
+        if not name or "=" in name or "\0" in name + text or not is_unicode(name + text):
             got = shortened({name: text})
             raise InputError("env", got, "names without `=`, and texts without a NUL character", remedy)
         variables[name] = text
     return variables
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold a text: half a surrogate pair is no character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _text_of(path: str) -> str:
-    file = Path(path).expanduser()
+    file = user_path(path)
     if not os.path.isfile(file):
         got = f"{path}, a directory" if os.path.isdir(file) else f"{path}, which does not exist"
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
@@ -189,6 +180,7 @@ def coerce(flag: Flag, value: Any, text: str | None = None) -> Any:
         expected = " or ".join(_WORDS.get(name, whole) for name, whole in named.items())
         remedy = str(reason) or f"Its default is {flag.default!r}."
         raise InputError(flag.name, repr(value), expected, remedy) from None
+    _refuse_old_numbers(result, flag.name)
     if flag.choices is not None and result is not None and result not in flag.choices:
         names = [str(choice) for choice in flag.choices]
         remedy = did_you_mean(result, names, "Pick one of them.")
@@ -244,7 +236,6 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
             return [_fit(inner or "Any", each, None, flag) for each in (value if isinstance(value, list) else [value])]
         case "dict":
             if isinstance(value := inline(value, flag.name, "a mapping"), dict):
-                _refuse_old_numbers(value, flag.name)
                 return value
             reason = "Write a mapping in the recipe, or JSON after the flag."
         case "RewardSpec":

@@ -18,6 +18,7 @@ from trl_drgrpo.cli.recipe import flag_values, recipe_values
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.evaluation.models import Decoding, Loading, check_model, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
@@ -34,7 +35,7 @@ def model_path(name: str) -> str:
     """The path or Hub id behind a model's name: `trl_drgrpo:demo` is the model that comes with the package."""
     if name == DEMO_MODEL:
         return str(MODEL_DIR)
-    return str(Path(name).expanduser()) if name.startswith("~") else name
+    return str(user_path(name)) if name.startswith("~") else name
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path") -> None:
@@ -127,7 +128,7 @@ def read_given(args: argparse.Namespace) -> Given:
     recipe = recipe_values(args.config or (kept and str(kept)), args)
     trained_from, output = recipe.get("model_name_or_path"), recipe.get("output_dir") if args.config else None
     if named is None:
-        named = output if output and holds_model(Path(output).expanduser()) else trained_from
+        named = output if output and holds_model(user_path(output)) else trained_from
     if not named:
         remedy = "Name it: --model_name_or_path runs/first, or --config recipe.yaml."
         raise InputError("model_name_or_path", "none", "a run's folder, a model or a recipe", remedy)
@@ -153,7 +154,7 @@ def keep_recipe(output_dir: Path, text: str) -> None:
 
 def run_folder(model: str) -> Path | None:
     """The run's folder of a model in it, or in one of its checkpoints; `None` for any other model."""
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     return next((each for each in (folder, folder.absolute().parent) if (each / LOG_FOLDER).is_dir()), None)
 
 

@@ -109,18 +109,18 @@ def run(args: argparse.Namespace) -> int:
     numbers = _step_numbers(args, rows, scores, step_scores)
     found = {each.name: _content(each) | {"unscored": unscored[each.name]} for each in scores}
     of_steps = {each.name: _content(each) | numbers[each.name] for each in step_scores}
-    if args.output is not None:
-        write_rows(args.output, _with_scores(rows, scores + step_scores))
-    if args.plot is not None:
-        from trl_drgrpo.evaluation.steps import draw
-
-        draw(numbers, Path(args.plot))
     if args.json:
         print(json.dumps({"rewards": found, "disagreements": pairs, "step_rewards": of_steps}, indent=2))
     else:
         _print_tables(found | of_steps, pairs, rows, values, args.show)
         for each in step_scores:
             _print_steps(each, numbers[each.name], rows, args.show)
+    if args.output is not None:
+        write_rows(args.output, _with_scores(rows, scores + step_scores))
+    if args.plot is not None:
+        from trl_drgrpo.evaluation.steps import draw
+
+        draw(numbers, Path(args.plot))
     if args.pass_rates is not None:  # last: the scores exist even if the reward has problems
         correct, name = _judged(scores[0], args.correct_threshold), scores[0].name
         if correct is None:

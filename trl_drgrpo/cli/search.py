@@ -105,12 +105,12 @@ def run(args: argparse.Namespace) -> int:
 
         facts, group = facts_of(args, rows), args.problems_at_once
         found = completed_rows(args.output, "search", facts, len(rows), group, "problems", more, status)
-    numbers = summary(found)
+    numbers, for_training = summary(found), sft_rows(found) if args.sft_output else []
     if args.sft_output:
-        kept = sft_rows(found)
-        numbers["sft_rows"] = len(kept)
-        write_rows(args.sft_output, kept)
+        numbers["sft_rows"] = len(for_training)
     console.print_numbers(numbers, output=args.output)
+    if args.sft_output:
+        write_rows(args.sft_output, for_training)
     return 0
 
 

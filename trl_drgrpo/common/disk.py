@@ -20,6 +20,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from trl_drgrpo.common.errors import DiskFullError, InputError, Terminated, causes
+from trl_drgrpo.common.reading import user_path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBE = 1 << 20  # bytes
@@ -73,17 +74,22 @@ def _file_of(error: BaseException, folder: Path) -> str:
 logger = logging.getLogger(__name__)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all, its folder too; what is no UTF-8 becomes a question mark."""
+def write_whole(path: Path, text: str | bytes) -> None:
+    """Writes a file whole or not at all, its folder too; what is no UTF-8 in a text becomes a question mark."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"_{path.name}.{os.getpid()}")  # transformers uploads no file whose name begins like this
-    part.write_bytes(text.encode("utf-8", errors="replace"))
-    part.replace(path)
+    try:
+        part.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", errors="replace"))
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):  # half a file
+            part.unlink(missing_ok=True)
+        raise
 
 
 def check_writable(field: str, name: str) -> None:
     """Refuses a folder that could not be made or written to; makes nothing that stays. `field` is for the message."""
-    path = Path(name).expanduser().absolute()
+    path = user_path(name).absolute()
     try:
         existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
         if not existing.is_dir():
@@ -171,7 +177,7 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     """
     from filelock import FileLock, Timeout
 
-    real = Path(os.path.realpath(target.expanduser()))
+    real = Path(os.path.realpath(os.path.expanduser(target)))
     kind = "file" if is_file else "folder"
     if os.path.islink(real):  # a loop
         raise InputError(field, f"{target}, a link that leads nowhere", f"a {kind} to write to", "Choose another one.")

@@ -3,11 +3,14 @@
 matplotlib (`trl-drgrpo[report]`) is imported when a figure is made; not pyplot: no backend is chosen, no figure kept.
 """
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trl_drgrpo.common.disk import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,6 +113,7 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     """Writes a figure as PNG, the folder with it, with a legend in each panel whose lines have labels."""
     for axes in figure.axes:
         _add_legend(axes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png", metadata={"Software": None})
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120, format="png", metadata={"Software": None})
+    write_whole(path, content.getvalue())
     return path

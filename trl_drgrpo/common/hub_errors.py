@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, causes
+from trl_drgrpo.common.reading import reading, user_path
 
 # For `hf upload`: checkpoints, and the run log with its prompts and completions, stay at home.
 UPLOAD_EXCLUDES = "--exclude 'checkpoint-*' --exclude '_*'"
@@ -39,7 +40,7 @@ def is_hub_id(name: Any) -> bool:
 def check_local(field: str, name: str) -> None:
     """Refuses the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing. A
     name that could be a Hub id passes."""
-    path, expected = Path(name).expanduser(), "a model's folder or Hub id"
+    path, expected = user_path(name), "a model's folder or Hub id"
     remedy = "Name the folder that save_pretrained wrote."
     if os.path.isfile(path):
         raise InputError(field, f"{name}, a file", expected, remedy)
@@ -72,20 +73,16 @@ def check_weights(field: str, folder: Path) -> None:
 
 @contextmanager
 def hub_errors(field: str, name: str, expected: str) -> Iterator[None]:
-    """Makes one `InputError` of the `OSError`, `ValueError`, `KeyError` or `TypeError` that loading a model, a
-    tokenizer or a configuration raises inside the block. `name`: the folder or Hub id; `expected`: what would have
-    loaded."""
-    try:
-        with quiet_retries():
+    """Makes one `InputError` of whatever loading a model, a tokenizer or a configuration raises inside the block.
+    `name`: the folder or Hub id; `expected`: what would have loaded."""
+    with reading(field, name, expected), quiet_retries():
+        try:
             yield
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if (reason := hub_reason(error)) is not None:
+        except Exception as error:
+            if isinstance(error, InputError) or (reason := hub_reason(error)) is None:
+                raise
             got, remedy = reason
             raise InputError(field, f"{name}, {got}", expected, remedy) from error
-        first = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-        raise InputError(field, name, expected, f"{type(error).__name__}: {first[:200]}.") from error
 
 
 @contextmanager

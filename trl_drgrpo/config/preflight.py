@@ -5,7 +5,6 @@ import functools
 import logging
 import os
 from dataclasses import MISSING
-from pathlib import Path
 from typing import Any
 
 from accelerate.utils import DistributedType
@@ -14,6 +13,7 @@ from torch import nn
 
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.common.rows import check_prompt_values, column_values
 from trl_drgrpo.config.config import DrGRPOConfig, check_best_metric
 from trl_drgrpo.config.field_kinds import optimizer_of
@@ -145,7 +145,7 @@ def _check_inputs(
     _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
-        read_pass_rates(Path(args.prior_pass_rates).expanduser())
+        read_pass_rates(user_path(args.prior_pass_rates))
     _check_trackers(args.report_to)
     _check_installed_optimizer(args)
     for func in [*reward_funcs, *steps]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trl_drgrpo.common.disk import check_writable
+from trl_drgrpo.common.disk import check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.demo import STOCK_OBJECTIVES
 from trl_drgrpo.demo.pace import Pace, reached
@@ -152,7 +152,7 @@ class DemoResult:
 
     def write(self) -> None:
         """Write every number so far; `made_by` marks the folder as a demo's."""
-        (self.output_dir / RESULTS_FILE).write_text(json.dumps(self.numbers, indent=1) + "\n", encoding="utf-8")
+        write_whole(self.output_dir / RESULTS_FILE, json.dumps(self.numbers, indent=1) + "\n")
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from trl_drgrpo.common.disk import check_file, write_whole
+from trl_drgrpo.common.disk import check_file, room_needed, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
@@ -56,8 +56,8 @@ def write_report(
     path = default_output(folders, format) if output is None else Path(output)
     check_file("output", str(path))
     contents = report_contents(read_runs(folders), max_groups, thin=format != "json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(contents, path, format)
+    with room_needed(path.parent, lambda: "No report was written."):
+        _write(contents, path, format)
     return path
 
 

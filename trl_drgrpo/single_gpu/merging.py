@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_drgrpo.common.disk import check_writable
+from trl_drgrpo.common.disk import check_writable, room_needed
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
+from trl_drgrpo.common.reading import user_path
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -64,7 +65,7 @@ def base_of(adapter: Path, base: str | None) -> tuple[str, str | None]:
     except InputError as error:
         remedy = f"{error.remedy} If it has moved, name where it is now with --base (base=...)."
         raise InputError("base", error.got, error.expected, remedy) from None
-    path = Path(name).expanduser()
+    path = user_path(name)
     return (str(path) if path.is_dir() else name), revision
 
 
@@ -212,7 +213,7 @@ def merge_adapter(
 
     Memory: 4 bytes per parameter of the base; once more on disk while it writes.
     """
-    adapter, output = Path(adapter_dir).expanduser(), Path(os.path.realpath(Path(output_dir).expanduser()))
+    adapter, output = user_path(adapter_dir), Path(os.path.realpath(user_path(output_dir)))
     if dtype is not None and dtype not in TOLERANCES:
         raise InputError("dtype", repr(dtype), f"one of {', '.join(TOLERANCES)}", "Leave it out for the base's own.")
     if os.path.lexists(output) and (not output.is_dir() or any(output.iterdir())):
@@ -321,9 +322,10 @@ def _appearing(output: Path) -> Iterator[Path]:
     """A folder beside `output` that takes its name at the end of the block, or is removed if the block fails."""
     check_writable("output", str(output))
     part = output.parent / f".{output.name}.part-{os.getpid()}"
-    part.mkdir(parents=True)
     try:
-        yield part
-        part.replace(output)
+        with room_needed(part, lambda: "No merged model was written."):
+            part.mkdir(parents=True)
+            yield part
+            part.replace(output)
     finally:
         shutil.rmtree(part, ignore_errors=True)
