@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
-from trl_drgrpo.common.reading import user_path
+from trl_drgrpo.common.reading import reading, user_path
 from trl_drgrpo.common.rows import check_prompt_values
 from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
 
@@ -162,8 +162,10 @@ def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Itera
 
 
 def first_row(dataset: "Dataset | IterableDataset") -> dict[str, Any] | None:
-    """The first row, or `None` if there is none."""
-    return next(iter(dataset), None)
+    """The first row, or `None` if there is none. A stream is read here for the first time."""
+    rows = iter(dataset)
+    with reading("dataset_name", "a dataset", "data that can be read", "Correct its files."):
+        return next(rows, None)
 
 
 # Generated -----------------------------------------------------------------------------------------------------------
@@ -220,6 +222,29 @@ def check_source(source: str) -> None:
     if path.is_file() and path.suffix not in FILE_TYPES:
         expected = f"a file ending in {', '.join(FILE_TYPES)}, or a folder"
         raise InputError("dataset_name", f"{source}, a {path.suffix or 'nameless'} file", expected, "Convert it.")
+    if path.is_dir():
+        _check_folder(path, source)
+    elif not path.is_file():
+        raise InputError("dataset_name", f"{source}, a device or a pipe", "a file or a folder", "Write a file first.")
+
+
+_MOST_FOLDERS = 10_000  # a search through a whole disk would not end
+
+
+def _check_folder(path: Path, source: str) -> None:
+    """Refuses a folder that `datasets` would search for hours, or in which it would wait for a pipe."""
+    expected, remedy = "a folder of data files", "Name the folder that holds the data and nothing else."
+    if os.path.realpath(path).startswith(("/proc", "/sys", "/dev")):
+        raise InputError("dataset_name", f"{source}, a folder of the system", expected, remedy)
+    for folders, (folder, _, names) in enumerate(os.walk(path), start=1):
+        if folders > _MOST_FOLDERS:
+            got = f"{source}, a folder with more than {_MOST_FOLDERS:,} folders in it"
+            raise InputError("dataset_name", got, expected, remedy)
+        for name in names:
+            file = os.path.join(folder, name)
+            if os.path.exists(file) and not os.path.isfile(file):
+                got = f"{source}, which holds a device or a pipe, {file}"
+                raise InputError("dataset_name", got, expected, "Remove it.")
 
 
 def is_hub_id(source: str) -> bool:
@@ -242,32 +267,31 @@ def _load_local(source: str, name: str | None, streaming: bool) -> Any:
     if path.is_file():  # its name is no pattern: a[1].jsonl is no a1.jsonl
         return _load(FILE_TYPES[path.suffix], None, streaming, source, data_files=glob.escape(str(path)))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        loaded = datasets.load_from_disk(str(path))
+        with reading("dataset_name", source, "a folder that save_to_disk wrote", "Save it again."):
+            loaded = datasets.load_from_disk(str(path))
         return loaded if isinstance(loaded, datasets.DatasetDict) else datasets.DatasetDict({"train": loaded})
     return _load(str(path), name, streaming, source)
 
 
 def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: Any) -> Any:
     import datasets
-    from datasets.exceptions import DatasetsError
 
     try:
         with quiet_retries():
             return datasets.load_dataset(path, name=name, streaming=streaming, **kwargs)
     except StopIteration as error:  # what the reader of JSON files raises for a file without a row
         raise _empty(source) from error
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+    except Exception as error:  # whatever a reader of pandas, pyarrow or a data card's YAML raises
         raise _not_loaded(source, error) from error
 
 
 def load_mixture(mixture: Any) -> Any:
     """The splits of TRL's mixture of datasets."""
-    from datasets.exceptions import DatasetsError
     from trl import get_dataset  # pyright: ignore[reportPrivateImportUsage]
 
     try:
         return get_dataset(mixture)
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+    except Exception as error:
         got = f"a mixture of {', '.join(entry.path for entry in mixture.datasets)} that does not load"
         remedy = f"{type(error).__name__}: {str(error).rstrip('.')}."
         raise InputError("datasets", got, "datasets that load", remedy) from error

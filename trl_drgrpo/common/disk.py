@@ -118,6 +118,28 @@ def check_file(field: str, name: str, others: Iterable[str] = ()) -> None:
     check_writable(field, str(path.parent))
 
 
+@contextmanager
+def working_directory_kept(who: str) -> Iterator[None]:
+    """Puts the working directory back that a function of the user's, called inside the block, has changed: relative
+    paths would mean other places from then on. `who`: what was called, for the log."""
+    try:
+        before = os.getcwd()
+    except OSError:  # it was deleted
+        before = None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if before is not None and (after := os.getcwd()) != before:
+                os.chdir(before)
+                _say_moved(who, after, before)
+
+
+@cache
+def _say_moved(who: str, after: str, before: str) -> None:
+    logger.warning("%s changed the working directory to %s: it is set back to %s.", who, after, before)
+
+
 class _Handler:
     def __init__(self, handle: Callable[[], None]):
         self.handle = handle

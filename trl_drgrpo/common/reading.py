@@ -95,7 +95,7 @@ def _of_content(error: BaseException) -> InputError | None:
 
 # Functions below which a library reads a model or its tokenizer, by package; of the packages in `_DATA` all do.
 _MODELS = {
-    "transformers": ("from_pretrained", "from_dict", "get_config_dict"),
+    "transformers": ("from_pretrained", "from_dict", "get_config_dict", "apply_chat_template"),
     "peft": ("from_pretrained", "load_adapter", "load_peft_weights"),
     "tokenizers": ("from_file",),
 }
@@ -128,4 +128,6 @@ def _name(frames: list[FrameType]) -> str:
         for name in _NAMES:
             if isinstance(value := frame.f_locals.get(name), str | Path):
                 return str(value)
+        if name := getattr(frame.f_locals.get("self"), "name_or_path", ""):
+            return str(name)
     return "a part of it"

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.reading import reading
 
 STREAMED_ROWS = 1000
 _BATCH = 10_000
@@ -128,7 +129,8 @@ def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[
     or through a function of the user's: reading them may change what comes next."""
     if not hasattr(dataset, "__len__"):
         if dataset.info.builder_name != "generator":
-            rows = list(islice(dataset, STREAMED_ROWS))
+            with reading("dataset_name", f"a stream, in its first {STREAMED_ROWS} rows", "data that can be read"):
+                rows = list(islice(dataset, STREAMED_ROWS))
             yield {name: [row.get(name) for row in rows] for name in names}
     elif dataset.format["type"] != "custom":
         for batch in dataset.select_columns(list(names)).with_format("arrow" if raw else None).iter(_BATCH):

@@ -10,6 +10,7 @@ from typing import Any
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
 from torch import nn
+from transformers.utils import is_liger_kernel_available
 
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
@@ -148,6 +149,9 @@ def _check_inputs(
         read_pass_rates(user_path(args.prior_pass_rates))
     _check_trackers(args.report_to)
     _check_installed_optimizer(args)
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        remedy = "Install it with `pip install liger-kernel`, or leave use_liger_kernel out."
+        raise InputError("use_liger_kernel", "True, but liger-kernel is not installed", "the package", remedy)
     for func in [*reward_funcs, *steps]:
         ask(func, "check")
     if not has_environments:  # an environment may bring a reward of its own

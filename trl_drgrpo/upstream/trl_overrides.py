@@ -23,6 +23,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
+from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.secrets import without_secrets
 from trl_drgrpo.process_rewards.turns import TURN_METHODS
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
@@ -95,7 +96,7 @@ class HostTrainer(Hooks, PrivateState):
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _generate_and_score_completions(self, inputs):
-        with self.making_batch():
+        with self.making_batch(), working_directory_kept("A reward function, a tool or an environment"):
             return self.collecting(inputs, self._scored_rollouts)
 
     def _scored_rollouts(self, inputs):
