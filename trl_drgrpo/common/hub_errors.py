@@ -58,14 +58,20 @@ def check_local(field: str, name: str) -> None:
 
 def check_weights(field: str, folder: Path) -> None:
     """Refuses a folder with a safetensors file that is not as long as its header says: a copy that was cut off, which
-    ends in a traceback when it is loaded. Reads the headers only."""
+    ends in a traceback when it is loaded; and one with a pipe, which nobody may ever write to. Reads the headers
+    only."""
     from safetensors import SafetensorError, safe_open
 
+    for entry in folder.iterdir() if os.path.isdir(folder) else ():
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise InputError(field, f"{entry}, a device or a pipe", "a folder of files", "Remove it.")
     for file in sorted(folder.glob("*.safetensors")) if os.path.isdir(folder) else ():
         try:
             with safe_open(file, framework="numpy"):
                 pass
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
+            if not file.is_file():  # a link to nowhere, a folder
+                raise InputError(field, f"{file}, which is no file", "a safetensors file", "Copy it again.") from error
             got = f"{file} of {file.stat().st_size} bytes ({error})"
             remedy = "Copy or download it again: it was cut off."
             raise InputError(field, got, "a whole safetensors file", remedy) from error

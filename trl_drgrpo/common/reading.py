@@ -95,7 +95,7 @@ def _of_content(error: BaseException) -> InputError | None:
 
 # Functions below which a library reads a model or its tokenizer, by package; of the packages in `_DATA` all do.
 _MODELS = {
-    "transformers": ("from_pretrained", "from_dict", "get_config_dict", "apply_chat_template"),
+    "transformers": ("from_pretrained", "from_dict", "get_config_dict", "apply_chat_template", "_encode_plus"),
     "peft": ("from_pretrained", "load_adapter", "load_peft_weights"),
     "tokenizers": ("from_file",),
 }

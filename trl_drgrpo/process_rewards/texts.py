@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.rewards.sample import prompt_text as whole_prompt
 
 # How the chat formats in use end a turn or a text; the policy's tokenizer need not be the process reward model's.
@@ -67,9 +67,14 @@ def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None =
     """The token ids of a prompt: a text as the tokenizer encodes it, messages by its chat template, ready for the
     assistant's turn. `template`: more that the chat template is given (`chat_template_kwargs`)."""
     if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
-    rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
-    return list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
+        ids = list(tokenizer(prompt)["input_ids"])
+    else:
+        rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
+        ids = list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
+    if not ids:
+        remedy = "Check the prompt, the tokenizer and its chat template."
+        raise InputError("prompt", f"no tokens of {shortened(prompt)}", "at least one token", remedy)
+    return ids
 
 
 def completion_like(prompt: Any, text: str) -> Any:

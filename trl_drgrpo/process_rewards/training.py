@@ -397,7 +397,7 @@ def tokenize_rows(
         ]
         prompt = cleaner.prompt(prompt_text(row["prompt"]))
         encoded = encode_piecewise(tokenizer, prompt, [text for text, _ in labeled], step_separator).fit(max_length)
-        if encoded is None or all(label is None for _, label in labeled):
+        if encoded is None or not encoded.input_ids or all(label is None for _, label in labeled):
             continue
         labels: list[float] = [IGNORED] * len(encoded.input_ids)
         for position, (_, label) in zip(encoded.positions, labeled, strict=True):

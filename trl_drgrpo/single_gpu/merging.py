@@ -22,7 +22,7 @@ from typing import Any
 from trl_drgrpo.common.disk import check_writable, room_needed
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
-from trl_drgrpo.common.reading import user_path
+from trl_drgrpo.common.reading import reading, user_path
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -47,11 +47,11 @@ def base_of(adapter: Path, base: str | None) -> tuple[str, str | None]:
     """The base model's path or id, and its revision."""
     from peft import PeftConfig
 
-    try:
+    remedy = "Upgrade peft, or save the adapter again."
+    with reading("adapter", str(adapter / _ADAPTER_FILE), "an adapter's folder", remedy):
         config = PeftConfig.from_pretrained(str(adapter))
-    except (KeyError, TypeError, ValueError) as error:
-        got = f"{adapter / _ADAPTER_FILE}, which peft cannot read ({type(error).__name__}: {error})"
-        raise InputError("adapter", got, "an adapter's folder", "Upgrade peft, or save the adapter again.") from error
+        if not isinstance(config.base_model_name_or_path, str | None):
+            raise TypeError("base_model_name_or_path is not a text")
     if config.is_prompt_learning:
         got = f"{adapter}, of type {getattr(config.peft_type, 'value', config.peft_type)}"
         remedy = "Virtual tokens cannot be merged into weights: use the adapter together with its base."
@@ -92,11 +92,10 @@ def model_class_of(config: Any) -> Any:
 def load(name: str, model_class: Any, **loading: Any) -> Any:
     """A model in float32, for evaluation; an `InputError` where its weights are missing or damaged."""
     import torch
-    from safetensors import SafetensorError
 
     try:
         return model_class.from_pretrained(name, dtype=torch.float32, **loading).eval()
-    except (OSError, ValueError, SafetensorError) as error:
+    except Exception as error:
         remedy = f"{type(error).__name__}: {_first_lines(error)}."
         raise InputError("base", f"{name}, whose weights do not load", "a complete model", remedy) from error
 
@@ -109,7 +108,7 @@ def attach(model: Any, adapter: Path) -> Any:
     try:
         peft_model: Any = PeftModel.from_pretrained(model, str(adapter))
         loaded = peft_model.load_adapter(str(adapter), "default")  # once more, as only this says what fits
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         raise _does_not_fit(adapter, f"peft says: {_first_lines(error)}") from error
     # Others are embeddings that peft saves twice.
     too_many = [name for name in loaded.unexpected_keys if peft_model.base_model.prefix in name]
@@ -125,14 +124,13 @@ def fit_vocabulary(model: Any, adapter: Path) -> None:
     """Give the base as many embeddings as the adapter brings, where the run had extended the vocabulary. The adapter
     brings the content of the new rows, too."""
     from peft.utils import load_peft_weights
-    from safetensors import SafetensorError
 
     if not any((adapter / f"adapter_model.{suffix}").is_file() for suffix in ("safetensors", "bin")):
         remedy = "Name a complete checkpoint."
         raise InputError("adapter", f"{adapter}, without adapter_model.safetensors", "an adapter's weights", remedy)
     try:
         weights = load_peft_weights(str(adapter), device="cpu")
-    except (RuntimeError, OSError, EOFError, SafetensorError) as error:
+    except Exception as error:
         remedy = f"Name another checkpoint. {type(error).__name__}: {_first_lines(error)}."
         raise InputError("adapter", f"{adapter}, whose weights do not load", "an adapter's weights", remedy) from error
     embeddings = model.get_input_embeddings()
@@ -313,7 +311,7 @@ def _save_tokenizer(adapter: Path, base: str, loading: dict, folder: Path) -> No
         source, options = str(adapter), {"trust_remote_code": loading["trust_remote_code"]}
     try:
         AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         logger.warning("No tokenizer in %s (%s): none was written.", source, type(error).__name__)
 
 

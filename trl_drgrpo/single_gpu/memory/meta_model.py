@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, first_line
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
@@ -90,8 +90,8 @@ class Skeleton:
         try:
             with torch.device("meta"):
                 model = self.model = _language_model(config, getattr(torch, setup.dtype))
-        except (ValueError, KeyError, AttributeError, ImportError, RuntimeError, TypeError) as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}."
+        except Exception as error:
+            reason = f"{type(error).__name__}: {first_line(error)}."
             got = f"{config.model_type}, which cannot be built as a causal language model"
             raise InputError("--model", got, "a decoder that transformers knows", reason) from error
         self.precision = Precision(getattr(torch, setup.autocast) if setup.autocast else None, setup.device)
