@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
 from trl_drgrpo.common.reading import reading, user_path
 from trl_drgrpo.common.rows import check_prompt_values
@@ -186,8 +186,9 @@ def _generated(source: str, with_test: bool) -> dict[str, "Dataset"]:
     for key, text in options.items():
         if key not in numbers:
             raise InputError(f"{source}: {key}", "an unknown option", f"one of {', '.join(numbers)}", "Remove it.")
-        if not text.isdigit():
-            raise InputError(f"{source}: {key}", repr(text), "a whole number", f"Its default is {numbers[key]}.")
+        if not re.fullmatch("[0-9]{1,7}", text):
+            expected = "a whole number below 10,000,000"
+            raise InputError(f"{source}: {key}", shortened(text), expected, f"Its default is {numbers[key]}.")
         numbers[key] = int(text)
     splits = {"train": make_dataset(numbers["size"], "train", numbers["seed"])}
     if numbers["test_size"]:

@@ -99,14 +99,12 @@ def read_recipe(path: str, places: Places | None = None) -> Recipe:
 
 def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str, str]:
     """The variables of `env:`, each text as it was written. Refuses what no environment can hold."""
-    if isinstance(node, yaml.ScalarNode) and loader.construct_object(node) is None:
+    value = loader.construct_object(node, deep=True)  # merges and every check of a mapping, too
+    if value is None:
         return {}
     remedy = "Write `env:` and `  NAME: value`."
     if not isinstance(node, yaml.MappingNode):
-        got = shortened(loader.construct_object(node, deep=True))
-        raise InputError("env", got, "a mapping of variable names to values", remedy)
-    strict_yaml.refuse_duplicates(node)
-    loader.flatten_mapping(node)
+        raise InputError("env", shortened(value), "a mapping of variable names to values", remedy)
     variables: dict[str, str] = {}
     for key, value in node.value:
         if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):

@@ -104,16 +104,25 @@ _NAMES = ("pretrained_model_name_or_path", "model_id", "path", "dataset_path")
 
 
 def _of_library(error: BaseException) -> InputError | None:
-    """The problem of an error that was raised while a library read a model or data. What this package's or the
-    user's own functions raise below a library's (a `map` over rows) is none of it."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not frames or not (isinstance(error, Exception) or _is_panic(error)):
+    """The problem of an error that was raised while a library read a model or data. What happens in this package's own
+    functions below a library's (a `map` over rows) is none of it."""
+    if not (isinstance(error, Exception) or _is_panic(error)):
         return None
-    data = [frame for frame in frames if _package(frame) in _DATA]
-    models = [frame for frame in frames if frame.f_code.co_name in _MODELS.get(_package(frame), ())]
-    if models and _package(frames[-1]) != "trl_drgrpo":
+    models: list[FrameType] = []
+    data: list[FrameType] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = _package(frame)
+        if package == "trl_drgrpo":
+            models.clear()
+            if data:
+                return None
+        elif package in _DATA:
+            data.append(frame)
+        elif frame.f_code.co_name in _MODELS.get(package, ()):
+            models.append(frame)
+    if models:
         return _unreadable("model", _name(models), "a model and a tokenizer that load", error)
-    if data and _package(frames[-1]) in (*_DATA, "pandas", "json", "codecs"):
+    if data:
         return _unreadable("data", _name(data), "data that can be read", error)
     return None
 
