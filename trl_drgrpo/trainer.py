@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import RewardError, told
+from trl_drgrpo.common.hub_errors import check_vocabulary
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config, with_best_metric
 from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
@@ -185,6 +186,7 @@ class DrGRPOTrainer(HostTrainer):
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
+        check_vocabulary(self.processing_class)
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
             splits = named_splits(train_dataset, eval_dataset)

@@ -119,22 +119,24 @@ def completed_rows(
                 "to continue."
             )
 
-        with room_needed(path.parent, what_is_safe), path.open("ab") as file:
-            file.truncate(sum(map(len, lines[:kept])))
-            note()
-            if first:
-                console.log(f"{first} of {total} {noun} are in {path} already")
-            if first == total:
-                return rows
-            with console.progress_over(total, first, noun) as show:
-                for done, new in more(first):
-                    file.write(to_lines(new).encode())
-                    file.flush()
-                    rows += new
-                    if done % group == 0 or done == total:
-                        groups.append([done, len(rows)])
-                        note()
-                    show(status(new), done)
+        with room_needed(path.parent, what_is_safe):
+            note()  # first: a file without the note would belong to no command
+            with path.open("ab") as file:
+                file.truncate(sum(map(len, lines[:kept])))
+        if first:
+            console.log(f"{first} of {total} {noun} are in {path} already")
+        if first == total:
+            return rows
+        progress = console.progress_over(total, first, noun)
+        with room_needed(path.parent, what_is_safe), path.open("ab") as file, progress as show:
+            for done, new in more(first):
+                file.write(to_lines(new).encode())
+                file.flush()
+                rows += new
+                if done % group == 0 or done == total:
+                    groups.append([done, len(rows)])
+                    note()
+                show(status(new), done)
     return rows
 
 
@@ -148,10 +150,10 @@ def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any])
     expected = f"a new file, or one of the same {kind}"
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        groups = [[int(done), int(rows)] for done, rows in before.pop(_GROUPS, [])] or [[0, 0]]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # none, or somebody edited it
         got = f"{path}, which exists and was not written by this command"
         raise InputError("output", got, expected, "Name another file.") from None
-    groups = before.pop(_GROUPS, [[0, 0]])
     for name in {**before, **facts}:
         if before.get(name) != facts.get(name):
             old, new = shortened(before.get(name)), shortened(facts.get(name))
@@ -163,9 +165,10 @@ def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any])
 def _read(line: bytes) -> Row:
     """A line of the file; empty for one that was torn off."""
     try:
-        return json.loads(line) if line.endswith(b"\n") else {}
-    except ValueError:
+        row = json.loads(line) if line.endswith(b"\n") else {}
+    except (ValueError, RecursionError):
         return {}
+    return row if isinstance(row, dict) else {}
 
 
 def to_lines(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -94,8 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_stdout() -> None:
+    """Makes the interpreter's exit quiet where standard output takes no more; what it does take is written."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
             settings["vllm_server_base_url"] = args.vllm_server_base_url
+            if args.vllm_server_base_url is None:  # a server says itself what is too long
+                _check_context(model_path(args.model), rows, args.max_completion_length)
             found = collect(rows, model_path(args.model), first=first, verifier=verifier, prm=prm, **settings)
             return enumerate(found, first + 1)
 
@@ -112,6 +114,17 @@ def run(args: argparse.Namespace) -> int:
     if args.sft_output:
         write_rows(args.sft_output, for_training)
     return 0
+
+
+def _check_context(model: str, rows: list[Row], most: int) -> None:
+    """Refuses prompts behind which a completion of so many tokens has no room in the model's context."""
+    from trl_drgrpo.evaluation.models import Decoding, Loading, load_config, load_tokenizer
+    from trl_drgrpo.evaluation.running import check_context
+    from trl_drgrpo.process_rewards.texts import prompt_ids
+
+    tokenizer = load_tokenizer(model, Loading())
+    lengths = [len(prompt_ids(row["prompt"], tokenizer)) for row in rows]
+    check_context(load_config(model, Loading()), lengths, Decoding(max_completion_length=most))
 
 
 def _verifier(text: str) -> Any:
@@ -168,6 +181,7 @@ def run_label_steps(args: argparse.Namespace) -> int:
             from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
 
             model = model_path(args.model)
+            _check_context(model, rows, args.max_new_tokens)
             tokenizer = load_tokenizer(model, None)
             sampling = {name: getattr(args, name) for name in ("max_new_tokens", "temperature", "batch_size", "seed")}
             generate = TransformersRollouts(load_model(model, "AutoModelForCausalLM"), tokenizer, **sampling)

@@ -81,7 +81,8 @@ def write_whole(path: Path, text: str | bytes) -> None:
     try:
         part.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", errors="replace"))
         part.replace(path)
-    except OSError:
+    except OSError as error:
+        error.filename = str(path)  # the system names no file where writing fails
         with contextlib.suppress(OSError):  # half a file
             part.unlink(missing_ok=True)
         raise
@@ -90,6 +91,8 @@ def write_whole(path: Path, text: str | bytes) -> None:
 def check_writable(field: str, name: str) -> None:
     """Refuses a folder that could not be made or written to; makes nothing that stays. `field` is for the message."""
     path = user_path(name).absolute()
+    if name.startswith("~") and not user_path(name).is_absolute():
+        raise InputError(field, f"{name}, the home folder of nobody", "a folder to write to", "Choose another one.")
     try:
         existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
         if not existing.is_dir():

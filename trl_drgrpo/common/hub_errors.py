@@ -77,6 +77,17 @@ def check_weights(field: str, folder: Path) -> None:
             raise InputError(field, got, "a whole safetensors file", remedy) from error
 
 
+def check_vocabulary(tokenizer: Any) -> None:
+    """Refuses a tokenizer that knows its special tokens only: transformers makes one where tokenizer.json is missing.
+    A processor is judged by its tokenizer."""
+    from transformers import PreTrainedTokenizerBase
+
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if isinstance(tokenizer, PreTrainedTokenizerBase) and len(tokenizer) <= len(tokenizer.all_special_tokens):
+        got = f"{tokenizer.name_or_path}, whose tokenizer knows special tokens only"
+        raise InputError("tokenizer", got, "a tokenizer with a vocabulary", "Add its tokenizer.json.")
+
+
 @contextmanager
 def hub_errors(field: str, name: str, expected: str) -> Iterator[None]:
     """Makes one `InputError` of whatever loading a model, a tokenizer or a configuration raises inside the block.

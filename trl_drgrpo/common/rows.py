@@ -89,6 +89,10 @@ def prompt_problem(prompt: Any) -> str:
             return f"{message!r:.60}, which is not a message,"
         if message.get("content") is None and not message.get("tool_calls"):
             return f"{message!r:.60}, a message without content,"
+        content = message.get("content") or ""
+        is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+        if not (isinstance(content, str) or is_parts):
+            return f"{message!r:.60}, whose content is neither a text nor a list of parts,"
     return ""
 
 
