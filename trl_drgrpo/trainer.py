@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
+from trl_drgrpo.common.hub_errors import refuse_empty_vocabulary
 from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config
@@ -199,6 +200,7 @@ class DrGRPOTrainer(HostTrainer):
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
+        refuse_empty_vocabulary(self.processing_class)
         splits = named_splits(train_dataset, eval_dataset)
         rows = embedding_rows(self.accelerator.unwrap_model(self.model))
         check_vocabulary(self.processing_class, rows, splits, args.chat_template_kwargs)

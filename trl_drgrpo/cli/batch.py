@@ -16,7 +16,7 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
-from trl_drgrpo.common.disk import refuse_irregular, sole_writer, write_whole
+from trl_drgrpo.common.disk import refuse_irregular, room_needed, sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import column_values
 from trl_drgrpo.common.secrets import scrubbed
@@ -115,23 +115,30 @@ def completed_rows(
         def note() -> None:
             write_whole(beside, json.dumps({**facts, _GROUPS: groups}) + "\n")
 
-        with path.open("ab") as file:
-            file.truncate(sum(map(len, lines[:kept])))
-            note()
-            if first:
-                console.log(f"{first} of {total} {noun} are in {path} already")
-            if first == total:
-                return rows
-            console.log(f"{total - first} {noun} to do")
-            with console.progress_over(total, first, noun) as show:
-                for done, new in more(first):
-                    file.write(to_lines(new).encode())
-                    file.flush()
-                    rows += new
-                    if done % group == 0 or done == total:
-                        groups.append([done, len(rows)])
-                        note()
-                    show(status(new), done)
+        def what_is_safe() -> str:
+            return (
+                f"{groups[-1][0]} of {total} {noun} are complete in {path}: make room, and run the same command again "
+                "to continue."
+            )
+
+        with room_needed(path.parent, what_is_safe):
+            note()  # first: a file without the note would belong to no command
+            with path.open("ab") as file:
+                file.truncate(sum(map(len, lines[:kept])))
+        if first:
+            console.log(f"{first} of {total} {noun} are in {path} already")
+        if first == total:
+            return rows
+        progress = console.progress_over(total, first, noun)
+        with room_needed(path.parent, what_is_safe), path.open("ab") as file, progress as show:
+            for done, new in more(first):
+                file.write(to_lines(new).encode())
+                file.flush()
+                rows += new
+                if done % group == 0 or done == total:
+                    groups.append([done, len(rows)])
+                    note()
+                show(status(new), done)
     return rows
 
 
@@ -148,10 +155,10 @@ def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any])
         return [[0, 0]]
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        groups = [[int(done), int(rows)] for done, rows in before.pop(_GROUPS, [])] or [[0, 0]]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # none, or somebody edited it
         got = f"{path}, which exists and was not written by this command"
         raise InputError("output", got, expected, "Name another file.") from None
-    groups = before.pop(_GROUPS, [[0, 0]])
     for name in {**before, **facts}:
         if before.get(name) != facts.get(name):
             old, new = shortened(before.get(name)), shortened(facts.get(name))
@@ -163,9 +170,10 @@ def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any])
 def _read(line: bytes) -> Row:
     """A line of the file; empty for one that was torn off."""
     try:
-        return json.loads(line) if line.endswith(b"\n") else {}
-    except ValueError:
+        row = json.loads(line) if line.endswith(b"\n") else {}
+    except (ValueError, RecursionError):
         return {}
+    return row if isinstance(row, dict) else {}
 
 
 def to_lines(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -175,4 +183,10 @@ def to_lines(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def write_rows(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a JSON Lines file, whole or not at all."""
-    write_whole(Path(path), to_lines(rows))
+    write_result(Path(path), to_lines(rows))
+
+
+def write_result(path: Path, text: str) -> None:
+    """Writes a result, whole or not at all, after it was printed: on a full disk it is in the output above."""
+    with room_needed(path.parent, lambda: "The results are those printed above."):
+        write_whole(path, text)

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.hub_errors import hub_reason, quiet_retries
+from trl_drgrpo.common.reading import reading, user_path
 from trl_drgrpo.common.rows import check_prompt_values
 from trl_drgrpo.features.sampling.pass_rates import write_pass_rates
 
@@ -96,7 +97,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
     if name not in splits:
         found = ", ".join(map(str, splits)) or "none"
         remedy = "Name one of them as dataset_train_split or dataset_test_split"
-        if _is_local(source) and os.path.isfile(Path(source).expanduser()):
+        if _is_local(source) and os.path.isfile(user_path(source)):
             remedy += "; for two splits put train.jsonl and test.jsonl into one folder and name the folder"
         elif source.startswith("reasoning_gym:") and split == "test":
             remedy = "A test split needs test_size above 0 and questions that are not among the training questions"
@@ -167,8 +168,10 @@ def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Itera
 
 
 def first_row(dataset: "Dataset | IterableDataset") -> dict[str, Any] | None:
-    """The first row, or `None` if there is none."""
-    return next(iter(dataset), None)
+    """The first row, or `None` if there is none. A stream is read here for the first time."""
+    rows = iter(dataset)
+    with reading("dataset_name", "a dataset", "data that can be read", "Correct its files."):
+        return next(rows, None)
 
 
 # Generated -----------------------------------------------------------------------------------------------------------
@@ -189,8 +192,9 @@ def _generated(source: str, with_test: bool) -> dict[str, "Dataset"]:
     for key, text in options.items():
         if key not in numbers:
             raise InputError(f"{source}: {key}", "an unknown option", f"one of {', '.join(numbers)}", "Remove it.")
-        if not text.isdigit():
-            raise InputError(f"{source}: {key}", repr(text), "a whole number", f"Its default is {numbers[key]}.")
+        if not re.fullmatch("[0-9]{1,7}", text):
+            expected = "a whole number below 10,000,000"
+            raise InputError(f"{source}: {key}", shortened(text), expected, f"Its default is {numbers[key]}.")
         numbers[key] = int(text)
     make_dataset = pkgutil.resolve_name(place)
     splits = {"train": make_dataset(numbers["size"], "train", numbers["seed"])}
@@ -219,13 +223,36 @@ def check_source(source: str) -> None:
     """Checks, without importing anything, that a local source of [`load_data`] exists and is of a supported type."""
     if source.startswith(_GENERATED) or is_hub_id(source):
         return
-    path = Path(source).expanduser()
+    path = user_path(source)
     if not os.path.exists(path):  # unlike Path.exists false, and no error, for a name that is too long
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
         raise InputError("dataset_name", f"{source}, which does not exist", "an existing file or folder", remedy)
     if path.is_file() and path.suffix not in FILE_TYPES:
         expected = f"a file ending in {', '.join(FILE_TYPES)}, or a folder"
         raise InputError("dataset_name", f"{source}, a {path.suffix or 'nameless'} file", expected, "Convert it.")
+    if path.is_dir():
+        _check_folder(path, source)
+    elif not path.is_file():
+        raise InputError("dataset_name", f"{source}, a device or a pipe", "a file or a folder", "Write a file first.")
+
+
+_MOST_FOLDERS = 10_000  # a search through a whole disk would not end
+
+
+def _check_folder(path: Path, source: str) -> None:
+    """Refuses a folder that `datasets` would search for hours, or in which it would wait for a pipe."""
+    expected, remedy = "a folder of data files", "Name the folder that holds the data and nothing else."
+    if os.path.realpath(path).startswith(("/proc", "/sys", "/dev")):
+        raise InputError("dataset_name", f"{source}, a folder of the system", expected, remedy)
+    for folders, (folder, _, names) in enumerate(os.walk(path), start=1):
+        if folders > _MOST_FOLDERS:
+            got = f"{source}, a folder with more than {_MOST_FOLDERS:,} folders in it"
+            raise InputError("dataset_name", got, expected, remedy)
+        for name in names:
+            file = os.path.join(folder, name)
+            if os.path.exists(file) and not os.path.isfile(file):
+                got = f"{source}, which holds a device or a pipe, {file}"
+                raise InputError("dataset_name", got, expected, "Remove it.")
 
 
 def is_hub_id(source: str) -> bool:
@@ -235,7 +262,7 @@ def is_hub_id(source: str) -> bool:
 
 def _is_local(source: str) -> bool:
     """Whether the name is that of a file or folder: one that exists, or one that cannot be a Hub id."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
     return is_path or path.suffix in FILE_TYPES or os.path.exists(path)
 
@@ -244,36 +271,35 @@ def _load_local(source: str, name: str | None, streaming: bool) -> Any:
     check_source(source)
     import datasets
 
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.is_file():  # its name is no pattern: a[1].jsonl is no a1.jsonl
         return _load(FILE_TYPES[path.suffix], None, streaming, source, data_files=glob.escape(str(path)))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        loaded = datasets.load_from_disk(str(path))
+        with reading("dataset_name", source, "a folder that save_to_disk wrote", "Save it again."):
+            loaded = datasets.load_from_disk(str(path))
         return loaded if isinstance(loaded, datasets.DatasetDict) else datasets.DatasetDict({"train": loaded})
     return _load(str(path), name, streaming, source)
 
 
 def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: Any) -> Any:
     import datasets
-    from datasets.exceptions import DatasetsError
 
     try:
         with quiet_retries():
             return datasets.load_dataset(path, name=name, streaming=streaming, **kwargs)
     except StopIteration as error:  # what the reader of JSON files raises for a file without a row
         raise _empty(source) from error
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+    except Exception as error:  # whatever a reader of pandas, pyarrow or a data card's YAML raises
         raise _not_loaded(source, error) from error
 
 
 def load_mixture(mixture: Any) -> Any:
     """The splits of TRL's mixture of datasets."""
-    from datasets.exceptions import DatasetsError
     from trl import get_dataset  # pyright: ignore[reportPrivateImportUsage]
 
     try:
         return get_dataset(mixture)
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+    except Exception as error:
         got = f"a mixture of {', '.join(entry.path for entry in mixture.datasets)} that does not load"
         remedy = f"{type(error).__name__}: {str(error).rstrip('.')}."
         raise InputError("datasets", got, "datasets that load", remedy) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows
+from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows, write_result
 from trl_drgrpo.cli.run_keys import (
     ANSWER_KEYS,
     EVALUATIONS,
@@ -31,9 +31,10 @@ from trl_drgrpo.cli.run_keys import (
     run_folder,
 )
 from trl_drgrpo.common import __version__
-from trl_drgrpo.common.disk import check_file, check_writable, write_whole
+from trl_drgrpo.common.disk import check_file, check_writable
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.common.secrets import redacted_command
 from trl_drgrpo.evaluation import models
@@ -87,10 +88,11 @@ def run(args: argparse.Namespace) -> int:
             raise
     content, path = task.results({role: (name, sampled[role][1]) for role, name in names.items()}), task.path(names)
     file, samples = sampled["model"]
-    write_whole(path, as_json(content))
-    print(as_json(content) if args.json else _plain_text(content), end="")
+    console.print_result(as_json(content) if args.json else _plain_text(content))
     if args.show and not args.json:
-        print("\n".join(_answers({names[role]: rows for role, (_, rows) in sampled.items()}, task, args.show)))
+        answers = {names[role]: rows for role, (_, rows) in sampled.items()}
+        console.print_result("\n".join(_answers(answers, task, args.show)))
+    write_result(path, as_json(content))
     console.log(f"Written: {path}; samples: {file}")
     if args.pass_rates:
         data.write_rates(args.pass_rates, samples, task.judged(samples))
@@ -156,7 +158,7 @@ def _baseline(args: argparse.Namespace, given: Given) -> str | None:
 def _output(args: argparse.Namespace, given: Given) -> Path:
     """The folder for samples and results."""
     if args.output_dir:
-        return Path(args.output_dir).expanduser()
+        return user_path(args.output_dir)
     run = run_folder(given.model)
     return Path(FOLDER) if run is None else run / EVALUATIONS
 
@@ -226,7 +228,7 @@ class _Task:
     def _depends(self, name: str, group: int) -> dict[str, Any]:
         """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""
         specs = str(self.given.values["reward_funcs"])
-        files = {each: Path(each).expanduser() for each in re.findall(r"[\w./~-]+\.py\b", specs)}
+        files = {each: user_path(each) for each in re.findall(r"[\w./~-]+\.py\b", specs)}
         return {
             **self.facts,
             "rewards": specs,

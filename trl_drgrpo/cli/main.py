@@ -5,13 +5,18 @@ describes it in its `--help`; its `add_arguments(parser)` fills the subcommand's
 the exit code and raises [`InputError`] on bad input. Where a module has further ones, the names of both functions end
 in the subcommand's, and the docstring is that of the second. Top-level `--help` and `--version` import none of them.
 
+Errors of the file system, and what libraries raise while they read models and data, are one line as well
+([`~trl_drgrpo.common.reading`]); any other exception is a bug, and keeps its traceback.
+
 Exit codes: what the subcommand returns (0: done, 1: ran and found a problem), 2: bad input or no subcommand (its
 help goes to stderr), 130: Ctrl-C, 143: SIGTERM.
 """
 
 import argparse
+import contextlib
 import importlib
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +24,17 @@ from typing import Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.common import __version__
-from trl_drgrpo.common.errors import DiskFullError, DivergedError, InputError, PushError, UpstreamError, did_you_mean
+from trl_drgrpo.common.errors import (
+    DiskFullError,
+    DivergedError,
+    InputError,
+    PushError,
+    UpstreamError,
+    did_you_mean,
+    is_unicode,
+    shortened,
+)
+from trl_drgrpo.common.reading import problem_of
 
 SUBCOMMANDS = {
     "train": "train a model with Dr. GRPO from a YAML recipe and flags",
@@ -47,9 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code (see the module docstring). `--help` exits by
     `SystemExit(0)`."""
     args = argparse.Namespace(places={})
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows less than Unicode
     try:
         args = parse(list(sys.argv[1:] if argv is None else argv))
-        return args.run(args)
+        code = args.run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a full disk is one line
+        return code
     except (InputError, UpstreamError) as error:
         console.report_error(error, args)
         return 2
@@ -60,8 +81,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.log("interrupted")
         return 130  # 128 + SIGINT, as shells report it
     except BrokenPipeError:  # `trl-drgrpo train --help | head`: nobody reads on; keep the interpreter's exit quiet too
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return 1
+    except BaseException as error:
+        problem = problem_of(error)
+        if problem is None:  # a bug: its traceback is what helps
+            raise
+        console.report_error(problem, args)
+        if not isinstance(problem, DiskFullError):
+            return 2
+        _drop_stdout()  # it may be what is full: the interpreter's exit would write to it again
+        return 1
+
+
+def _drop_stdout() -> None:
+    """Makes the interpreter's exit quiet where standard output takes no more; what it does take is written."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -73,6 +112,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"trl-drgrpo {__version__}")
     parser.set_defaults(run=lambda args: _help(parser))
     commands = parser.add_subparsers(dest="command", metavar="{" + ",".join(SUBCOMMANDS) + "}")
+    for argument in arguments:
+        if not is_unicode(argument):  # bytes of a file's name, say, that no output could name
+            raise InputError(
+                "command line", shortened(argument), "UTF-8 text", "Rename the file, or correct the text."
+            )
     chosen = next((token for token in arguments if not token.startswith("-")), None)
     if chosen is not None and chosen not in SUBCOMMANDS:
         otherwise = "`trl-drgrpo --help` describes them."

@@ -1,7 +1,7 @@
 """From a recipe and flags to typed values: every key known, none twice, every value of its field's type.
 
-Why not `yaml.safe_load`: it lets the last of two equal keys win in silence, reads `1e-6` as text, and drops the line
-numbers. TRL's script mode also ignores unknown keys, so `scale_reward: false` trains with the standard deviation.
+The YAML is that of [`~trl_drgrpo.cli.strict_yaml`]. TRL's script mode also ignores unknown keys, so `scale_reward:
+false` trains with the standard deviation.
 
 Deltas from TRL's parser: an invalid type fails whether it comes from YAML or from a flag (TRL checks YAML strings
 only, so `use_peft: 3` passes; `parse_dict` checks nothing), a single value for a list becomes a list of one (TRL takes
@@ -15,32 +15,21 @@ import ast
 import contextlib
 import json
 import os
-import re
+import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from trl_drgrpo.cli import strict_yaml
 from trl_drgrpo.cli.flags import Flag, dataclass_flags, kinds, read_flags
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.cli.strict_yaml import OldNumber, line_of
+from trl_drgrpo.common.errors import InputError, did_you_mean, is_unicode, shortened
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.rewards.recipe_rewards import check_spec
 from trl_drgrpo.upstream.versions import remedy_for_name
 
 Places = dict[str, str]  # by key: the file and the line that a recipe has it in
-
-
-class _Loader(yaml.SafeLoader):
-    """`SafeLoader` that refuses a key given twice and knows the floats of YAML 1.2 (`1e-6`)."""
-
-    def construct_mapping(self, node, deep=False):
-        _refuse_duplicates(node)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
 
 
 class Recipe(NamedTuple):
@@ -84,37 +73,53 @@ def read_recipe(path: str, places: Places | None = None) -> Recipe:
     """Reads a recipe; checks the keys before the values. `places`: to note there where each key is."""
     known, text = read_flags(), _text_of(path)
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        loader, node = strict_yaml.compose(text)
         if not isinstance(node, yaml.MappingNode):
             found = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value", type(None): "nothing"}
             got = f"{found.get(type(node), 'something else')} in {path}"
             raise InputError("--config", got, "a YAML mapping of keys to values", "Write one `key: value` per line.")
-        _refuse_duplicates(node)
+        strict_yaml.refuse_duplicates(node)
         loader.flatten_mapping(node)
-        entries = {str(loader.construct_object(key)): (_line_of(key), value) for key, value in node.value}
+        entries = {str(loader.construct_object(key)): (line_of(key), value) for key, value in node.value}
         if unknown := [(key, line) for key, (line, _) in entries.items() if key not in known and key != "env"]:
             raise _unknown_keys(unknown, path)
         if places is not None:
             places |= {key: f"{path}, line {line}" for key, (line, _) in entries.items()}
+        env = _environment(loader, entries.pop("env")[1]) if "env" in entries else {}
         values = {key: loader.construct_object(value, deep=True) for key, (_, value) in entries.items()}
     except yaml.YAMLError as error:
         mark = isinstance(error, yaml.MarkedYAMLError) and (error.problem_mark or error.context_mark)
         got = f"{path}, which is not valid YAML{f', line {mark.line + 1}' if mark else ''}"
         remedy = f"YAML error: {getattr(error, 'problem', None) or error}. Check colons, quotes and indentation."
         raise InputError("--config", got, "a YAML mapping", remedy) from error
-    env = values.pop("env", None) or {}
-    if not isinstance(env, dict) or any(isinstance(value, dict | list) for value in env.values()):
-        remedy = "Write `env:` and `  NAME: value`."
-        raise InputError("env", repr(env), "a mapping of variable names to values", remedy)
     nodes = {key: node for key, (_, node) in entries.items()}
     as_written = {key: node.value for key, node in nodes.items() if isinstance(node, yaml.ScalarNode)}
-    typed = {key: coerce(known[key], value, as_written.get(key)) for key, value in values.items()}
-    return Recipe(typed, {str(name): str(value) for name, value in env.items()})
+    return Recipe({key: coerce(known[key], value, as_written.get(key)) for key, value in values.items()}, env)
+
+
+def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str, str]:
+    """The variables of `env:`, each text as it was written. Refuses what no environment can hold."""
+    value = loader.construct_object(node, deep=True)  # merges and every check of a mapping, too
+    if value is None:
+        return {}
+    remedy = "Write `env:` and `  NAME: value`."
+    if not isinstance(node, yaml.MappingNode):
+        raise InputError("env", shortened(value), "a mapping of variable names to values", remedy)
+    variables: dict[str, str] = {}
+    for key, value in node.value:
+        if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
+            got = f"a list or mapping in line {line_of(key)}"
+            raise InputError("env", got, "a mapping of variable names to values", remedy)
+        name, text = key.value, value.value
+        if not name or "=" in name or "\0" in name + text or not is_unicode(name + text):
+            got = shortened({name: text})
+            raise InputError("env", got, "names without `=`, and texts without a NUL character", remedy)
+        variables[name] = text
+    return variables
 
 
 def _text_of(path: str) -> str:
-    file = Path(path).expanduser()
+    file = user_path(path)
     if not os.path.isfile(file):
         got = f"{path}, a directory" if os.path.isdir(file) else f"{path}, which does not exist"
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
@@ -124,22 +129,6 @@ def _text_of(path: str) -> str:
     except UnicodeDecodeError as error:
         got = f"{path}, which is not text ({error.reason})"
         raise InputError("--config", got, "UTF-8 text", "Save it as UTF-8.") from error
-
-
-def _refuse_duplicates(node: yaml.MappingNode) -> None:
-    """Refuses a mapping with a key twice; names the key and both lines."""
-    seen: dict[str, int] = {}
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-            if key.value in seen:
-                got = f"the same key twice, in lines {seen[key.value]} and {_line_of(key)} of the recipe"
-                remedy = "Remove one of them: YAML would silently take the last."
-                raise InputError(key.value, got, "every key once", remedy)
-            seen[key.value] = _line_of(key)
-
-
-def _line_of(node: yaml.Node) -> int:
-    return node.start_mark.line + 1
 
 
 def _unknown_keys(unknown: list[tuple[str, int]], path: str) -> InputError:
@@ -189,6 +178,7 @@ def coerce(flag: Flag, value: Any, text: str | None = None) -> Any:
         expected = " or ".join(_WORDS.get(name, whole) for name, whole in named.items())
         remedy = str(reason) or f"Its default is {flag.default!r}."
         raise InputError(flag.name, repr(value), expected, remedy) from None
+    _refuse_old_numbers(result, flag.name)
     if flag.choices is not None and result is not None and result not in flag.choices:
         names = [str(choice) for choice in flag.choices]
         remedy = did_you_mean(result, names, "Pick one of them.")
@@ -227,7 +217,11 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
         case "int" | "float":
             kind = int if name == "int" else float
             if isinstance(value, int | kind) and not isinstance(value, bool):
+                if name == "float" and abs(value) > sys.float_info.max and not isinstance(value, float):
+                    raise _NoFit("It is larger than any floating-point number.")
                 return value
+            if isinstance(value, str) and strict_yaml.is_old_number(value):
+                raise _NoFit(strict_yaml.remedy_for_old_number(value))
             if isinstance(value, str):
                 with contextlib.suppress(ValueError):
                     return kind(value)
@@ -250,7 +244,7 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
             if flag.name in _TEXT_OR_BOOLEAN and (said := str(value).lower()) in ("true", "false"):
                 return _BOOLEANS[said]
             if not isinstance(value, dict | list):
-                return value if isinstance(value, str) else text if text is not None else str(value)
+                return _plain_text(str(value) if isinstance(value, str) or text is None else text)
             reason = "Write a single value."
         case "Any":
             return value
@@ -261,13 +255,32 @@ def inline(value: Any, name: str, expected: str) -> Any:
     """A mapping that was written as text, after a flag: YAML or JSON; any other value as it is."""
     if not (isinstance(value, str) and value.lstrip().startswith("{")):
         return value
-    with contextlib.suppress(ValueError):  # YAML reads most of JSON, and its escapes of UTF-16 as two letters
-        return json.loads(value)
+    with contextlib.suppress(ValueError, RecursionError):  # YAML reads JSON's escapes of UTF-16 as two letters
+        mapping = json.loads(value)
+        if not strict_yaml.is_deep(mapping):
+            return mapping
     try:
-        return yaml.load(value, _Loader)
+        return strict_yaml.load(value)
     except yaml.YAMLError as error:
-        remedy = f"YAML error: {' '.join(str(error).split())}. Put the mapping in quotes for the shell."
-        raise InputError(name, repr(value), expected, remedy) from None
+        problem = " ".join(str(error).split())
+        remedy = f"YAML error: {shortened(problem, 300)}. Put the mapping in quotes for the shell."
+        raise InputError(name, shortened(value), expected, remedy) from None
+
+
+def _refuse_old_numbers(value: Any, name: str) -> None:
+    """Refuses numbers that versions of YAML disagree on inside a mapping, where nothing says that a text is due."""
+    if isinstance(value, OldNumber):
+        raise InputError(name, value, "a decimal number", strict_yaml.remedy_for_old_number(value))
+    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _refuse_old_numbers(part, name)
+
+
+def _plain_text(text: str) -> str:
+    """A text field's value; no path, name or prompt holds a NUL character."""
+    if "\0" in text:
+        raise _NoFit("It holds a NUL character: remove it.")
+    return text
 
 
 def _dataset(value: Any, flag: Flag) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from trl_drgrpo.cli.recipe import flag_values, read_recipe, recipe_values
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.smollm2 import NAME as SMOLLM2
 from trl_drgrpo.demo.smollm2 import smollm2_folder
@@ -42,7 +43,7 @@ def model_path(name: str) -> str:
         return str(MODEL_DIR)
     if name == SMOLLM2:
         return smollm2_folder()
-    return str(Path(name).expanduser()) if name.startswith("~") else name
+    return str(user_path(name)) if name.startswith("~") else name
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path") -> None:
@@ -136,7 +137,7 @@ def read_given(args: argparse.Namespace) -> Given:
     recipe = brought_values(args, model_path(named) if named else None, args.keys_in_use)
     trained_from, output = recipe.get("model_name_or_path"), recipe.get("output_dir") if args.config else None
     if named is None:
-        named = output if output and holds_model(Path(output).expanduser()) else trained_from
+        named = output if output and holds_model(user_path(output)) else trained_from
     if not named:
         remedy = "Name it: --model_name_or_path runs/first, or --config recipe.yaml."
         raise InputError("model_name_or_path", "none", "a run's folder, a model or a recipe", remedy)
@@ -213,7 +214,7 @@ def keep_recipe(output_dir: Path, text: str) -> None:
 
 def run_folder(model: str) -> Path | None:
     """The run's folder of a model in it, or in one of its checkpoints; `None` for any other model."""
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     if (folder / LOG_FOLDER).is_dir():
         return folder
     run = folder.absolute().parent  # of any other folder it is a place for downloads, or everybody's

@@ -131,12 +131,6 @@ def run(args: argparse.Namespace) -> int:
         if scores.traceback:
             console.log(f"{scores.name}, its first failure:\n{scores.traceback.rstrip()}")
     *others, trained = parts
-    if args.output is not None:
-        write_rows(args.output, (row for part in parts for row in _with_scores(part)))
-    if args.plot is not None:
-        from trl_drgrpo.evaluation.steps import draw
-
-        draw(trained.numbers, Path(args.plot))
     if args.json:
         apart = {"data": trained.name, "others": [{"data": part.name, **part.content()} for part in others]}
         print(json.dumps({**trained.content(), **(apart if others else {})}, indent=2))
@@ -144,6 +138,13 @@ def run(args: argparse.Namespace) -> int:
         for number, part in enumerate(parts):
             print("\n" * bool(number), end="")
             part.print(args.show)
+    # Files come last: what was scored is on the terminal, should a disk be full.
+    if args.output is not None:
+        write_rows(args.output, (row for part in parts for row in _with_scores(part)))
+    if args.plot is not None:
+        from trl_drgrpo.evaluation.steps import draw
+
+        draw(trained.numbers, Path(args.plot))
     if args.pass_rates is not None:  # last: the scores exist even if the reward has problems
         scores = trained.scores[0]
         correct = _judged(scores, args.correct_threshold)

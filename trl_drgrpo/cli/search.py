@@ -104,18 +104,31 @@ def run(args: argparse.Namespace) -> int:
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
             settings["vllm_server_base_url"] = args.vllm_server_base_url
+            if args.vllm_server_base_url is None:  # a server says itself what is too long
+                _check_context(model_path(args.model), rows, args.max_completion_length)
             found = collect(rows, model_path(args.model), first=first, verifier=verifier, prm=prm, **settings)
             return enumerate(found, first + 1)
 
         facts, group = facts_of(args, rows), args.problems_at_once
         found = completed_rows(args.output, "search", facts, len(rows), group, "problems", more, status)
-    numbers = summary(found)
+    numbers, for_training = summary(found), sft_rows(found) if args.sft_output else []
     if args.sft_output:
-        kept = sft_rows(found)
-        numbers["sft_rows"] = len(kept)
-        write_rows(args.sft_output, kept)
+        numbers["sft_rows"] = len(for_training)
     console.print_numbers(numbers, output=args.output)
+    if args.sft_output:
+        write_rows(args.sft_output, for_training)
     return 0
+
+
+def _check_context(model: str, rows: list[Row], most: int) -> None:
+    """Refuses prompts behind which a completion of so many tokens has no room in the model's context."""
+    from trl_drgrpo.evaluation.models import Decoding, Loading, load_config, load_tokenizer
+    from trl_drgrpo.evaluation.running import check_context
+    from trl_drgrpo.process_rewards.texts import prompt_ids
+
+    tokenizer = load_tokenizer(model, Loading())
+    lengths = [len(prompt_ids(row["prompt"], tokenizer)) for row in rows]
+    check_context(load_config(model, Loading()), lengths, Decoding(max_completion_length=most))
 
 
 def _verifier(text: str) -> Any:
@@ -181,6 +194,7 @@ def run_label_steps(args: argparse.Namespace) -> int:
             from trl_drgrpo.evaluation.models import load_model, load_tokenizer
             from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
 
+            _check_context(given.model, rows, decoding.max_completion_length)
             tokenizer = load_tokenizer(given.model, given.loading)
             generate = TransformersRollouts(
                 load_model(given.model, given.loading),

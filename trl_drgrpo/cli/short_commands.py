@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.common.disk import is_stream
+from trl_drgrpo.common.disk import is_stream, room_needed
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.demo import STOCK_OBJECTIVES
 
@@ -281,7 +281,8 @@ def run_demo(args: argparse.Namespace) -> int:
 
         results, progress = Console(), Console(stderr=True)
         progress.print("loading libraries and model ...")
-        result = run_demo(args.output_dir, args.seed, args.steps, args.process, compare, console=progress)
+        with room_needed(args.output_dir, lambda: "What was measured until then stands above."):
+            result = run_demo(args.output_dir, args.seed, args.steps, args.process, compare, console=progress)
     except KeyboardInterrupt:
         console.log(f"\nthe model and the numbers so far are in {args.output_dir}")
         raise

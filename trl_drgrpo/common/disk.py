@@ -27,6 +27,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from trl_drgrpo.common.errors import DiskFullError, InputError, Terminated, causes
+from trl_drgrpo.common.reading import user_path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBE = 1 << 20  # bytes
@@ -111,8 +112,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             part.chmod(stat.S_IMODE(path.stat().st_mode))
         part.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # the system names no file where writing fails
+        raise
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # half a file
+            part.unlink(missing_ok=True)
 
 
 def is_stream(path: Path) -> bool:
@@ -153,7 +158,9 @@ def refuse_irregular(field: str, path: Path) -> None:
 
 def check_writable(field: str, name: str) -> None:
     """Refuses a folder that could not be made or written to; makes nothing that stays. `field` is for the message."""
-    path = Path(name).expanduser().absolute()
+    path = user_path(name).absolute()
+    if name.startswith("~") and not user_path(name).is_absolute():
+        raise InputError(field, f"{name}, the home folder of nobody", "a folder to write to", "Choose another one.")
     try:
         existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
         if not existing.is_dir():
@@ -202,6 +209,28 @@ def check_file(field: str, name: str, others: Iterable[str] = (), *, streams: bo
         got = f"{name}, which exists and is a file of a model, a run, data or a program"
         raise InputError(field, got, "a file that may be replaced", "Choose another name, or remove it first.")
     check_writable(field, str(path.parent))
+
+
+@contextmanager
+def working_directory_kept(who: str) -> Iterator[None]:
+    """Puts the working directory back that a function of the user's, called inside the block, has changed: relative
+    paths would mean other places from then on. `who`: what was called, for the log."""
+    try:
+        before = os.getcwd()
+    except OSError:  # it was deleted
+        before = None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if before is not None and (after := os.getcwd()) != before:
+                os.chdir(before)
+                _say_moved(who, after, before)
+
+
+@cache
+def _say_moved(who: str, after: str, before: str) -> None:
+    logger.warning("%s changed the working directory to %s: it is set back to %s.", who, after, before)
 
 
 class _Handler:
@@ -263,7 +292,7 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     """
     from filelock import FileLock, Timeout
 
-    real = Path(os.path.realpath(target.expanduser()))
+    real = Path(os.path.realpath(os.path.expanduser(target)))
     kind = "file" if is_file else "folder"
     if os.path.islink(real):  # a loop
         raise InputError(field, f"{target}, a link that leads nowhere", f"a {kind} to write to", "Choose another one.")

@@ -149,6 +149,24 @@ def told(error: BaseException) -> str:
         return f"{type(error).__name__} (whose text cannot be made)"
 
 
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold a text: half a surrogate pair is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """The first line of an exception's text, without the full stop at its end."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = []
+    return lines[0].rstrip(".")[:most] if lines else "no message"
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what it was raised from, outermost first."""
     while error is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, causes
+from trl_drgrpo.common.reading import reading, user_path
 
 # For `hf upload`: checkpoints, and the run log with its prompts and completions, stay at home.
 UPLOAD_EXCLUDES = "--exclude 'checkpoint-*' --exclude '_*'"
@@ -46,7 +47,7 @@ def is_adapter(name: str) -> bool:
 def check_local(field: str, name: str) -> None:
     """Refuses the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing. A
     name that could be a Hub id passes."""
-    path, expected = Path(name).expanduser(), "a model's folder or Hub id"
+    path, expected = user_path(name), "a model's folder or Hub id"
     remedy = "Name the folder that save_pretrained wrote."
     if os.path.isfile(path):
         raise InputError(field, f"{name}, a file", expected, remedy)
@@ -64,14 +65,20 @@ def check_local(field: str, name: str) -> None:
 
 def check_weights(field: str, folder: Path) -> None:
     """Refuses a folder with a safetensors file that is not as long as its header says: a copy that was cut off, which
-    ends in a traceback when it is loaded. Reads the headers only."""
+    ends in a traceback when it is loaded; and one with a pipe, which nobody may ever write to. Reads the headers
+    only."""
     from safetensors import SafetensorError, safe_open
 
+    for entry in folder.iterdir() if os.path.isdir(folder) else ():
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise InputError(field, f"{entry}, a device or a pipe", "a folder of files", "Remove it.")
     for file in sorted(folder.glob("*.safetensors")) if os.path.isdir(folder) else ():
         try:
             with safe_open(file, framework="numpy"):
                 pass
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
+            if not file.is_file():  # a link to nowhere, a folder
+                raise InputError(field, f"{file}, which is no file", "a safetensors file", "Copy it again.") from error
             got = f"{file} of {file.stat().st_size} bytes ({error})"
             remedy = "Copy or download it again: it was cut off."
             raise InputError(field, got, "a whole safetensors file", remedy) from error
@@ -88,22 +95,29 @@ def refuse_new_weights(field: str, name: str, model: Any, info: Mapping[str, Any
         raise InputError(field, got, f"one that holds every weight of {type(model).__name__}", remedy)
 
 
+def refuse_empty_vocabulary(tokenizer: Any) -> None:
+    """Refuses a tokenizer that knows its special tokens only: transformers makes one where tokenizer.json is missing.
+    A processor is judged by its tokenizer."""
+    from transformers import PreTrainedTokenizerBase
+
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if isinstance(tokenizer, PreTrainedTokenizerBase) and len(tokenizer) <= len(tokenizer.all_special_tokens):
+        got = f"{tokenizer.name_or_path}, whose tokenizer knows special tokens only"
+        raise InputError("tokenizer", got, "a tokenizer with a vocabulary", "Add its tokenizer.json.")
+
+
 @contextmanager
 def hub_errors(field: str, name: str, expected: str) -> Iterator[None]:
-    """Makes one `InputError` of the `OSError`, `ValueError`, `KeyError` or `TypeError` that loading a model, a
-    tokenizer or a configuration raises inside the block. `name`: the folder or Hub id; `expected`: what would have
-    loaded."""
-    try:
-        with quiet_retries():
+    """Makes one `InputError` of whatever loading a model, a tokenizer or a configuration raises inside the block.
+    `name`: the folder or Hub id; `expected`: what would have loaded."""
+    with reading(field, name, expected), quiet_retries():
+        try:
             yield
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if (reason := hub_reason(error)) is not None:
+        except Exception as error:
+            if isinstance(error, InputError) or (reason := hub_reason(error)) is None:
+                raise
             got, remedy = reason
             raise InputError(field, f"{name}, {got}", expected, remedy) from error
-        first = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-        raise InputError(field, name, expected, f"{type(error).__name__}: {first[:200]}.") from error
 
 
 @contextmanager

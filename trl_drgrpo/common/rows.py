@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.reading import reading
 
 STREAMED_ROWS = 1000
 _BATCH = 10_000
@@ -105,6 +106,10 @@ def prompt_problem(prompt: Any) -> str:
             return f"{message!r:.60}, which is not a message,"
         if message.get("content") is None and not message.get("tool_calls"):
             return f"{message!r:.60}, a message without content,"
+        content = message.get("content") or ""
+        is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+        if not (isinstance(content, str) or is_parts):
+            return f"{message!r:.60}, whose content is neither a text nor a list of parts,"
     return ""
 
 
@@ -152,7 +157,8 @@ def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[
     or through a function of the user's: reading them may change what comes next."""
     if not hasattr(dataset, "__len__"):
         if can_be_read_again(dataset):
-            rows = list(islice(dataset, STREAMED_ROWS))
+            with reading("dataset_name", f"a stream, in its first {STREAMED_ROWS} rows", "data that can be read"):
+                rows = list(islice(dataset, STREAMED_ROWS))
             yield {name: [row.get(name) for row in rows] for name in names}
     elif dataset.format["type"] != "custom":
         for batch in dataset.select_columns(list(names)).with_format("arrow" if raw else None).iter(_BATCH):

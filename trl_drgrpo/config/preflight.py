@@ -5,15 +5,16 @@ import functools
 import logging
 import os
 from dataclasses import MISSING
-from pathlib import Path
 from typing import Any
 
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
 from torch import nn
+from transformers.utils import is_liger_kernel_available
 
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.common.rows import check_prompt_values, column_values, known_length
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
@@ -153,9 +154,12 @@ def _check_inputs(
     _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
-        read_pass_rates(Path(args.prior_pass_rates).expanduser())
+        read_pass_rates(user_path(args.prior_pass_rates))
     _check_trackers(args.report_to)
     _check_installed_optimizer(args)
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        remedy = "Install it with `pip install liger-kernel`, or leave use_liger_kernel out."
+        raise InputError("use_liger_kernel", "True, but liger-kernel is not installed", "the package", remedy)
     for func in [*reward_funcs, *steps]:
         ask(func, "check")
     if not has_environments:  # an environment may bring a reward of its own

@@ -145,12 +145,12 @@ def run_demo(
             _train(trainer, console)
         with result.timed("evaluate_after"):
             said = result.measure("after", model, tokenizer)
+        console.print(f"after training: {said}", highlight=False)  # before anything is written: the disk may be full
     finally:
         model.config.use_cache = True  # the trainer turns it off for training
         model.save_pretrained(output_dir / MODEL_FOLDER)
         build_tokenizer().save_pretrained(output_dir / MODEL_FOLDER)  # the one in use remembers where it came from
         result.write()
-    console.print(f"after training: {said}", highlight=False)
     write_report(output_dir, output_dir / REPORT_FILE)
     _draw(output_dir / PLOT_FILE, lambda path: write_report(output_dir, path, "png"), console)
 

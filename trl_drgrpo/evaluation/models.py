@@ -9,6 +9,7 @@ from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors, is_adapter
 from trl_drgrpo.common.output_folders import checkpoint_folders
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.upstream.versions import brief_bars
 
 _ADAPTER_FILE = "adapter_config.json"
@@ -74,7 +75,7 @@ class Decoding:
 
 def check_model(field: str, name: str, base: str | None = None) -> None:
     """Refuses a folder that is not there or holds neither a model nor an adapter with its base; loads no weights."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not is_adapter(name):
         checkpoints = checkpoint_folders(path)
         if checkpoints and not holds_model(path):
@@ -102,7 +103,7 @@ def base_name(name: str, base: str | None = None) -> str | None:
         return None
     from trl_drgrpo.single_gpu.merging import base_of
 
-    return base_of(Path(name).expanduser(), base)[0]
+    return base_of(user_path(name), base)[0]
 
 
 def load_config(name: str, loading: Loading) -> Any:
@@ -118,7 +119,7 @@ def load_tokenizer(name: str, loading: Loading) -> Any:
     """The tokenizer of a model, or of an adapter's folder; of its base, where the folder has none."""
     from trl_drgrpo.process_rewards.loading import load_tokenizer as load
 
-    path = Path(name).expanduser()
+    path = user_path(name)
     if is_adapter(name) and not (path / "tokenizer_config.json").is_file():
         name = base_name(name, loading.base) or name
     return load(name, None, loading.trust_remote_code)
@@ -142,7 +143,7 @@ def load_model(name: str, loading: Loading) -> Any:
         return model.eval()
     from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary
 
-    adapter = Path(name).expanduser()
+    adapter = user_path(name)
     fit_vocabulary(model, adapter)
     return attach(model, adapter)
 
@@ -161,7 +162,7 @@ def _quantization(bits: int, dtype: str | None) -> Any:
 def weights_mark(name: str) -> str:
     """Tells weights in a folder from others that were there before, by their files' sizes and times; a Hub id is its
     own mark."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.is_dir():
         return name
     files = [each for pattern in _WEIGHTS for each in path.glob(pattern)]

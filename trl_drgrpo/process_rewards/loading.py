@@ -12,7 +12,7 @@ import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.finite import refuse_not_finite
-from trl_drgrpo.common.hub_errors import hub_errors, refuse_new_weights
+from trl_drgrpo.common.hub_errors import hub_errors, refuse_empty_vocabulary, refuse_new_weights
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
@@ -41,6 +41,7 @@ def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) 
 
         with hub_errors("tokenizer", str(tokenizer), "a folder or the id of a tokenizer on the Hub"):
             tokenizer = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
+        refuse_empty_vocabulary(tokenizer)
     if not getattr(tokenizer, "is_fast", False):
         remedy = "Load it with `AutoTokenizer` and the `tokenizers` library installed."
         raise InputError("tokenizer", type(tokenizer).__name__, "a fast tokenizer, which knows offsets", remedy)

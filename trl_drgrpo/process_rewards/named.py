@@ -12,11 +12,11 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.rewards.recipe_rewards import REWARDS, resolve_reward
 
 # Name in a recipe: the scorer, a class of this package; and what tells the format: a pattern of the published ids, or
@@ -74,7 +74,7 @@ def step_reward(spec: Any, field: str = "step_reward_funcs") -> Callable[..., An
 
 def _format_of(model: str) -> str:
     """Name of the format."""
-    path = Path(model).expanduser()
+    path = user_path(model)
     called = (path.name if path.is_dir() else model).lower()
     for name, (_, ids, _) in FORMATS.items():
         if ids and re.search(ids, called):
@@ -94,5 +94,5 @@ def _format_of(model: str) -> str:
 def _check_model(model: Any, field: str = "model") -> None:
     if not isinstance(model, str) or not model:
         raise InputError(field, repr(model), "a path or Hub id", "Name a process reward model.")
-    if not (Path(model).expanduser() / "adapter_config.json").is_file():
+    if not (user_path(model) / "adapter_config.json").is_file():
         check_local(field, model)

@@ -13,13 +13,22 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED
-from trl_drgrpo.rewards.contract import Guard, OnError, listed, reward_name, reward_number
+from trl_drgrpo.rewards.contract import (
+    Guard,
+    OnError,
+    listed,
+    log_column,
+    log_number,
+    reward_name,
+    reward_number,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -241,8 +250,10 @@ class StepScorer:
             [list(ids) for ids in batch.completion_ids],
             masks,
             tokenizer,
-            lambda name, value: metrics[name].append(value),
-            log_extra=lambda column, values: columns[column].extend(values),
+            partial(log_number, lambda name, value: metrics[name].append(value)),
+            log_extra=partial(
+                log_column, lambda column, values: columns[column].extend(values), len(batch.completions)
+            ),
             prompts=batch.prompts,
             completions=batch.completions,
             trainer_state=trainer_state,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.rewards.texts import prompt_text as whole_prompt
 
 # How the chat formats in use end a turn or a text; the policy's tokenizer need not be the process reward model's.
@@ -68,12 +68,22 @@ def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None =
     assistant's turn. `template`: more that the chat template is given (`chat_template_kwargs`). Refuses a chat
     template that fails: it runs in jinja's sandbox, so one that reaches for more than messages does."""
     if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
+        ids = list(tokenizer(prompt)["input_ids"])
+    else:
+        ids = _rendered_ids(prompt, tokenizer, template)
+    if not ids:
+        remedy = "Check the prompt, the tokenizer and its chat template."
+        raise InputError("prompt", f"no tokens of {shortened(prompt)}", "at least one token", remedy)
+    return ids
+
+
+def _rendered_ids(messages: Any, tokenizer: Any, template: Any) -> list[int]:
+    """Tokens of messages through the chat template; `template`: more that it is given."""
     from jinja2 import TemplateError
 
     rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
     try:
-        return list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
+        return list(tokenizer.apply_chat_template(messages, **rendering)["input_ids"])
     except TemplateError as error:
         got = f"one that fails with {type(error).__name__}: {str(error).rstrip('.')}"
         remedy = "Look at chat_template.jinja."

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from trl_drgrpo.common.disk import room_needed
 from trl_drgrpo.common.errors import DivergedError, InputError
 from trl_drgrpo.common.finite import first_not_finite
 from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
@@ -313,13 +314,15 @@ def train_prm(
         compute_metrics=_recognized,
         compute_loss_func=_label_loss,
     )
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    if peft_config is not None:
-        merged: Any = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
-        trainer.model = trainer.model_wrapped = merged.to(merged.dtype)  # the head was trained in float32
-    drop_saved_links(Path(output_dir))
-    trainer.save_model(str(output_dir))
-    numbers = {"loss": float(result.training_loss), "rows": float(len(examples))}
+    with room_needed(Path(output_dir), lambda: "Only earlier checkpoints in this folder are complete."):
+        result = trainer.train(resume_from_checkpoint=checkpoint)
+        if peft_config is not None:
+            merged: Any = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
+            trainer.model = trainer.model_wrapped = merged.to(merged.dtype)  # the head was trained in float32
+        drop_saved_links(Path(output_dir))
+        trainer.save_model(str(output_dir))
+    loss = _mean_loss(trainer.state, float(result.training_loss), _steps_of(checkpoint))
+    numbers = {"loss": loss, "rows": float(len(examples))}
     numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
     # Without held-out steps the end of the loss is seen on those trained on, for the warning alone.
     measured = trainer.evaluate(held_out or examples[:_LOOKED_AT], metric_key_prefix="eval")  # type: ignore[arg-type]
@@ -362,6 +365,33 @@ def _trainer_class() -> Any:
     return FiniteTrainer
 
 
+def _steps_of(checkpoint: str | None) -> int:
+    """The optimizer steps done in a checkpoint; 0 without one."""
+    from transformers import TrainerState
+
+    if checkpoint is None:
+        return 0
+    return TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json")).global_step
+
+
+def _mean_loss(state: Any, reported: float, steps_before: int) -> float:
+    """Mean loss of all steps, also those before a resume. NaN where none of them is known.
+
+    transformers divides the sum over the steps since the resume by the number of all steps. Of those before, the log
+    has the mean over each of its intervals.
+    """
+    if steps_before == 0:
+        return reported
+    total, last_logged = 0.0, 0
+    for entry in state.log_history:
+        if "loss" in entry and entry["step"] <= steps_before:
+            total += entry["loss"] * (entry["step"] - last_logged)
+            last_logged = entry["step"]
+    total += reported * state.global_step
+    steps = last_logged + state.global_step - steps_before
+    return total / steps if steps else math.nan
+
+
 _LOOKED_AT = 256
 _AT_CHANCE = (
     "The loss on the %s steps ends at %.3f; always answering with the share of good steps gives %.3f. The model does "
@@ -399,7 +429,7 @@ def tokenize_rows(
         ]
         prompt = cleaner.prompt(prompt_text(row["prompt"]))
         encoded = encode_piecewise(tokenizer, prompt, [text for text, _ in labeled], step_separator).fit(max_length)
-        if encoded is None or all(label is None for _, label in labeled):
+        if encoded is None or not encoded.input_ids or all(label is None for _, label in labeled):
             continue
         labels: list[float] = [IGNORED] * len(encoded.input_ids)
         for position, (_, label) in zip(encoded.positions, labeled, strict=True):

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from trl_drgrpo.common.disk import check_file, is_stream, write_whole
+from trl_drgrpo.common.disk import check_file, is_stream, room_needed, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
@@ -58,7 +58,8 @@ def write_report(
     if format == "md" and not is_stream(path):
         check_file("output", str(path.with_suffix(".png")))
     contents = report_contents(read_runs(folders), max_groups, thin=format != "json")
-    _write(contents, path, format)
+    with room_needed(path.parent, lambda: "No report was written."):
+        _write(contents, path, format)
     return path
 
 

@@ -118,9 +118,11 @@ class Guard:
 
             def log(metric: str, value: float) -> None:
                 logged.add(metric)
-                log_metric(metric, value)
+                log_number(log_metric, metric, value)
 
             kwargs["log_metric"] = log
+        if (log_extra := kwargs.get("log_extra")) is not None:
+            kwargs["log_extra"] = functools.partial(log_column, log_extra, len(rows))
         rewards: Rewards = [None] * len(rows)
         failure = None
         try:
@@ -201,6 +203,36 @@ def form_note(completions: Sequence[Any]) -> str:
         "`from_trl(f, completions_as='messages')` (in a recipe `trl: {function: ..., completions_as: messages}`), or "
         "make the prompts lists of messages."
     )
+
+
+def log_number(log_metric: Callable[[str, float], None], metric: str, value: Any) -> None:
+    """Logs a metric of the user's, or says once that it is no number: what only describes a run ends none."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError("a text")
+        number = float(value)
+    except Exception as error:  # `None`, a list, a whole number above 1e308
+        _say_unlogged(str(metric), "a number", shortened(value), type(error).__name__)
+        return
+    log_metric(str(metric), number)
+
+
+def log_column(log_extra: Callable[[str, list[Any]], None], rows: int, column: str, values: Any) -> None:
+    """Logs a column of the user's for the table of completions, or says once that it has not one value per row."""
+    try:
+        values = None if isinstance(values, (str, bytes)) else list(values)
+    except TypeError:
+        values = None
+    if values is None or len(values) != rows:
+        got = "no list" if values is None else f"{len(values)} values"
+        _say_unlogged(str(column), f"a list of {rows} values, one per completion", got, "not logged")
+        return
+    log_extra(str(column), values)
+
+
+@functools.cache
+def _say_unlogged(name: str, expected: str, got: str, reason: str) -> None:
+    logger.warning("log of %r: got %s; expected %s (%s). It is left out.", name, got, expected, reason)
 
 
 def at_once(work: Coroutine[Any, Any, Any]) -> Any:

@@ -21,11 +21,11 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.rewards.columns import adapter_hint
 from trl_drgrpo.rewards.contract import Limits, RewardFunction
 
@@ -99,7 +99,7 @@ def _module_from_name(spec: str, module: str, field: str) -> ModuleType:
 def module_from_file(spec: str, path: str, field: str = "reward_funcs") -> ModuleType:
     """Runs a file as a module of its own name, once per process; its directory is not put on the search path. `spec`:
     what the user wrote, for the message. An error of the file is the cause of the `InputError`."""
-    file = Path(path).expanduser()
+    file = user_path(path)
     if not os.path.isfile(file):  # false for a name that is too long, too
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
         raise InputError(field, f"{spec!r}, a file that does not exist", "`path/to/file.py:function`", remedy)

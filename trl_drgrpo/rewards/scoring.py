@@ -22,12 +22,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import NEVER_PASSED, ask, parameters
-from trl_drgrpo.rewards.contract import validate_rewards
+from trl_drgrpo.rewards.contract import log_number, validate_rewards
 from trl_drgrpo.rewards.sample import prompt_key
 
 Row = dict[str, Any]
@@ -262,9 +264,10 @@ def score_rows(
         logged: dict[str, list[float]] = {}
         begun = time.perf_counter()
         try:
-            output = reward_func(**_keywords(batch, logged))
-            if inspect.isawaitable(output):
-                output = asyncio.run(_result(output))
+            with working_directory_kept(f"reward {name}"):
+                output = reward_func(**_keywords(batch, logged))
+                if inspect.isawaitable(output):
+                    output = asyncio.run(_result(output))
             rewards = validate(output, batch) if validate else validate_rewards(output, len(batch), name)
         except (Exception, SystemExit) as error:  # whatever a user's function raises is a row of the table
             if type(error) is InputError:
@@ -350,7 +353,7 @@ def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str,
         **{NEVER_PASSED.get(name, name): [row[name] for row in batch] for name in batch[0]},
         "trainer_state": None,
         "log_extra": lambda column, values: None,
-        "log_metric": lambda metric, value: logged.setdefault(metric, []).append(float(value)),
+        "log_metric": partial(log_number, lambda metric, value: logged.setdefault(metric, []).append(value)),
     }
 
 

@@ -78,4 +78,5 @@ def content_text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(part.get("text") or "" for part in content if part.get("type", "text") == "text")
+    parts = [part for part in content if isinstance(part, Mapping)]
+    return "".join(part.get("text") or "" for part in parts if part.get("type", "text") == "text")

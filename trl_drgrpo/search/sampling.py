@@ -30,6 +30,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.process_rewards.sampling import Continuation, ModelSampler, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
@@ -221,7 +222,7 @@ def unload_adapter(base_url: str, name: str) -> None:
 def served_name(owner: Any, base_url: str, model: str) -> str:
     """The name under which a server has a model: a local adapter is loaded, until `owner` is gone; any other model's
     name is its own. An `InputError` says how to start the server."""
-    folder = Path(model).expanduser().absolute()
+    folder = user_path(model).absolute()
     if not (folder / _ADAPTER).is_file() or (folder / "config.json").is_file():
         return model
     config = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))

@@ -21,10 +21,11 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from trl_drgrpo.common.disk import check_writable
+from trl_drgrpo.common.disk import check_writable, room_needed
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.finite import first_not_finite, refuse_not_finite
 from trl_drgrpo.common.hub_errors import check_local, hub_errors, refuse_new_weights
+from trl_drgrpo.common.reading import reading, user_path
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -49,11 +50,11 @@ def base_of(adapter: Path, base: str | None) -> tuple[str, str | None]:
     """The base model's path or id, and its revision."""
     from peft import PeftConfig
 
-    try:
+    remedy = "Upgrade peft, or save the adapter again."
+    with reading("adapter", str(adapter / _ADAPTER_FILE), "an adapter's folder", remedy):
         config = PeftConfig.from_pretrained(str(adapter))
-    except (KeyError, TypeError, ValueError) as error:
-        got = f"{adapter / _ADAPTER_FILE}, which peft cannot read ({type(error).__name__}: {error})"
-        raise InputError("adapter", got, "an adapter's folder", "Upgrade peft, or save the adapter again.") from error
+        if not isinstance(config.base_model_name_or_path, str | None):
+            raise TypeError("base_model_name_or_path is not a text")
     if config.is_prompt_learning:
         got = f"{adapter}, of type {getattr(config.peft_type, 'value', config.peft_type)}"
         remedy = "Virtual tokens cannot be merged into weights: use the adapter together with its base."
@@ -67,7 +68,7 @@ def base_of(adapter: Path, base: str | None) -> tuple[str, str | None]:
     except InputError as error:
         remedy = f"{error.remedy} If it has moved, name where it is now with --base (base=...)."
         raise InputError("base", error.got, error.expected, remedy) from None
-    path = Path(name).expanduser()
+    path = user_path(name)
     return (str(path) if path.is_dir() else name), revision
 
 
@@ -94,11 +95,10 @@ def model_class_of(config: Any) -> Any:
 def load(name: str, model_class: Any, **loading: Any) -> Any:
     """A model in float32, for evaluation; an `InputError` where its weights are missing, damaged or not finite."""
     import torch
-    from safetensors import SafetensorError
 
     try:
         model, info = model_class.from_pretrained(name, dtype=torch.float32, output_loading_info=True, **loading)
-    except (OSError, ValueError, SafetensorError) as error:
+    except Exception as error:
         remedy = f"{type(error).__name__}: {_first_lines(error)}."
         raise InputError("base", f"{name}, whose weights do not load", "a complete model", remedy) from error
     refuse_new_weights("base", name, model, info, "They would be random: name the base that was trained.")
@@ -115,7 +115,7 @@ def attach(model: Any, adapter: Path, is_trainable: bool = False) -> Any:
     try:
         peft_model: Any = PeftModel.from_pretrained(model, str(adapter), **trained)
         loaded = peft_model.load_adapter(str(adapter), "default", **trained)  # once more, as only this says what fits
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         raise _does_not_fit(adapter, f"peft says: {_first_lines(error)}") from error
     # Others are embeddings that peft saves twice.
     too_many = [name for name in loaded.unexpected_keys if peft_model.base_model.prefix in name]
@@ -132,7 +132,6 @@ def fit_vocabulary(model: Any, adapter: Path) -> None:
     """Give the base as many embeddings as the adapter brings, where the run had extended the vocabulary. The adapter
     brings the content of the new rows, too."""
     from peft.utils import load_peft_weights
-    from safetensors import SafetensorError
 
     if not any((adapter / f"adapter_model.{suffix}").is_file() for suffix in ("safetensors", "bin")):
         remedy = "Name a complete checkpoint."
@@ -142,7 +141,7 @@ def fit_vocabulary(model: Any, adapter: Path) -> None:
     except UnpicklingError as error:
         got, expected = f"{adapter}, whose weights are a pickle with more than tensors", "adapter_model.safetensors"
         raise InputError("adapter", got, expected, "It may run code, and is not read. Save it again.") from error
-    except (RuntimeError, OSError, EOFError, SafetensorError) as error:
+    except Exception as error:
         remedy = f"Name another checkpoint. {type(error).__name__}: {_first_lines(error)}."
         raise InputError("adapter", f"{adapter}, whose weights do not load", "an adapter's weights", remedy) from error
     embeddings = model.get_input_embeddings()
@@ -223,7 +222,7 @@ def merge_adapter(
 
     Memory: 4 bytes per parameter of the base; once more on disk while it writes.
     """
-    adapter, output = Path(adapter_dir).expanduser(), Path(os.path.realpath(Path(output_dir).expanduser()))
+    adapter, output = user_path(adapter_dir), Path(os.path.realpath(user_path(output_dir)))
     if dtype is not None and dtype not in TOLERANCES:
         raise InputError("dtype", repr(dtype), f"one of {', '.join(TOLERANCES)}", "Leave it out for the base's own.")
     if os.path.lexists(output) and (not output.is_dir() or any(output.iterdir())):
@@ -327,7 +326,7 @@ def _save_tokenizer(adapter: Path, base: str, loading: dict, folder: Path) -> No
         source, options = str(adapter), {"trust_remote_code": loading["trust_remote_code"]}
     try:
         AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         logger.warning("No tokenizer in %s (%s): none was written.", source, type(error).__name__)
 
 
@@ -336,9 +335,10 @@ def _appearing(output: Path) -> Iterator[Path]:
     """A folder beside `output` that takes its name at the end of the block, or is removed if the block fails."""
     check_writable("output", str(output))
     part = output.parent / f".{output.name}.part-{os.getpid()}"
-    part.mkdir(parents=True)
     try:
-        yield part
-        part.replace(output)
+        with room_needed(part, lambda: "No merged model was written."):
+            part.mkdir(parents=True)
+            yield part
+            part.replace(output)
     finally:
         shutil.rmtree(part, ignore_errors=True)

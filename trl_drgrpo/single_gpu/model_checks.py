@@ -116,6 +116,12 @@ def _checked_config(name: str, init: dict[str, Any]) -> Any:
     unknown = [key for key in unused if key not in known]
     if unknown and not getattr(config, "auto_map", None):  # code of the repository may take any keyword
         raise _unknown_keyword(unknown[0], config, known)
+    named = config.architectures
+    is_known = isinstance(named, list) and bool(named) and hasattr(transformers, str(named[0]))
+    if not is_known and not getattr(config, "auto_map", None):
+        got = f"{name}, whose config.json names {shortened(named)} as architectures"
+        remedy = "Save the model with save_pretrained, or upgrade transformers."
+        raise InputError("model_name_or_path", got, "a class of transformers", remedy)
     return config
 
 
@@ -179,9 +185,15 @@ def check_prompt_lengths(
     """
     for field, dataset in splits.items():
         rows = prompt_rows(dataset)
-        if context is None or (first := next(rows, None)) is None:
+        if (first := next(rows, None)) is None:
             continue
-        room = context - (most or 1) - count([first[1]])[0]
+        tokens_of_first = count([first[1]])[0]
+        if tokens_of_first == 0:
+            remedy = "Check the data, the tokenizer and its chat template."
+            raise InputError("prompt", f"no tokens of row {first[0]} of {field}", "at least one token", remedy)
+        if context is None:
+            continue
+        room = context - (most or 1) - tokens_of_first
         sized = ((len(str(row["prompt"]).encode(errors="replace")), i, row) for i, row in chain([first], rows))
         longest = heapq.nlargest(_COUNTED, (each for each in sized if each[0] > room), key=itemgetter(0))
         tokens: list[int] = []

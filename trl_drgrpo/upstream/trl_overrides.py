@@ -22,6 +22,7 @@ from transformers import Trainer
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
+from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.secrets import without_secrets
 from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
@@ -81,7 +82,7 @@ class HostTrainer(Hooks, PrivateState):
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _generate_and_score_completions(self, inputs):
-        with self.making_batch():
+        with self.making_batch(), working_directory_kept("A reward function, a tool or an environment"):
             return self.collecting(inputs, self._scored_rollouts)
 
     def _scored_rollouts(self, inputs):

@@ -19,6 +19,7 @@ import torch
 from datasets import Dataset
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates
 from trl_drgrpo.features.sampling.prompt_stream import Draw, PromptStream, cap_warning, sampling_metrics
@@ -78,7 +79,7 @@ class PromptSampling(Feature):
             remedy = f"A batch takes {wanted} rows, none of them twice: {remedy}"
             raise InputError("max_sampling_rounds", got, f"at least {cap} rows", remedy)
         if args.prior_pass_rates:
-            self._take_prior(Path(args.prior_pass_rates).expanduser())
+            self._take_prior(user_path(args.prior_pass_rates))
 
     def _take_prior(self, path: Path) -> None:
         """Take in pass rates from before the run, if they are of these prompts."""

@@ -118,7 +118,7 @@ def _read_value(field: str, text: str, default: Any) -> Any:
         return text
     try:
         value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         value = text
     if isinstance(default, tuple) and isinstance(value, list):
         value = tuple(value)
@@ -135,7 +135,7 @@ def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]
     try:
         dataset = gym.create_dataset(task, **config)
         return [dataset[index] for index in range(len(dataset))]
-    except (AssertionError, TypeError, ValueError) as error:  # how the tasks refuse a configuration
+    except Exception as error:  # how the tasks refuse a configuration
         field, got = f"reasoning_gym:{task}", f"invalid options ({str(error) or type(error).__name__})"
         remedy = "Change the options after the `?`; the others keep the task's defaults."
         raise InputError(field, got, "options of the task", remedy) from error

@@ -26,10 +26,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError, speaks_for_itself
-from trl_drgrpo.rewards.contract import reward_number, validate_rewards
+from trl_drgrpo.rewards.contract import log_column, log_number, reward_number, validate_rewards
 
 LENGTH = struct.Struct("<Q")
 _TEXT_LIMIT = 8000  # characters of a traceback that are worth sending; messages can quote a whole completion
@@ -172,8 +173,8 @@ class RewardCaller(SampleScorer):
     def __call__(self, kwargs: dict[str, Any]) -> Scored:  # pyright: ignore[reportIncompatibleMethodOverride]
         scored = Scored(None, [], [])
         collectors = {
-            "log_metric": lambda name, value: scored.metrics.append((name, float(value))),
-            "log_extra": lambda column, values: scored.extras.append((column, list(values))),
+            "log_metric": partial(log_number, lambda name, value: scored.metrics.append((name, value))),
+            "log_extra": partial(log_column, lambda column, values: scored.extras.append((column, values)), 1),
         }
         rewards = self._called(**kwargs, **{key: collectors[key] for key in self.loggers})
         if isinstance(rewards, (list, tuple)) and len(rewards) == 1:

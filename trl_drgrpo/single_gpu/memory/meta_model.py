@@ -9,7 +9,6 @@ import copy
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, Precision, QuantizedLinear
 from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
@@ -49,7 +49,7 @@ def read_config(name: str) -> tuple[Any, bool]:
         `InputError`: No such folder, no `config.json` in it, or an architecture that transformers does not know.
     """
     check_local("--model", name)
-    path = Path(name).expanduser()
+    path = user_path(name)
     from transformers import AutoConfig
 
     with hub_errors("--model", name, "a model that transformers knows"):
@@ -104,7 +104,7 @@ class Skeleton:
         try:
             with torch.device("meta"):
                 model = self.model = _language_model(config, getattr(torch, setup.dtype))
-        except NOT_PLANNED as error:
+        except Exception as error:
             got = f"{config.model_type}, which cannot be built as a causal language model"
             raise InputError("--model", got, "a decoder that transformers knows", reason(error)) from error
         self.precision = Precision(getattr(torch, setup.autocast) if setup.autocast else None, setup.device)

@@ -279,6 +279,8 @@ def _check_walls(sandbox: Sandbox) -> None:
             running.wait_ready()
             running.read(time.monotonic() + START_SECONDS, cap=10_000)
         found = json.loads(running.output.decode())
+    except InputError:  # there is none
+        raise
     except (SandboxError, OSError, ValueError) as error:
         raise InputError(
             "sandbox",
