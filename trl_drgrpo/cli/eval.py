@@ -44,7 +44,7 @@ from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.sample import completion_text, prompt_text
+from trl_drgrpo.rewards.texts import completion_text, prompt_text
 from trl_drgrpo.upstream.versions import provenance
 
 FOLDER = "eval_output"  # for models outside of a run
