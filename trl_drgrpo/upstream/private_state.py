@@ -57,6 +57,7 @@ class PrivateState(GRPOTrainer):
     train_sampler: Any = None  # the newest that TRL made
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     features: Sequence[Feature]
+    _tr_loss: Any  # of the steps since the last log, set when training begins
     _unlogged_mark: tuple[torch.Tensor, dict[str, int]] | None = None
     _logged_before_step: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
 
