@@ -21,7 +21,7 @@ from trl import GRPOConfig
 from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
 from trl_drgrpo.common.hub_errors import refuse_empty_vocabulary
 from trl_drgrpo.common.rows import check_batch
-from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, with_best_metric
+from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, prepare_early_stopping, with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config
 from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
@@ -161,6 +161,7 @@ class DrGRPOTrainer(HostTrainer):
     ):
         require_seams()
         given, args = args, dr_grpo_config(args, model)
+        prepare_early_stopping(args, callbacks or ())
         run = prepare(
             args,
             model,

@@ -72,6 +72,14 @@ def test_without_a_metric_the_held_out_reward_decides(build):
     assert is_loaded(trainer, "checkpoint-2")
 
 
+def test_early_stopping_compares_by_the_held_out_reward_too(build):
+    trainer = build(load_best_model_at_end=False, metric_for_best_model=None)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    with pytest.raises(InputError, match="^callbacks: got EarlyStoppingCallback with eval_strategy 'no'"):
+        build(load_best_model_at_end=False, eval_strategy="no")
+
+
 def test_the_learning_rate_falls_when_the_reward_stops_rising(build):
     schedule = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
     trainer = build(**schedule, metric_for_best_model=None, max_steps=3, learning_rate=8e-3)

@@ -25,24 +25,22 @@ AS_TRL = (("micro_batching", "upstream"),)
 
 def loss_term_cases() -> list[tuple[Case, Case]]:
     """Pairs of settings whose gradients must agree: TRL's micro-batches, and another cut of the same rows."""
-    on_policy = {"steps_per_generation": 1}
-    off_policy = {"steps_per_generation": 2, "num_iterations": 2}
     return [
         (
-            Case("TRL's micro-batches", 8, 1, settings=AS_TRL, **on_policy),
-            Case("planned", 8, 1, settings=PLANNED, **on_policy),
+            Case("TRL's micro-batches", 8, 1, settings=AS_TRL, steps_per_generation=1),
+            Case("planned", 8, 1, settings=PLANNED, steps_per_generation=1),
         ),
         (
-            Case("TRL's micro-batches", 8, 1, settings=AS_TRL, **on_policy),
+            Case("TRL's micro-batches", 8, 1, settings=AS_TRL, steps_per_generation=1),
             Case("a quarter of the rows at a time", 2, 4, 4, settings=AS_TRL),
         ),
         (
-            Case("TRL's micro-batches, off-policy", 8, 1, settings=AS_TRL, **off_policy),
-            Case("planned, off-policy", 8, 1, settings=PLANNED, **off_policy),
+            Case("TRL's micro-batches, off-policy", 8, 1, settings=AS_TRL, steps_per_generation=2, num_iterations=2),
+            Case("planned, off-policy", 8, 1, settings=PLANNED, steps_per_generation=2, num_iterations=2),
         ),
         (
-            Case("TRL's micro-batches, LoRA, KL", 8, 1, beta=0.1, lora=True, settings=AS_TRL, **on_policy),
-            Case("planned, LoRA, KL", 8, 1, beta=0.1, lora=True, settings=PLANNED, **on_policy),
+            Case("TRL's micro-batches, LoRA, KL", 8, 1, beta=0.1, lora=True, settings=AS_TRL, steps_per_generation=1),
+            Case("planned, LoRA, KL", 8, 1, beta=0.1, lora=True, settings=PLANNED, steps_per_generation=1),
         ),
     ]
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError
 
@@ -35,7 +35,8 @@ def first_not_finite(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str | Non
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     local: list[tuple[str, torch.Tensor]] = []
     for name, tensor in tensors:
-        values = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # this process's shard
+        to_local: Any = getattr(tensor, "to_local", None)  # of a tensor in shards: this process's
+        values: torch.Tensor = tensor if to_local is None else to_local()
         if values.dtype in dtypes and values.numel() and not values.is_meta:
             local.append((name, values.detach()))
     # The largest absolute value of all is not finite where any value is not; unlike a sum it cannot overflow.

@@ -9,7 +9,7 @@ other may be one that a reward function logs itself.
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "eval_"
 _DEFAULT = "eval_reward"
+_CHOSEN = "metric_for_best_model is not set: checkpoints are compared by %s, the held-out reward."
 _EVERY_RUN = ("reward", "reward_std", "frac_reward_zero_std", "drgrpo/pass_rate", "drgrpo/reward_min")
 _EVERY_REWARD = ("mean", "std", "failed_frac")
 _MORE_IS_BETTER = ("reward", "drgrpo/pass_rate")
@@ -48,6 +49,22 @@ def choose_best_metric(config: Any) -> None:
     if config.lr_scheduler_type in _BY_METRIC and isinstance(config.lr_scheduler_kwargs, dict | None):
         mode = "max" if config.greater_is_better else "min"  # torch's default is that of a loss
         config.lr_scheduler_kwargs = {"mode": mode, **(config.lr_scheduler_kwargs or {})}
+
+
+def prepare_early_stopping(config: Any, callbacks: Iterable[Any]) -> None:
+    """Give transformers' callback the metric that it compares by; refuse it where nothing is evaluated, which it
+    would find out when training begins."""
+    from transformers import EarlyStoppingCallback
+
+    classes = [callback if isinstance(callback, type) else type(callback) for callback in callbacks]
+    if not any(issubclass(kind, EarlyStoppingCallback) for kind in classes):
+        return
+    if config.eval_strategy == "no":
+        remedy = "Set eval_strategy='steps' and eval_steps, or leave the callback out."
+        raise InputError("callbacks", "EarlyStoppingCallback with eval_strategy 'no'", "evaluations", remedy)
+    if config.metric_for_best_model is None:
+        config.metric_for_best_model, config.greater_is_better = _DEFAULT, True
+        logger.warning(_CHOSEN, _DEFAULT)
 
 
 def best_metric_rules(config: Any) -> Iterator[InputError]:

@@ -359,7 +359,8 @@ def _trainer_class() -> Any:
 
         def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
             # All weights, as rounding to the base's type is the last thing that happens to them.
-            self._refuse_divergence(first_not_finite(self.model.named_parameters()))
+            network: Any = self.model
+            self._refuse_divergence(first_not_finite(network.named_parameters()))
             super().save_model(output_dir, _internal_call)
 
     return FiniteTrainer

@@ -27,7 +27,7 @@ def embedding_rows(model: Any) -> int | None:
 
 
 def check_vocabulary(
-    processing_class: Any, rows: int | None, splits: Mapping[str, Any], template: Mapping[str, Any] | None = None
+    processing_class: Any, rows: int | None, splits: Mapping[str, Any], template: Any = None
 ) -> None:
     """
     Refuse tokens that this run uses and the model has no embedding for.
@@ -36,7 +36,7 @@ def check_vocabulary(
         processing_class: The tokenizer, or a processor with one.
         rows (`int`, *optional*): Number of the model's token embeddings; `None`: not known, nothing is checked.
         splits (`Mapping`): Datasets by field. Their prompts are tokenized only if the tokenizer has ids beyond `rows`.
-        template (`Mapping`, *optional*): `chat_template_kwargs`.
+        template (`dict`, *optional*): `chat_template_kwargs`.
 
     Raises:
         `InputError`: Names the token, its id and where it is used.

@@ -63,6 +63,7 @@ class PrivateState(GRPOTrainer):
     stop_strings: StopStrings | None = None  # texts that end a completion
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     features: Sequence[Feature]
+    _tr_loss: Any  # of the steps since the last log, set when training begins
     _unlogged_mark: tuple[torch.Tensor, dict[str, int]] | None = None
     _logged_before_step: dict[str, tuple[list[float], int]] = {}  # noqa: RUF012  # replaced, never changed
 

@@ -225,6 +225,7 @@ class HostTrainer(Hooks, PrivateState):
             without_policy["advantages"] = torch.zeros_like(inputs["advantages"])
         with swapped(self, _scored=[]):
             loss = super()._compute_loss(model, {**inputs, **without_policy})
+            constant: Any = self.max_completion_length
             [(logps, entropies, _)] = self._scored or []
         if entropies is None:
             raise UpstreamError("TRL's loss computes no entropies, which loss terms rely on. Remove the loss terms.")
@@ -237,7 +238,7 @@ class HostTrainer(Hooks, PrivateState):
             inputs.get("ref_per_token_logps"),
         )
         # As TRL divides for `dr_grpo`: its `max_completion_length` is L here, see `loss_constants`.
-        divisor = len(tokens.mask) * self.max_completion_length
+        divisor = len(tokens.mask) * constant
         if self.model.training:
             divisor = divisor * self.current_gradient_accumulation_steps
         for term in terms:

@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import ModelCard as HubCard
 from huggingface_hub import constants
 
-from trl_drgrpo.common.errors import InputError, PushError
+from trl_drgrpo.common.errors import DivergedError, InputError, PushError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES, is_unreachable
 from trl_drgrpo.features.model_card.card import write_card
 from trl_drgrpo.upstream.description import CARD
@@ -90,6 +90,8 @@ class ModelCard(Feature):
         self._model_was_saved = False
         try:
             yield
+        except DivergedError:  # there is no model to save
+            raise
         except Exception as error:  # as above: none of them may cost the model
             if not self._model_was_saved:
                 self.trainer.save_model(_internal_call=True)

@@ -122,14 +122,14 @@ class DivergenceGuard(Feature):
 
     def _diverged(self, what: str, step: int | None = None) -> DivergedError:
         """The error of a step, the last one by default. A checkpoint of that step has the same weights."""
-        step = self.trainer.state.global_step if step is None else step
-        saved = self._newest_checkpoint(before=step)
+        ended_in: int = self.trainer.state.global_step if step is None else step
+        saved = self._newest_checkpoint(before=ended_in)
         if saved is None:
             remedy = "No checkpoint before that is saved: start the run again with that changed."
         else:
             remedy = f"The last good checkpoint is {saved}: start a new run from its weights with that changed."
         cause = f"Likely cause: {self._likely_cause()}."
-        return DivergedError(f"step {step}: {what}, so the training has diverged and ends. {cause} {remedy}")
+        return DivergedError(f"step {ended_in}: {what}, so the training has diverged and ends. {cause} {remedy}")
 
     def _newest_checkpoint(self, before: int) -> Path | None:
         """The newest complete checkpoint of fewer steps, of this run or of the one that it goes on from."""
