@@ -165,8 +165,8 @@ class DrGRPOConfig(GRPOConfig):
         > Process rewards, in effect when the trainer has `step_reward_funcs`
 
         step_separator (`list[str]`, *optional*):
-            End of a step: one or several separators, or a single `re:<pattern>`, `tokens:<n>` or `turn`; see
-            [`step_segmenter`]. Defaults to `turn` with `tools` or an `environment_factory`, a turn of the
+            End of a step: one or several separators, or a single `re:<pattern>`, `tokens:<n>`, `sentence` or `turn`;
+            see [`step_segmenter`]. Defaults to `turn` with `tools` or an `environment_factory`, a turn of the
             conversation being a step, and to an empty line (`"\n\n"`) otherwise.
         process_role (`str`, *optional*, defaults to `"reward"`):
             `"reward"`: step rewards are paid, beside the outcome. `"baseline"`: they are subtracted from the outcome,
