@@ -132,7 +132,7 @@ class Guard:
             failure = error
         if failure is not None:
             self.settle(failure, self._hint(failure, rows))
-        elif not self.has_compared:
+        elif rows and not self.has_compared:
             self.has_compared = True
             self._warn_of_messages_unread(kwargs, rewards)
         # A function that counts its own failures, per completion, is believed.

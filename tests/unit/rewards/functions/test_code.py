@@ -618,6 +618,14 @@ def test_what_a_completion_returns_makes_no_test_unscorable(tests):
     assert set(rewards.values()) == {0.0}, rewards
 
 
+@pytest.mark.parametrize(
+    "text", ["x = '\ud800'", "x = '\0'", "(" * 10_000, "x = " + "-" * 100_000 + "1", "#" * (1 << 20), "\U0001f600" * (1 << 20)]
+)  # fmt: skip
+def test_no_text_of_code_makes_tests_unscorable(text):
+    for tests in (["assert f(1) == 2"], [{"input": "", "output": "2"}]):
+        assert graded([f"{text}\ndef f(x): return 1"], tests) == [0.0]
+
+
 def test_a_slice_is_plain_data():
     code = "class Row:\n    def __getitem__(self, at): return [1, 2, 3][at]\ndef f(x): return Row()"
     assert graded([code], ["assert f(0)[:2] == [1, 2] and f(0)[::-1] == [3, 2, 1]", "assert f(0)[2] == 3"]) == [1.0]

@@ -58,6 +58,7 @@ from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.texts import prompt_text
 
 _MAX_VERDICT = 1 << 16
+_MAX_CODE = 1 << 20  # characters; as JSON all of them fit in one message, so that no length makes tests unscorable
 _SETUP_SECONDS = 60.0  # of the tests' own setup: importing a large library on a busy machine
 
 
@@ -270,8 +271,11 @@ class CodeReward(SampleReward):
         code = fenced_code(completion)
         if code is None and self.require_fence:
             return 0.0
+        code = completion if code is None else code
+        if len(code) > _MAX_CODE:
+            return 0.0
         run: Any = run_programs if isinstance(tests, ProgramTests) else run_function_tests
-        passed = run(self.sandbox, completion if code is None else code, tests, self.clock, not self.partial)
+        passed = run(self.sandbox, code, tests, self.clock, not self.partial)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
     def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:

@@ -129,7 +129,7 @@ _REMARK = re.compile(
     r"(?<=\S)\s+\((?!.*\b(?:mod|base|not|or|\w+illion|thousand|hundred)\b)[a-zA-Z]{2}[a-zA-Z ,'-]*\)$"
 )
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2,3}|[`'\"])(?=\S)([^*`\n]+)\1(?!\w)")
-_EMPHASIS_END = re.compile(r"(?<=[^\s*])\*{1,3}(?=[\s.,;:!?]|$)")  # no power: 2**3
+_EMPHASIS_END = re.compile(r"(?<=[^\s*])\*{1,3}(?=[\s.,;:!?。，；]|$)")  # no power: 2**3
 _HASHES = re.compile(r"^[ \t]*#{4}(?!#)(.*)$", re.MULTILINE)
 _HEADING = re.compile(
     r"\d+[.)]\s+\D|(?:step|part|case)\b|(?:final |the )*(?:answer|conclusion|solution)\b|.*:$", re.IGNORECASE
