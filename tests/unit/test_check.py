@@ -119,7 +119,8 @@ def test_the_command_prints_a_table_and_exits_0(short_matrix, ran):
     assert "own row counted" not in summary
     assert "_compute_loss" not in summary
     assert summary.count("1 of 1 agree, largest difference") == summary.count("1 of 1 controls differ") == 2
-    assert len(summary.splitlines()) < 15
+    assert "fast path: prompts run once, group cache, dropped rows, planned micro-batches" in summary
+    assert len(summary.splitlines()) < 16
 
 
 def test_the_command_speaks_json(short_matrix, ran):
@@ -146,8 +147,9 @@ def test_the_command_exits_1_when_a_part_of_the_fast_path_is_lost(short_matrix, 
     monkeypatch.setattr(kv_cache, "DECODING_SEAMS", taken)
     out = ran(["check"], 1).out
     assert "GenerationMixin.generate (generation in transformers): no longer takes a_new_name" in out
-    assert "fast path, group cache: transformers has changed: GenerationMixin.generate no longer takes" in out
-    assert "runs are right, and slower than they need to be" in out
+    without = "without prompts run once, group cache, recorded steps, dropped rows: transformers has changed"
+    assert f"fast path: planned micro-batches, skipped rows, shared prompts; {without}" in out
+    assert "slower here than it need be" in out
 
 
 # A model of the user's

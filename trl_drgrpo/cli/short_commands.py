@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def run_check(args: argparse.Namespace) -> int:
         raise InputError("--trust_remote_code", "no --model", "--model with it", "Name the model, or remove it.")
     stay_offline_and_quiet()  # nothing here needs the network, and TRL would report the run
     from trl_drgrpo.check import credit, parity
+    from trl_drgrpo.features.fast_path.speed import in_words
     from trl_drgrpo.upstream.kv_cache import check_decoding
     from trl_drgrpo.upstream.seams import check_upstream
     from trl_drgrpo.upstream.versions import provenance
@@ -124,9 +125,9 @@ def run_check(args: argparse.Namespace) -> int:
                 say(head)
             results += said(map(parity.run_case, parity.cases(args.full)), _case, "gradient_difference")
             report["cases"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in results]
-            report["speed"] = _speed_of_tiny_model()
-            for part, reason in report["speed"].items():
-                row(reason == "yes" or part == "recorded steps", f"fast path, {part}: {reason}")
+            report["speed"] = parts = _speed_of_tiny_model()
+            say(f"  fast path: {in_words(parts)}")
+            row(not _lacks_parts(parts), "every part of the fast path that a CPU has")
         if not (terms or moved):
             say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative)")
             credited = said(map(credit.run_credit_case, credit.credit_cases()), _credit, "difference")
@@ -148,11 +149,9 @@ def run_check(args: argparse.Namespace) -> int:
     if moved:
         verdict = "TRL has changed where this package relies on it: nothing further was run."
     say(f"\n{verdict}")
-    slow = any(decoding.values()) or any(
-        reason != "yes" for part, reason in report.get("speed", {}).items() if part != "recorded steps"
-    )
+    slow = any(decoding.values()) or _lacks_parts(report.get("speed", {}))
     if slow:
-        say("The fast path lacks a part that every machine has: runs are right, and slower than they need to be.")
+        say("Generation or training is slower here than it need be; the lines above say why.")
     passed = not (moved or failed or slow)
     if args.json:
         print(json.dumps({**report, "passed": passed}, indent=2))
@@ -174,6 +173,11 @@ def _loss_term(path: str) -> Any:
 def _loss_term_case(result: Any) -> str:
     must = " (must differ)" if result.control else ""
     return f"{result.gradient_difference:9.1e}  {result.case.name}{must}"
+
+
+def _lacks_parts(parts: Mapping[str, str]) -> bool:
+    """Return whether a part of the fast path is off that any machine has."""
+    return any(reason != "yes" for part, reason in parts.items() if part != "recorded steps")
 
 
 def _speed_of_tiny_model() -> dict[str, str]:

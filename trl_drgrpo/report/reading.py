@@ -23,6 +23,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_log import COMPLETIONS, FORMAT, METRICS, RUN, WARNINGS
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, batch_statistics
+from trl_drgrpo.features.fast_path.speed import in_words
 from trl_drgrpo.report import records
 from trl_drgrpo.report.records import listed, mapping, number, read_object, text, whole
 
@@ -179,7 +180,7 @@ def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dic
         "max_steps": about.get("max_steps"),
         "device": latest.get("device"),
         "processes": latest.get("processes"),
-        "fast path": _speed(mapping(about.get("speed"))),
+        "fast path": in_words({text(part): text(reason) for part, reason in mapping(about.get("speed")).items()}),
         "started": _moment(began),
         "versions": ", ".join(f"{name} {version}" for name, version in mapping(latest.get("versions")).items()),
     }
@@ -193,17 +194,6 @@ def _weighted(functions: Mapping[str, Any]) -> str:
         text(name) if weight in (1, None) else f"{weight} {text(name)}"
         for name, weight in zip(names, weights, strict=True)
     )
-
-
-def _speed(parts: Mapping[str, Any]) -> str:
-    """Return the parts of the fast path that are used, then the others by their reason."""
-    used = [text(part) for part, reason in parts.items() if reason == "yes"]
-    without: dict[str, list[str]] = {}
-    for part, reason in parts.items():
-        if reason != "yes":
-            without.setdefault(text(reason), []).append(text(part))
-    lines = [", ".join(used)] if used else []
-    return "; ".join(lines + [f"without {', '.join(names)}: {reason}" for reason, names in without.items()])
 
 
 def _correctness(rule: Any) -> str:

@@ -1,7 +1,7 @@
 """The parts of the fast path, and for each one that is off the reason: said once, kept for the run log and `check`."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 logger = logging.getLogger(__name__)
@@ -17,6 +17,26 @@ class SpeedPart(StrEnum):
     PLANNED = "planned micro-batches"
     SKIPPED_ROWS = "skipped rows"
     SHARED_PROMPTS = "shared prompts"
+
+
+def in_words(facts: Mapping[str, str]) -> str:
+    """
+    Return [`Speed.facts`] in one line: the parts that are used, then the others by their reason.
+
+    Example:
+
+    ```python
+    >>> in_words({"prompts run once": "yes", "group cache": "it is windowed", "recorded steps": "it is windowed"})
+    'prompts run once; without group cache, recorded steps: it is windowed'
+
+    ```
+    """
+    parts_of: dict[str, list[str]] = {}
+    for part, reason in facts.items():
+        parts_of.setdefault(reason, []).append(part)
+    used = parts_of.pop("yes", [])
+    without = [f"without {', '.join(parts)}: {reason}" for reason, parts in parts_of.items()]
+    return "; ".join([", ".join(used), *without] if used else without)
 
 
 GENERATION = (SpeedPart.PROMPTS_ONCE, SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS, SpeedPart.DROPPED_ROWS)

@@ -46,7 +46,14 @@ def test_attention_hides_padding(family, tokenizer):
 STATES = {
     "Mamba": {"state_size": 8},
     "Lfm2": {"num_key_value_heads": 2, "full_attn_idxs": [1]},
-    "FalconH1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1},
+    "FalconH1": {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+        "mamba_n_groups": 1,
+        "num_key_value_heads": 2,
+    },
 }
 
 
