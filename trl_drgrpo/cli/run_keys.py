@@ -17,7 +17,7 @@ from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, recipe_values
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.hub_errors import check_local, is_adapter
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.evaluation.models import Decoding, Loading, check_model, holds_model
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
@@ -44,7 +44,8 @@ def check_model_name(name: str | None, field: str = "model_name_or_path") -> Non
         raise InputError(field, "none", "a Hub id or a local folder", remedy)
     if name.startswith("trl_drgrpo:") and name != DEMO_MODEL:
         raise InputError(field, name, DEMO_MODEL, f"Did you mean {DEMO_MODEL}?")
-    check_local(field, model_path(name))
+    if not is_adapter(model_path(name)):  # whose base is looked for with the other checks of the model
+        check_local(field, model_path(name))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import nn
 
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
-from trl_drgrpo.common.rows import check_prompt_values, column_values
+from trl_drgrpo.common.rows import check_images, check_prompt_values, column_values
 from trl_drgrpo.config.config import DrGRPOConfig, check_best_metric
 from trl_drgrpo.config.field_kinds import optimizer_of
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
@@ -173,6 +173,7 @@ def _check_inputs(
             _refuse_images(args, dataset)
         if not has_environments:  # an environment may bring the prompt, too
             _check_prompts(field, dataset)
+        check_images(dataset, field)
         if dataset.column_names is not None and fixed_columns:  # a stream may not know them
             _check_columns(reward_funcs, dataset.column_names)
             _check_columns(steps, [*dataset.column_names, "steps", "step_ends"])

@@ -142,6 +142,7 @@ class Planner:
         return {
             **self._base,
             "adapters": self.adapters,
+            "reference adapter": self.adapters if setup.reference and setup.goes_on else 0,
             "reference model": sum(self._base.values()) if is_second else 0,
             "optimizer state": sum(_state_bytes(p, setup) for p in self._trained),
             "roll-outs": _rollouts(setup),

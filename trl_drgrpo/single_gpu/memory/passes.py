@@ -197,7 +197,7 @@ _CACHES = ("past_key_values", "cache", "cache_params", "state")
 
 
 def _cache_in(output: Any) -> dict[str, Any]:
-    """The cache of an output, by the name that a forward takes it by; empty for a model that keeps it in its layers."""
+    """The cache of an output, by the name that a forward takes it by; empty where a model keeps it in its layers."""
     caches = {name: getattr(output, name, None) for name in _CACHES}
     return {name: cache for name, cache in caches.items() if cache is not None}
 
