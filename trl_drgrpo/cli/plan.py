@@ -1,7 +1,7 @@
 """`trl-drgrpo plan --model NAME_OR_PATH --device L4 [...]`: will it fit, and what would.
 
-Reads the model's configuration and no weights, and the prompts of a recipe's data where they are on this machine. stdout
-has a recipe fragment with settings that fit (its comments say what they were planned for) or, with `--json`,
+Reads the model's configuration and no weights, and the prompts of a recipe's data where they are on this machine.
+stdout has a recipe fragment with settings that fit (its comments say what they were planned for) or, with `--json`,
 everything; the table of components goes to stderr. With `--probe` two real steps are run as well. Exit code 1: nothing
 fits, or the probe has run out of memory.
 
