@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, Image, List, Value
 from runs import STOCK, assert_same_weights, length_reward, logged, short_run, train, weights
 from tiny_vision import pictures, tiny_processor, tiny_vision_model
 from trl import GRPOTrainer
 
 from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo.common.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +61,44 @@ def test_without_images_the_same_model_is_trained_on_the_fast_path(processor, tm
     assert moved > 1e-4
     assert apart < 1e-4 * moved
     assert not torch.equal(start["lm_head.weight"], weights(ours)["lm_head.weight"])
+
+
+def with_images(column, values, feature):
+    prompts = pictures(len(values))["prompt"]
+    return Dataset.from_dict({"prompt": prompts, column: values}).cast_column(column, feature)
+
+
+PICTURE = pictures(1)[0]["image"]
+REFUSED = {
+    "null": (lambda: with_images("image", [PICTURE, None, PICTURE], Image()), "null in row 1"),
+    "all null": (lambda: with_images("image", [None] * 3, Image()), "null in row 0"),
+    "a list in image": (lambda: with_images("image", [[PICTURE]] * 3, List(Image())), "a list in row 0"),
+    "no list in images": (lambda: with_images("images", [PICTURE] * 3, Image()), "which is no list, in row 0"),
+    "null in images": (lambda: with_images("images", [[PICTURE], None], List(Image())), "null in row 1"),
+    "mixed": (lambda: with_images("images", [[PICTURE], [], [PICTURE]], List(Image())), "no picture, .* in row 1"),
+    "a number": (lambda: with_images("image", [1, 2, 3], Value("int64")), "the number 1 in row 0"),
+    "no file": (lambda: with_images("image", ["/gone.png"] * 3, Image()), "gone.png', a file that does not exist"),
+    "no file, as text": (
+        lambda: with_images("image", ["gone.PNG"] * 3, Value("string")),
+        "a file that does not exist",
+    ),
+    "text prompts": (
+        lambda: Dataset.from_dict({"prompt": ["a"] * 3, "image": [PICTURE] * 3}).cast_column("image", Image()),
+        "beside a prompt of text in row 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_rows_whose_images_cannot_be_read_are_refused_before_a_model_loads(case, processor, tmp_path):
+    make, message = REFUSED[case]
+    fields = {**short_run(tmp_path), "generation_batch_size": 4}
+    with pytest.raises(InputError, match=message):
+        trained(DrGRPOTrainer, fields, processor, make())
+
+
+@pytest.mark.parametrize("images", [[[PICTURE, PICTURE]] * 4, [[]] * 4], ids=["several", "none at all"])
+def test_lists_of_images_are_trained_on(images, processor, tmp_path):
+    trained(
+        DrGRPOTrainer, {**short_run(tmp_path), "max_steps": 1}, processor, with_images("images", images, List(Image()))
+    )

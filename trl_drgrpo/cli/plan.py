@@ -1,9 +1,9 @@
 """`trl-drgrpo plan --model NAME_OR_PATH --device L4 [...]`: will it fit, and what would.
 
-Reads the model's configuration and nothing else of it: no weights, no data, no TRL. stdout has a recipe fragment with
-settings that fit (its comments say what they were planned for) or, with `--json`, everything; the table of components
-goes to stderr. With `--probe` two real steps are run as well. Exit code 1: nothing fits, or the probe has run out of
-memory.
+Reads the model's configuration and no weights, and the prompts of a recipe's data where they are on this machine.
+stdout has a recipe fragment with settings that fit (its comments say what they were planned for) or, with `--json`,
+everything; the table of components goes to stderr. With `--probe` two real steps are run as well. Exit code 1: nothing
+fits, or the probe has run out of memory.
 
 Example:
 
@@ -16,6 +16,7 @@ are; batch sizes and completion length are proposed otherwise.
 import argparse
 import gc
 import json
+import math
 import os
 import sys
 import time
@@ -34,12 +35,14 @@ from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import dump, read_given
 from trl_drgrpo.cli.run_keys import model_path
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
 from trl_drgrpo.single_gpu.memory.memory_settings import (
     FIELD_KEYS,
     find_card,
     from_keys,
+    of_adapter,
     parse_margin,
     parse_memory,
     readable,
@@ -67,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--margin", metavar="SIZE", help=margin)
     preset = "As in `train`; full: train all weights, even if the recipe has a preset."
     add("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
-    length = f"Longest prompt of the data, in tokens (default: {DEFAULT_PROMPT})."
+    length = (
+        f"Longest prompt, in tokens (default: that of the recipe's data where it is local, else {DEFAULT_PROMPT})."
+    )
     spellings = ("--max_prompt_length", "--max-prompt-length")
     add(*spellings, type=int, metavar="TOKENS", help=length)
     device = "A card, such as T4, which also sets --memory, or cuda or cpu (default: cuda)."
@@ -102,23 +107,43 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--model_name_or_path", "none", "a model's folder or Hub id", remedy)
     preset = args.planned_preset or given.get("preset")
     added = {} if preset in (None, "full") else preset_values(preset, given, device)
+    path = model_path(name)
+    goes_on = is_adapter(path)
+    if goes_on:
+        path, adapter = of_adapter(Path(path).expanduser())
+        added |= adapter
     setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
     # Thousands of modules are imported, none of them garbage, and steps are run on them: without collection it takes a
     # sixth of the first time less, and a third of the second.
     gc.disable()
     try:
         from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
+        from trl_drgrpo.single_gpu.memory.meta_model import context_length
 
-        config, is_part = read_config(model_path(name))
-        setup = replace(setup, prompt=_longest_prompt(config, args.max_prompt_length, given))
+        config, is_part = read_config(path)
+        measured = None if args.max_prompt_length else _measured_prompt(given, name)
+        prompt = _longest_prompt(config, args.max_prompt_length or measured, given)
+        setup = replace(setup, prompt=prompt, goes_on=goes_on)
+        fixed = {**given}
+        if args.config and "max_completion_length" not in given:  # what a run of the recipe takes
+            room = (context_length(config) or math.inf) - prompt
+            setup = replace(setup, completion=int(min(setup.completion, max(1, room))))
+            fixed["max_completion_length"] = setup.completion
         planner = Planner(config, setup, memory)
-        proposal = propose(planner, setup, memory - margin, given)
+        proposal = propose(planner, setup, memory - margin, fixed)
+        longer = (
+            _longer_completion(planner, setup, memory - margin, given) if fixed != given and proposal.fits else None
+        )
     finally:
         gc.enable()
-    recipe = {**added, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
+    new_adapter = {key: value for key, value in added.items() if not (goes_on and key in adapter)}
+    recipe = {**new_adapter, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
     probe = run_probe(model_path(name), recipe, device, setup.prompt) if args.probe else None
+    source = (
+        "" if args.max_prompt_length else f" ({'measured' if measured else 'assumed'}: --max_prompt_length sets it)"
+    )
     estimate, host = proposal.estimate, planner.host()
     if args.json:
         content = {"model": name, "device": card, "memory": memory, "margin": margin, "fits": proposal.fits}
@@ -135,13 +160,16 @@ def run(args: argparse.Namespace) -> int:
         if not proposal.fits:
             least, more = readable(estimate.total), readable(estimate.total - (memory - margin))
             verdict = f"Does not fit {room}: the smallest settings tried need {least}, {more} more."
+            verdict += f" They are for prompts of {setup.prompt} tokens{source}."
         size, largest = max((size, part) for part, size in estimate.phases[estimate.peak].items())
         decides = f"Most of it in {estimate.peak}: {largest}, {readable(size)}."
         lines = [f"{name}: {counts}", *_table("on the device", phases), *(_table("on the host", host) if host else ())]
         print(*lines, f"{verdict} {decides}", sep="\n", file=sys.stderr)
-        prompts = f"prompts up to {estimate.setup.prompt} tokens. An estimate, not a measurement."
+        prompts = f"prompts up to {estimate.setup.prompt} tokens{source}. An estimate, not a measurement."
         text = f"# {name} on {room}: planned peak {readable(estimate.total)}, {prompts}\n"
         fragment = dump(recipe)
+        if longer is not None:
+            fragment += f"# max_completion_length: {longer} would fit, too, with other batch sizes\n"
         if not proposal.fits:
             commented = "".join(f"# {line}\n" for line in fragment.splitlines())
             fragment = f"# Nothing fits. The smallest settings tried:\n{commented}"
@@ -163,6 +191,47 @@ def _table(title: str, phases: Phases) -> list[str]:
     parts = [*dict.fromkeys(part for phase in phases.values() for part in phase), "total"]
     cells = [[part, *(readable(of[part]) if part in of else "-" for of in summed)] for part in parts]
     return console.aligned([[title, *phases], *cells])
+
+
+def _measured_prompt(given: Mapping[str, Any], name: str) -> int | None:
+    """Tokens of the longest prompt of a recipe's data, where data and tokenizer are on this machine; else `None`."""
+    source = given.get("dataset_name")
+    if not source or not Path(model_path(name)).is_dir() or not Path(source).expanduser().exists():
+        return None
+    from transformers import AutoTokenizer
+
+    from trl_drgrpo.cli import data
+
+    try:
+        split = given.get("dataset_train_split") or "train"
+        dataset = data.take_split(data.load_data(source, split=None), split, source)
+        dataset = data.rename_columns(dataset, given.get("rename_columns") or [])
+        prompts = data.prompted(dataset, given.get("prompt_template"), given.get("system_prompt"))["prompt"]
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_path(name))
+        longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-_TOKENIZED:]
+        return max(_tokens(tokenizer, prompt, given.get("chat_template_kwargs") or {}) for prompt in longest)
+    except Exception as error:  # whatever is wrong with the data, `train` says it: here an assumption is made instead
+        console.log(f"The prompts of {source} could not be measured ({type(error).__name__}).")
+        return None
+
+
+_TOKENIZED = 256  # prompts, those with the longest texts
+
+
+def _tokens(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
+    return len(tokenizer.apply_chat_template(prompt, **options)["input_ids"])
+
+
+def _longer_completion(planner: Any, setup: Any, memory: int, given: Mapping[str, Any]) -> int | None:
+    """A completion length beyond that of the run that fits the device, if any."""
+    from trl_drgrpo.single_gpu.memory import propose
+
+    proposal = propose(planner, setup, memory, given)
+    completion = proposal.estimate.setup.completion
+    return completion if proposal.fits and completion > setup.completion else None
 
 
 def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -> int:

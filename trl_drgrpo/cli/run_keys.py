@@ -18,7 +18,7 @@ from trl_drgrpo.cli.flags import add_flag, read_flags
 from trl_drgrpo.cli.recipe import flag_values, read_recipe, recipe_values
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
-from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.hub_errors import check_local, is_adapter
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.demo import MODEL_DIR
 from trl_drgrpo.demo.smollm2 import NAME as SMOLLM2
@@ -53,7 +53,8 @@ def check_model_name(name: str | None, field: str = "model_name_or_path") -> Non
         raise InputError(field, "none", "a Hub id or a local folder", remedy)
     if name.startswith("trl_drgrpo:") and name not in _OWN_MODELS:
         raise InputError(field, name, " or ".join(_OWN_MODELS), did_you_mean(name, _OWN_MODELS, "Name one of them."))
-    check_local(field, model_path(name))
+    if not is_adapter(model_path(name)):  # whose base is looked for with the other checks of the model
+        check_local(field, model_path(name))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ looked at are checked when a batch comes (`check_batch`).
 """
 
 import inspect
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -229,3 +230,57 @@ _KINDS |= {list: "list", dict: "mapping"}
 
 def _kind(value: Any) -> str:
     return _KINDS.get(type(value), "other")
+
+
+def check_images(dataset: Any, field: str) -> None:
+    """Checks the images of a split's rows: a picture each in `image`, or a list of pictures each in `images`, beside
+    prompts of messages. transformers ends rows without a picture beside rows with one in a traceback."""
+    columns = dataset.column_names or []
+    column = next((name for name in ("images", "image") if name in columns), None)
+    if column is None or "prompt" not in columns:
+        return
+    row, empty, filled = 0, None, False
+    for batch in _batches(dataset, [column, "prompt"], raw=True):
+        for images, prompt in zip(batch[column], batch["prompt"], strict=True):
+            problem = _problem_of_images(images) if column == "images" else _problem_of_image(images)
+            if not problem and isinstance(prompt, str):
+                problem = "a picture beside a prompt of text"
+            if images == []:
+                empty = row if empty is None else empty
+            filled = filled or images != []
+            if not problem and empty is not None and filled:
+                problem, row = "no picture, where other rows have one,", empty
+            if problem:
+                expected = "a list of pictures" if column == "images" else "one picture"
+                raise InputError(
+                    f"{field}, column {column}",
+                    f"{problem} in row {row} (the first is 0)",
+                    f"{expected} in every row, and messages as the prompt",
+                    "Drop or split off such rows; the column images takes several pictures a row, image takes one.",
+                )
+            row += 1
+
+
+def _problem_of_images(images: Any) -> str:
+    if not isinstance(images, list):
+        return "null" if images is None else f"{type(images).__name__}, which is no list,"
+    return next((problem for image in images if (problem := _problem_of_image(image))), "")
+
+
+def _problem_of_image(image: Any) -> str:
+    """Problem of a picture: as arrow stores it, a path or URL, an array, or decoded; empty if none."""
+    if image is None:
+        return "null"
+    if isinstance(image, (bool, int, float)):
+        return f"the number {image}"
+    if isinstance(image, list) and not (image and isinstance(image[0], list)):  # lists of lists are an array
+        return "a list"
+    path = image
+    if isinstance(image, dict):
+        path = image.get("path") if image.get("bytes") is None else None
+    if isinstance(path, str) and path.lower().endswith(_PICTURES) and "://" not in path and not os.path.isfile(path):
+        return f"{path!r:.80}, a file that does not exist,"
+    return ""
+
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")

@@ -15,7 +15,7 @@ from transformers.utils import is_liger_kernel_available
 from trl_drgrpo.common.disk import check_writable
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.common.rows import check_prompt_values, column_values, known_length
+from trl_drgrpo.common.rows import check_images, check_prompt_values, column_values, known_length
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.field_kinds import optimizer_of
@@ -178,6 +178,7 @@ def _check_inputs(
             _refuse_images(args, dataset)
         if not has_environments:  # an environment may bring the prompt, too
             _check_prompts(field, dataset)
+        check_images(dataset, field)
         if dataset.column_names is not None and fixed_columns:  # a stream may not know them
             _check_columns(reward_funcs, dataset.column_names)
             _check_columns(steps, [*dataset.column_names, "steps", "step_ends"])

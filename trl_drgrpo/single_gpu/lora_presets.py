@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
+from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_bad_adapter
 
 if TYPE_CHECKING:
@@ -94,8 +95,9 @@ def preset_arguments(name: Preset = "lora", **overrides: Any) -> dict[str, Any]:
 
 def preset_values(name: str, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
     """
-    A preset (`"lora"`, `"qlora"`) in the keys of recipes and flags, without those that were given. Refuses a given key
-    that contradicts it, and `"qlora"` without bitsandbytes.
+    A preset (`"lora"`, `"qlora"`) in the keys of recipes and flags, without those that were given, and without those
+    of a new adapter where the model is an adapter's folder. Refuses a given key that contradicts it, and `"qlora"`
+    without bitsandbytes.
 
     `device`: `"cuda"` or `"cpu"`, to plan for a device that need not be here, with bfloat16 and bitsandbytes where it
     is a GPU. By default the one that is here.
@@ -111,6 +113,8 @@ def preset_values(name: str, given: Mapping[str, Any], device: str | None = None
     # In TRL's keys this is also the dtype in which 4-bit layers compute.
     own_dtype = (given.get("model_init_kwargs") or {}).get("dtype")
     values["dtype"] = own_dtype or ("bfloat16" if reduced else "float32")
+    if is_adapter(str(given.get("model_name_or_path"))):  # it brings its own rank and layers
+        values = {key: value for key, value in values.items() if key != "use_peft" and not key.startswith("lora_")}
     return {key: value for key, value in {**values, **_training(name, on_cpu, device)}.items() if key not in given}
 
 

@@ -284,3 +284,36 @@ def test_what_cannot_be_planned_never_stops_a_run(caplog, monkeypatch, tmp_path,
     assert [level for level, _ in said] == ["DEBUG", "WARNING"]
     assert said[0][1].startswith("No memory plan for this run: NotImplementedError")
     assert said[1][1].startswith("MemoryWatch.on_train_begin failed: the run goes on without it.")
+
+
+def test_a_recipe_is_planned_as_its_run_is(tokenizer, tmp_path, capsys):
+    """With its own prompts and TRL's completion length, and an adapter that is trained further."""
+    from peft import LoraConfig
+    from tiny_bases import load, save_base
+
+    base = save_base(tmp_path / "base", tokenizer, max_position_embeddings=4096)
+    get_peft_model(load(base), LoraConfig(r=4, target_modules="all-linear")).save_pretrained(tmp_path / "sft")
+    tokenizer.save_pretrained(tmp_path / "sft")
+    (tmp_path / "d.jsonl").write_text("\n".join(json.dumps({"prompt": "x" * n}) for n in range(1, 40)))
+    recipe = {"model_name_or_path": str(tmp_path / "sft"), "dataset_name": str(tmp_path / "d.jsonl"), "beta": 0.1}
+    (tmp_path / "r.yaml").write_text(
+        yaml.safe_dump({**recipe, "num_generations": 2, "per_device_train_batch_size": 2})
+    )
+    arguments = ("--config", str(tmp_path / "r.yaml"), "--memory", "8GB", "--device", "cpu")
+    code, out, _ = plan(capsys, *arguments, "--json")
+    content = json.loads(out)
+    assert code == 0
+    assert content["prompt_tokens"] == 39
+    assert content["recipe"]["max_completion_length"] == 512
+    assert "use_peft" not in content["recipe"]
+    assert content["phases"]["train"]["reference adapter"] > 0
+    assert content["phases"]["train"]["Python and libraries (estimate)"] > 500 * 2**20
+    _, out, _ = plan(capsys, *arguments)
+    assert "prompts up to 39 tokens (measured: --max_prompt_length sets it)" in out
+    assert "# max_completion_length: 1024 would fit, too" in out
+
+
+def test_what_was_assumed_is_said_with_its_flag(seven, capsys):
+    _, out, err = plan(capsys, "--model", seven, "--memory", "1GB")
+    assert "prompts of 512 tokens (assumed: --max_prompt_length sets it)" in err
+    assert "(assumed: --max_prompt_length sets it)" in out

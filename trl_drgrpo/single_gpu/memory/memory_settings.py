@@ -9,10 +9,12 @@ is the lowest that such messages in public logs commonly say for a card of that 
 measurement; drivers differ by up to 0.2 GiB. Where `--memory` gives measured bytes, they win.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
@@ -62,6 +64,7 @@ class Setup:
         checkpointing (`bool`): `gradient_checkpointing`.
         optimizer (`str`): `optim`.
         reference (`bool`): Whether `beta > 0`.
+        goes_on (`bool`): Whether the adapter was there before, so that a copy of it is the reference.
         exact, share_prompts, fast_generation (`bool`): The fast path.
         vllm (`bool`): Whether vLLM generates in this process (colocate).
         vllm_share (`float`): `vllm_gpu_memory_utilization`.
@@ -86,6 +89,7 @@ class Setup:
     checkpointing: bool = _key("gradient_checkpointing", True)
     optimizer: str = _key("optim", "adamw_torch_fused")
     reference: bool = False
+    goes_on: bool = False
     exact: bool = True
     share_prompts: bool = _key("share_prompts", True)
     fast_generation: bool = _key("fast_generation", True)
@@ -123,6 +127,18 @@ class Setup:
 
 
 FIELD_KEYS = {each.name: each.metadata["key"] for each in fields(Setup) if each.metadata}
+
+
+def of_adapter(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Path or Hub id of the base under the adapter of a folder, and the adapter as keys of a recipe. Refuses adapters
+    other than LoRA."""
+    content = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    if content.get("peft_type") != "LORA":
+        got = f"{folder}, an adapter of type {content.get('peft_type')}"
+        raise InputError("--model", got, "a LoRA adapter", "Other adapters are not planned.")
+    keys = {"lora_r": content.get("r"), "lora_dropout": content.get("lora_dropout")}
+    targets = content.get("target_modules") or content.get("target_parameters")
+    return content["base_model_name_or_path"], {"use_peft": True, "lora_target_modules": targets, **keys}
 
 
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:

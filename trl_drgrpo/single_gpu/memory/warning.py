@@ -4,6 +4,7 @@ It never stops a run: what cannot be planned is noted in the debug log and left 
 """
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner, propose
 from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, default_margin, from_keys, readable
 from trl_drgrpo.upstream.description import DescribingCallback
+from trl_drgrpo.upstream.weight_sync import REFERENCE
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ def setup_of(args: Any, model: Any) -> Setup:
     values["dtype"] = _dtype(model)
     values["load_in_4bit"] = bool(getattr(model, "is_loaded_in_4bit", False))
     values["load_in_8bit"] = bool(getattr(model, "is_loaded_in_8bit", False))
-    lora = getattr(model, "peft_config", {}).get("default")
+    adapters = getattr(model, "peft_config", {})
+    lora = adapters.get(model.active_adapter) if adapters else None
     if lora is not None and lora.peft_type != "LORA":
         raise NotImplementedError(f"no plan for adapters of type {lora.peft_type}")
     if lora is not None:
@@ -80,7 +83,7 @@ def setup_of(args: Any, model: Any) -> Setup:
             "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
         }
     values["generation_batch_size"] = None  # per process it is what steps_per_generation says
-    return from_keys(values, ASSUMED_PROMPT, device)
+    return replace(from_keys(values, ASSUMED_PROMPT, device), goes_on=REFERENCE in adapters)
 
 
 def _dtype(model: Any) -> str:
