@@ -232,13 +232,13 @@ def test_a_trainer_refuses_the_folder_of_its_model(build, here, tokenizer):
 
 
 def clock_back():
-    """A callback after which every newer checkpoint looks older."""
+    """A callback after which all checkpoints so far look newer than the next one."""
     from transformers import TrainerCallback
 
     class ClockBack(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
-            for number, path in enumerate(sorted(Path(args.output_dir).glob("checkpoint-*")), start=1):
-                os.utime(path, (10**9 - 10**6 * number,) * 2)
+            for path in Path(args.output_dir).glob("checkpoint-*"):
+                os.utime(path, (4 * 10**9,) * 2)
 
     return ClockBack()
 
@@ -262,11 +262,10 @@ def test_a_training_of_a_process_reward_model_does_too(here, saved_model, monkey
     rows = [{"prompt": "1", "steps": ["2", "3"], "labels": [True, False]}] * 8
     (here / "prm" / "checkpoint-notes").mkdir(parents=True)
     limits = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 3}
-    times = iter(range(10**9, 0, -(10**6)))
 
     def folders(output_dir):
         found = folders_of(output_dir)
-        os.utime(found[0], (next(times),) * 2)
+        os.utime(found[0], (4 * 10**9,) * 2)
         return found
 
     monkeypatch.setattr(training, "checkpoint_folders", folders)
