@@ -13,7 +13,7 @@ import pytest
 from runs import write_lines
 
 from trl_drgrpo.cli.main import main
-from trl_drgrpo.common.disk import check_file, write_whole
+from trl_drgrpo.common.disk import check_file, is_stream, write_whole
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.output_folders import check_output_folder
 
@@ -72,13 +72,17 @@ def test_pipes_and_devices_get_the_text_and_stay_what_they_are(here):
     reader.join(timeout=10)
     assert received == ["through the pipe"]
     assert pipe.is_fifo()
-    for device in ("/dev/null", "/dev/zero"):
-        check_file("output", device)
-        write_whole(Path(device), "text")
-        assert stat.S_ISCHR(os.stat(device).st_mode)
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(Path("/dev/full"), "text")
-    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    # A terminal, as nothing could take its place if this failed. The machine's own devices are asked for, not written.
+    terminal, end = os.openpty()
+    device = os.ttyname(end)
+    check_file("output", device)
+    write_whole(Path(device), "text")
+    assert os.read(terminal, 4) == b"text"
+    assert stat.S_ISCHR(os.stat(device).st_mode)
+    os.close(terminal)
+    os.close(end)
+    for name in ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/fd/1"):
+        assert is_stream(Path(name))
     for name in (str(pipe), "/dev/null", "/dev/stdout"):
         with pytest.raises(InputError, match="a pipe or a device; expected a regular file"):
             check_file("output", name, streams=False)
@@ -91,7 +95,7 @@ def test_pipes_and_devices_get_the_text_and_stay_what_they_are(here):
 def test_stdout_is_written_to_where_it_stands(here):
     code = "import sys\nfrom pathlib import Path\nfrom trl_drgrpo.common.disk import write_whole\n"
     code += "print('before')\nwrite_whole(Path(sys.argv[1]), 'text\\n')\nprint('behind')"
-    for name in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+    for name in ("/dev/fd/1", "/proc/self/fd/1"):
         with open("captured", "w") as file:
             subprocess.run([sys.executable, "-c", code, name], stdout=file, check=True, timeout=60)
         assert Path("captured").read_text() == "before\ntext\nbehind\n"
@@ -153,7 +157,7 @@ def test_every_command_asks(command, field, here, saved_model, capfd):
 def test_a_report_streams(here, capfd):
     (here / "run").mkdir()
     (here / "run" / "trainer_state.json").write_text('{"log_history": [{"step": 1, "reward": 0.5}]}')
-    assert main(["report", "run", "--format", "json", "--output", "/dev/stdout"]) == 0
+    assert main(["report", "run", "--format", "json", "--output", "/dev/fd/1"]) == 0
     assert json.loads(capfd.readouterr().out)  # nothing else is there
     (here / "page.png").write_text("mine")
     (here / "page.png").rename("victim")
@@ -232,13 +236,13 @@ def test_a_trainer_refuses_the_folder_of_its_model(build, here, tokenizer):
 
 
 def clock_back():
-    """A callback after which every newer checkpoint looks older."""
+    """A callback after which all checkpoints so far look newer than the next one."""
     from transformers import TrainerCallback
 
     class ClockBack(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
-            for number, path in enumerate(sorted(Path(args.output_dir).glob("checkpoint-*")), start=1):
-                os.utime(path, (10**9 - 10**6 * number,) * 2)
+            for path in Path(args.output_dir).glob("checkpoint-*"):
+                os.utime(path, (4 * 10**9,) * 2)
 
     return ClockBack()
 
@@ -262,11 +266,10 @@ def test_a_training_of_a_process_reward_model_does_too(here, saved_model, monkey
     rows = [{"prompt": "1", "steps": ["2", "3"], "labels": [True, False]}] * 8
     (here / "prm" / "checkpoint-notes").mkdir(parents=True)
     limits = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 3}
-    times = iter(range(10**9, 0, -(10**6)))
 
     def folders(output_dir):
         found = folders_of(output_dir)
-        os.utime(found[0], (next(times),) * 2)
+        os.utime(found[0], (4 * 10**9,) * 2)
         return found
 
     monkeypatch.setattr(training, "checkpoint_folders", folders)
