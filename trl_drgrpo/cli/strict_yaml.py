@@ -66,8 +66,8 @@ def remedy_for_old_number(text: str) -> str:
 class StrictLoader(yaml.SafeLoader):
     """The loader that the module describes."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
-    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {  # pyright: ignore[reportIncompatibleVariableOverride]
         f"{_TAG}{kind}": yaml.SafeLoader.yaml_constructors[f"{_TAG}{kind}"]
         for kind in ("null", "bool", "int", "float", "str", "seq", "map")
     }
