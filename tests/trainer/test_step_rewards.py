@@ -2,6 +2,7 @@
 
 import inspect
 from functools import partial
+from pathlib import Path
 
 import pandas
 import pytest
@@ -86,6 +87,29 @@ def test_metrics_and_the_table_of_completions(process, reward, output):
     assert len(table) == 8
     assert "".join(table["steps"][0]).startswith(table["first_step"][0])
     assert len(table["steps"][0]) == len(table["step_rewards"][0])
+
+
+def test_what_a_function_logs_and_where_it_goes_ends_no_run(process, output, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def careless(completions, log_metric, log_extra, **kwargs):
+        monkeypatch.chdir("/")
+        for junk in (None, "text", [1.0], 10**400):
+            log_metric("junk", junk)
+        log_extra("short", [1])
+        log_extra("none", None)
+        return [float(len(completion) % 2) for completion in completions]
+
+    def careless_steps(steps, completions, **kwargs):
+        careless(completions, **{name: kwargs[name] for name in ("log_metric", "log_extra")})
+        return parity(steps, **kwargs)
+
+    fields = {"max_steps": 1, "log_completions": True, "num_completions_to_print": 0}
+    trainer = process(careless, **fields, step_reward_funcs=careless_steps)
+    assert Path.cwd() == tmp_path
+    assert "junk" not in trainer.state.log_history[0]
+    table = pandas.read_parquet(next(output.glob("completions/*.parquet")))
+    assert not {"short", "none"} & set(table)
 
 
 def test_a_failing_step_function_saves_what_was_computed(process, output):

@@ -13,6 +13,8 @@ import re
 from typing import Any, ClassVar
 
 import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from trl_drgrpo.common.errors import InputError, shortened
 
@@ -64,8 +66,8 @@ def remedy_for_old_number(text: str) -> str:
 class StrictLoader(yaml.SafeLoader):
     """The loader that the module describes."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
-    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {  # pyright: ignore[reportIncompatibleVariableOverride]
         f"{_TAG}{kind}": yaml.SafeLoader.yaml_constructors[f"{_TAG}{kind}"]
         for kind in ("null", "bool", "int", "float", "str", "seq", "map")
     }
@@ -80,12 +82,16 @@ class StrictLoader(yaml.SafeLoader):
         except Exception as error:  # whatever Python says of `0x_`, or of `!!int x`
             kind = node.tag.removeprefix(_TAG)
             problem = f"{shortened(node.value)} is not a valid value of the type {kind} ({shortened(str(error), 100)})"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+            raise ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping with every key once."""
         refuse_duplicates(node)
         return super().construct_mapping(node, deep)
+
+
+def _old_number(loader: StrictLoader, node: Any) -> OldNumber:
+    return OldNumber(loader.construct_scalar(node))
 
 
 _SIGN = r"^[-+]?"
@@ -100,7 +106,7 @@ for _kind, _pattern, _first in (
     StrictLoader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(_pattern), _first)
 for _pattern in (_OCTAL, _SEXAGESIMAL):
     StrictLoader.add_implicit_resolver("!old_number", re.compile(f"^({_pattern.pattern})$"), list("-+0123456789"))
-StrictLoader.add_constructor("!old_number", lambda loader, node: OldNumber(loader.construct_scalar(node)))
+StrictLoader.add_constructor("!old_number", _old_number)
 
 
 def compose(text: str) -> tuple[StrictLoader, yaml.Node | None]:
@@ -131,7 +137,7 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
     if id(node) in measured:
         measure = measured[id(node)]
         if measure is None:
-            raise yaml.composer.ComposerError(None, None, "a value that contains itself", node.start_mark)
+            raise ComposerError(None, None, "a value that contains itself", node.start_mark)
         return measure
     measured[id(node)] = None
     parts: list[yaml.Node] = []
@@ -147,7 +153,7 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
         levels = max(levels, levels_of_part)
     if nodes > _MOST_NODES or levels >= _DEEPEST:
         limits = f"at most {_MOST_NODES:,} values in at most {_DEEPEST} levels"
-        raise yaml.composer.ComposerError(None, None, f"too much in one value, {limits}", node.start_mark)
+        raise ComposerError(None, None, f"too much in one value, {limits}", node.start_mark)
     measured[id(node)] = (nodes, levels + 1)
     return nodes, levels + 1
 

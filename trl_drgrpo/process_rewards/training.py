@@ -376,21 +376,16 @@ def _steps_of(checkpoint: str | None) -> int:
 
 
 def _mean_loss(state: Any, reported: float, steps_before: int) -> float:
-    """Mean loss of all steps, also those before a resume. NaN where none of them is known.
-
-    transformers divides the sum over the steps since the resume by the number of all steps. Of those before, the log
-    has the mean over each of its intervals.
-    """
+    """Mean loss of all steps, also those before a resume, which transformers leaves out: of a resumed training that of
+    the steps that were logged. NaN where none was."""
     if steps_before == 0:
         return reported
-    total, last_logged = 0.0, 0
+    total, last_step = 0.0, 0
     for entry in state.log_history:
-        if "loss" in entry and entry["step"] <= steps_before:
-            total += entry["loss"] * (entry["step"] - last_logged)
-            last_logged = entry["step"]
-    total += reported * state.global_step
-    steps = last_logged + state.global_step - steps_before
-    return total / steps if steps else math.nan
+        if "loss" in entry:  # the mean over the steps since the entry before
+            total += entry["loss"] * (entry["step"] - last_step)
+            last_step = entry["step"]
+    return total / last_step if last_step else math.nan
 
 
 _LOOKED_AT = 256

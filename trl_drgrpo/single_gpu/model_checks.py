@@ -116,7 +116,7 @@ def _checked_config(name: str, init: dict[str, Any]) -> Any:
     unknown = [key for key in unused if key not in known]
     if unknown and not getattr(config, "auto_map", None):  # code of the repository may take any keyword
         raise _unknown_keyword(unknown[0], config, known)
-    named = config.architectures
+    named = getattr(config, "architectures", None)
     is_known = isinstance(named, list) and bool(named) and hasattr(transformers, str(named[0]))
     if not is_known and not getattr(config, "auto_map", None):
         got = f"{name}, whose config.json names {shortened(named)} as architectures"

@@ -160,6 +160,22 @@ def test_generated_data(options, place, capsys):
     refused(train(f"trl_drgrpo:list_sum?{options}"), capsys)
 
 
+def test_a_kernel_package_that_is_missing_is_found_by_the_dry_run(place, monkeypatch, capsys):
+    monkeypatch.setattr("trl_drgrpo.config.preflight.is_liger_kernel_available", lambda: False)
+    run = train("trl_drgrpo:list_sum?size=64", "--use_liger_kernel", "true")
+    assert refused(run, capsys).startswith("error: use_liger_kernel: got ")
+
+
+def test_numbers_of_a_search_that_somebody_edited(place, capsys):
+    data = put(place / "d.jsonl", '{"prompt": "1+2=", "answer": 3}\n')
+    search = ["search", "--model", "trl_drgrpo:demo", "--dataset_name", str(data), "--strategy", "best_of_n"]
+    search += ["--budget_tokens", "4", "--reward_funcs", "list_sum_reward", "--output", "found.jsonl"]
+    put(place / "found.jsonl", "[1]\n3\n")
+    for content in ("", "[]", "3", '{"whole_groups": "x"}', '{"whole_groups": [[1]]}', DEEP):
+        put(place / "found.search.json", content)
+        assert "not written by this command" in refused([*search, "--max_completion_length", "4"], capsys)
+
+
 def header(content: bytes) -> tuple[dict, bytes]:
     """The header of a safetensors file, and its data."""
     length = struct.unpack("<Q", content[:8])[0]

@@ -99,7 +99,8 @@ def test_an_adapter_is_merged_checkpointed_evaluated_and_resumed(tmp_path, comma
     row = separable(1, 2)[0]
     before = scorer(prompts=[row["prompt"]], steps=[row["steps"]])
     for newest in (out / "checkpoint-30", ""):  # the one that was torn is passed over
-        command(f"{call} --resume_from_checkpoint {newest}")
+        resumed = command(f"{call} --resume_from_checkpoint {newest}")
+        assert float(resumed["loss"]) == pytest.approx(float(printed["loss"]), rel=0.01)  # of all steps, not the last
         again = resolve_reward({"prm": str(out)}, "step_reward_funcs")
         assert again(prompts=[row["prompt"]], steps=[row["steps"]])[0] == pytest.approx(before[0], abs=1e-4)
         (out / "checkpoint-60" / "trainer_state.json").write_text("")

@@ -246,7 +246,7 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(base, adapter, tokenize
     get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(tmp_path / "nameless")
     assert "the adapter does not name its base model" in refused(tmp_path / "nameless")
     (named / "first" / "adapter_config.json").write_text('{"peft_type": "NEW"}')
-    assert "which peft cannot read" in refused(named / "first")
+    assert "which cannot be read" in refused(named / "first")
     load(base, quantization_config=nf4()).save_pretrained(tmp_path / "quantized")
     assert "whose weights are quantized" in refused(adapter, base=str(tmp_path / "quantized"))
     assert "output: got" in refused(adapter, "/proc/merged")

@@ -25,6 +25,13 @@ def program(body: str) -> dict[str, str]:
     return {"program": "import os, sys\ndef main():\n" + "".join(f"    {line}\n" for line in lines)}
 
 
+def test_a_missing_bubblewrap_is_told_alone(monkeypatch):
+    monkeypatch.setattr(sandbox_module.shutil, "which", lambda program: None)
+    with pytest.raises(InputError, match=r"no bubblewrap .*Install it") as caught:
+        Sandbox(memory_mb=1234).check()  # of these settings no other test has asked
+    assert "namespaces" not in str(caught.value)
+
+
 def run(body: str, sandbox: Sandbox | None = None, seconds: float = 20, cap: int = 100_000) -> tuple[str, str]:
     """Output of a `main` with this body, and how reading it ended."""
     with (sandbox or Sandbox()).start(program(body), "main", seconds=seconds) as running:
