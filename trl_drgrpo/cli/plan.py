@@ -109,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
     added = {} if preset in (None, "full") else preset_values(preset, given, device)
     path = model_path(name)
     goes_on = is_adapter(path)
+    adapter: dict[str, Any] = {}
     if goes_on:
         path, adapter = of_adapter(Path(path).expanduser())
         added |= adapter
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         )
     finally:
         gc.enable()
-    new_adapter = {key: value for key, value in added.items() if not (goes_on and key in adapter)}
+    new_adapter = {key: value for key, value in added.items() if key not in adapter}
     recipe = {**new_adapter, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
@@ -204,7 +205,8 @@ def _measured_prompt(given: Mapping[str, Any], name: str) -> int | None:
 
     try:
         split = given.get("dataset_train_split") or "train"
-        dataset = data.take_split(data.load_data(source, split=None), split, source)
+        splits: Any = data.load_data(source, split=None)
+        dataset: Any = data.take_split(splits, split, source)
         dataset = data.rename_columns(dataset, given.get("rename_columns") or [])
         prompts = data.prompted(dataset, given.get("prompt_template"), given.get("system_prompt"))["prompt"]
         tokenizer: Any = AutoTokenizer.from_pretrained(model_path(name))
