@@ -111,10 +111,11 @@ def attach(model: Any, adapter: Path, is_trainable: bool = False) -> Any:
     weights that are missing or damaged, or do not fit this base in number or shape."""
     from peft import PeftModel
 
-    trained = {"is_trainable": is_trainable}
     try:
-        peft_model: Any = PeftModel.from_pretrained(model, str(adapter), **trained)
-        loaded = peft_model.load_adapter(str(adapter), "default", **trained)  # once more, as only this says what fits
+        peft_model: Any = PeftModel.from_pretrained(model, str(adapter), is_trainable=is_trainable)
+        loaded = peft_model.load_adapter(
+            str(adapter), "default", is_trainable=is_trainable
+        )  # once more, as only this says what fits
     except Exception as error:
         raise _does_not_fit(adapter, f"peft says: {_first_lines(error)}") from error
     # Others are embeddings that peft saves twice.

@@ -26,9 +26,7 @@ def embedding_rows(model: Any) -> int | None:
     return rows or None  # 0: partitioned by DeepSpeed
 
 
-def check_vocabulary(
-    processing_class: Any, rows: int | None, splits: Mapping[str, Any], template: Any = None
-) -> None:
+def check_vocabulary(processing_class: Any, rows: int | None, splits: Mapping[str, Any], template: Any = None) -> None:
     """
     Refuse tokens that this run uses and the model has no embedding for.
 
