@@ -206,27 +206,24 @@ class HostTrainer(Hooks, PrivateState):
         mode = "train" if self.model.training else "eval"
         logged: Any = defaultdict(list)
         others = {**self.loss_constants(inputs), "_metrics": {**self._metrics, mode: logged}}
-        with self.computing_loss(inputs), swapped(self, **others):
-            if terms := self.loss_terms:
-                loss = self._loss_with_terms(model, inputs, terms, logged)
-            else:
-                loss = super()._compute_loss(model, inputs)
+        inputs_of_trl, terms = dict(inputs), self.loss_terms
+        if any(term.replaces_policy_loss for term in terms):
+            inputs_of_trl["advantages"] = torch.zeros_like(inputs["advantages"])
+        with self.computing_loss(inputs), swapped(self, _scored=[] if terms else None, **others):
+            loss = super()._compute_loss(model, inputs_of_trl)
+            if terms:
+                loss = loss + self._loss_of_terms(inputs, terms, logged)
         with self.describing("The metrics of the loss"):
             for name, values in self.loss_metrics(inputs, logged).items():
                 self._metrics[mode][name].extend(values)
         return loss
 
-    def _loss_with_terms(
-        self, model: Any, inputs: dict[str, Any], terms: Sequence[LossTerm], logged: dict[str, list[float]]
+    def _loss_of_terms(
+        self, inputs: dict[str, Any], terms: Sequence[LossTerm], logged: dict[str, list[float]]
     ) -> torch.Tensor:
-        """TRL's loss and, over the same divisor, that of additional terms, of which each logs its mean over tokens."""
-        without_policy = {}
-        if any(term.replaces_policy_loss for term in terms):
-            without_policy["advantages"] = torch.zeros_like(inputs["advantages"])
-        with swapped(self, _scored=[]):
-            loss = super()._compute_loss(model, {**inputs, **without_policy})
-            constant: Any = self.max_completion_length
-            [(logps, entropies, _)] = self._scored or []
+        """Additional terms over the divisor of TRL's loss, which has just been computed. Each logs its mean per
+        token."""
+        [(logps, entropies, _)] = self._scored or []
         if entropies is None:
             raise UpstreamError("TRL's loss computes no entropies, which loss terms rely on. Remove the loss terms.")
         tokens = loss_tokens(
@@ -238,9 +235,11 @@ class HostTrainer(Hooks, PrivateState):
             inputs.get("ref_per_token_logps"),
         )
         # As TRL divides for `dr_grpo`: its `max_completion_length` is L here, see `loss_constants`.
+        constant: Any = self.max_completion_length
         divisor = len(tokens.mask) * constant
         if self.model.training:
             divisor = divisor * self.current_gradient_accumulation_steps
+        loss = torch.zeros((), device=logps.device)
         for term in terms:
             total = summed_term(term.name, term.per_token_loss(tokens), tokens)
             sums = torch.stack([total.detach(), tokens.mask.sum().to(total.dtype)])

@@ -38,7 +38,7 @@ def test_steps_without_any_reward_have_no_first_and_last():
 
 def test_a_run_with_step_rewards_only_says_what_became_of_them():
     logged = [{"reward": 0.0, "rewards/process_only/mean": 0.0, "process/reward_mean": mean} for mean in (0.25, 0.5)]
-    lines = job.closing("runs/x", logged, 1.0, True).splitlines()
+    lines = job.closing("runs/x", logged, 1.0, True, {}).splitlines()
     assert lines[1] == "  step reward in training: 0.25 -> 0.5 (first and last logged)"
     assert lines[2] == "Next:"
 
