@@ -155,7 +155,7 @@ def test_one_odd_value_costs_no_table(train, output, caplog):
 
     trainer = train(odd, max_steps=2, log_completions=True, num_completions_to_print=0)
     assert not trainer.describing.failures
-    assert caplog.text.count("'short' has not one value per completion") == 1
+    assert caplog.text.count("log of 'short': got 1 values") == 1
     table = pq.read_table(output / "completions" / "completions_00002.parquet").to_pylist()
     assert [row["odd"] for row in table[:2]] == ["1", "a"]
     assert "short" not in table[0]

@@ -174,7 +174,7 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 3
     ("model_type", "architecture", "fields", "reasons"),
     [
         ("qwen3", "Qwen3ForCausalLM", {"num_key_value_heads": 8, "head_dim": 128}, {}),
-        ("mistral", "MistralForCausalLM", {"sliding_window": 4096}, {"shared prompts": "its attention is windowed"}),
+        ("mistral", "MistralForCausalLM", {"sliding_window": 4096}, {}),
         (
             "bamba",
             "BambaForCausalLM",

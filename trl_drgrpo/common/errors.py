@@ -99,7 +99,11 @@ class UnknownNameError(InputError, TypeError):
 
 
 class RewardError(InputError):
-    """A reward function broke its contract: incorrect number of rewards, incorrect type, or an exception."""
+    """A reward function broke its contract: incorrect number of rewards, incorrect type, or an exception.
+
+    Args:
+        field, got, expected, remedy (`str`): As in [`InputError`].
+    """
 
     __str__ = BaseException.__str__  # `KeyError` and others have one of their own
 

@@ -277,11 +277,15 @@ def test_a_full_disk_costs_no_result(place, monkeypatch, capsys):
     score = ["score", "--data", str(data), "--reward_funcs", "exact_match_reward"]
     before = sorted(place.iterdir())
 
-    def full(self, content):
-        self.touch()
-        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+    open_path = Path.open
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    def full(self, mode="r", *arguments, **options):
+        if set(mode) & set("wxa"):
+            self.touch()
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return open_path(self, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
     assert main([*score, "--output", "scores.jsonl"]) == 1
     out, err = capsys.readouterr()
     assert "exact_match_reward" in out

@@ -224,7 +224,7 @@ RECIPES = {
 
 def test_every_recipe_for_a_gpu_is_planned():
     recipes = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
-    assert recipes - {"cpu_quickstart"} == set(RECIPES)
+    assert recipes - {"cpu_quickstart", "smollm2_lora"} == set(RECIPES)
 
 
 @pytest.mark.parametrize("name", [n if n == "qlora_8b" else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES])
