@@ -83,7 +83,7 @@ def test_the_plan_is_at_most_a_tenth_above_the_measured_peak(tokenizer, tmp_path
     record_property("planned, measured", (plan.tensors, measured.total))
     assert measured.total <= plan.tensors <= 1.10 * measured.total
     # Generation by itself: on a CPU matrix products in bfloat16 take room inside their kernels, which no plan sees.
-    generate = sum(plan.phases["generate"].values())
+    generate = sum(held for name, held in plan.phases["generate"].items() if "(estimate)" not in name)
     assert 0.97 * measured.phases["generate"] <= generate <= 1.10 * measured.phases["generate"]
 
 
