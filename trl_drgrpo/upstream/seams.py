@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import version
 
 from trl_drgrpo.common.errors import UpstreamError
-from trl_drgrpo.upstream.versions import TRL_TESTED, require_supported_trl
+from trl_drgrpo.upstream.versions import TESTED, require_supported_trl, say_untested
 
 require_supported_trl()
 
@@ -106,11 +106,12 @@ def check_upstream(trainer_class: type = GRPOTrainer) -> dict[str, str]:
 
 def require_seams() -> None:
     """Refuse to build a trainer on a TRL in which a seam has moved; names each and what it looks like now."""
+    say_untested()
     moved = {name: problem for name, problem in check_upstream().items() if problem}
     if not moved:
         return
     remedy = (
-        f"This version of trl-drgrpo was tested with trl {', '.join(TRL_TESTED)}: install that one, or look for a "
+        f"This version of trl-drgrpo was tested with trl {', '.join(TESTED['trl'])}: install that one, or look for a "
         "newer trl-drgrpo."
     )
     if patches := sorted({module for name in moved if (module := patched_by(name))}):

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,16 @@ from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import UpstreamError, did_you_mean
 from trl_drgrpo.common.secrets import without_credentials
 
+logger = logging.getLogger(__name__)
+
 TRL_SUPPORTED = ("1.16", "2")  # from, up to but not including: the range that pyproject.toml declares
-TRL_TESTED = ("1.16.0",)
+# Versions that the whole test suite, or its trainer part, was run with. torch counts by its minor release.
+TESTED = {
+    "trl": ("1.16.0",),
+    "transformers": ("5.17.0", "5.23.0", "5.24.0"),
+    "torch": ("2.11", "2.13"),
+    "peft": ("0.21.0", "0.21.2"),
+}
 # Names that scripts and recipes for earlier releases of TRL and transformers hold, or other tools, and what to do.
 _RENAMED = {  # those that are not near their new name
     "no_cuda": "use_cpu",
@@ -83,6 +92,29 @@ def remedy_for_name(name: str, known: Collection[str], otherwise: str = "Remove 
     if (renamed := dashes + _RENAMED.get(plain, "")) in known:
         return f"It is called {renamed} now."
     return _GONE.get(plain) or did_you_mean(dashes + plain, known, otherwise, cutoff=0.7)
+
+
+def untested_versions() -> dict[str, str]:
+    """Return the installed version of each host library that is none of [`TESTED`]."""
+    untested = {}
+    for package, installed in installed_versions(tuple(TESTED)).items():
+        compared = ".".join(installed.split(".")[:2]) if package == "torch" else installed
+        if compared not in TESTED[package]:
+            untested[package] = installed
+    return untested
+
+
+@cache
+def say_untested() -> None:
+    """Say once per process which host libraries were not tested with this package, and what to do."""
+    for package, installed in untested_versions().items():
+        logger.warning(
+            "%s %s was not tested with this package (tested: %s). Names that moved are an error. `trl-drgrpo check` "
+            "compares gradients, and says whether the fast path is on.",
+            package,
+            installed,
+            ", ".join(TESTED[package]),
+        )
 
 
 def require_supported_trl(installed: str | None = None) -> None:
