@@ -31,6 +31,7 @@ from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
 from trl_drgrpo.common.rows import can_be_read_again
 from trl_drgrpo.common.secrets import redacted, scrubbed
 from trl_drgrpo.features.model_card.example import Example, example_of
+from trl_drgrpo.features.model_card.origin import origin_of
 from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
 from trl_drgrpo.upstream.versions import installed_versions
 
@@ -101,6 +102,7 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "model_class": type(model).__name__,
         "base": base_model_of(model),
         "base_class": kind_of(model),
+        "base_source": origin_of(getattr(model.config, "_name_or_path", None)).get("source"),
         "revision": (args.model_init_kwargs or {}).get("revision"),
         # A processor takes images, too.
         "is_text_only": hasattr(trainer.processing_class, "convert_tokens_to_ids"),
@@ -135,6 +137,8 @@ def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str
     """Hub metadata: corrects TRL's values and adds PEFT's."""
     data.pop("licence")  # a misspelled placeholder; the license is the author's to state
     data.base_model = base_model_of(model)
+    if license_of_base := origin_of(getattr(model.config, "_name_or_path", None)).get("license"):
+        data.license = license_of_base
     data.library_name = "transformers"
     data.model_name = data.model_name or None
     if dataset_name and is_hub_id(dataset_name):
@@ -205,9 +209,10 @@ def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
 
 
 def base_model_of(model: Any) -> str | None:
-    """Hub id of the model that was trained or carries the adapter; `None` when it is no Hub model."""
+    """Hub id of the model that was trained or carries the adapter, or that it was converted from; `None` when it is no
+    Hub model."""
     name = getattr(model.config, "_name_or_path", None)
-    return name if is_hub_id(name) else None
+    return name if is_hub_id(name) else origin_of(name).get("base_model")
 
 
 def kind_of(model: Any) -> str:
