@@ -106,6 +106,10 @@ class TestReward:
         assert task.list_sum_reward([text], ["18"]) == [reward]
         assert task.list_sum_reward([[{"role": "assistant", "content": text}]], [18], other=[None]) == [reward]
 
+    for answer in ("eighteen", float("inf"), [18]):
+        with pytest.raises(InputError, match="column answer: got .*expected a whole number in every row"):
+            task.list_sum_reward(["18"], [answer])
+
 
 class TestCheckSteps:
     @pytest.mark.parametrize(

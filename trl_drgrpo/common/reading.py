@@ -98,9 +98,10 @@ _MODELS = {
     "transformers": ("from_pretrained", "from_dict", "get_config_dict", "apply_chat_template", "_encode_plus"),
     "peft": ("from_pretrained", "load_adapter", "load_peft_weights"),
     "tokenizers": ("from_file",),
+    "torch": ("load",),
 }
 _DATA = ("datasets", "pyarrow", "fsspec")
-_NAMES = ("pretrained_model_name_or_path", "model_id", "path", "dataset_path")
+_NAMES = ("pretrained_model_name_or_path", "model_id", "path", "dataset_path", "f")
 
 
 def _of_library(error: BaseException) -> InputError | None:
