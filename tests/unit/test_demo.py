@@ -448,6 +448,7 @@ class TestRun:
             ({"seed": -1}, "seed: got -1"),
             ({"eval_size": 0}, "size: got 0"),
             ({"output_dir": __file__}, "output_dir: got .*but .* is a file"),
+            ({"output_dir": "."}, "output_dir: got ., which is the current directory"),
         ],
     )
     def test_bad_settings(self, tmp_path, setting, message):

@@ -212,11 +212,11 @@ def record(
             }
 
     initial_weights = snapshot()
-    with tempfile.TemporaryDirectory() as output_dir:
+    with tempfile.TemporaryDirectory() as folder:
         if not lora:
-            model.save_pretrained(output_dir)  # the reference of a full fine-tuning run is loaded from disk
-            model.config._name_or_path = output_dir
-        args = config_class(output_dir=output_dir, **settings)
+            model.save_pretrained(f"{folder}/base")  # the reference of a full fine-tuning run is loaded from disk
+            model.config._name_or_path = f"{folder}/base"
+        args = config_class(output_dir=f"{folder}/run", **settings)
         trainer = trainer_class(
             model=model,
             reward_funcs=recorded_reward,

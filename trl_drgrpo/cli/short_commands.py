@@ -191,8 +191,9 @@ def _speed_of_tiny_model() -> dict[str, str]:
 def _check_model(args: argparse.Namespace) -> int:
     """What one model gets of the fast path, as lines or as JSON. Exit code 1: its gradient or its tokens are wrong."""
     from trl_drgrpo.check.small import read_config
+    from trl_drgrpo.cli.run_keys import model_path
 
-    config = read_config(args.model, args.trust_remote_code)  # may ask the Hub; nothing behind it does
+    config = read_config(model_path(args.model), args.trust_remote_code)  # may ask the Hub; nothing behind it does
     stay_offline_and_quiet()
     from trl_drgrpo.check.model import TOLERANCE, check_model
     from trl_drgrpo.upstream.versions import provenance
