@@ -214,7 +214,7 @@ def record(
     initial_weights = snapshot()
     with tempfile.TemporaryDirectory() as folder:
         if not lora:
-            model.save_pretrained(f"{folder}/base")  # the reference of a full fine-tuning run is loaded from disk
+            model.save_pretrained(f"{folder}/base")  # stock TRL loads the reference from there
             model.config._name_or_path = f"{folder}/base"
         args = config_class(output_dir=f"{folder}/run", **settings)
         trainer = trainer_class(
@@ -227,7 +227,7 @@ def record(
             **(trainer_arguments or {}),
         )
         trainer.remove_callback(PrinterCallback)
-        if trainer.ref_model is not None:
+        if trainer.ref_model is not None and not isinstance(trainer, DrGRPOTrainer):
             in_double_precision(trainer.ref_model)  # loaded from disk, so without what the policy was given
         if plain_head:
             for served in (model.get_base_model() if lora else model, trainer.ref_model):
