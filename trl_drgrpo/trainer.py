@@ -19,11 +19,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
-from trl_drgrpo.common.hub_errors import refuse_empty_vocabulary
 from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, prepare_early_stopping, with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config
-from trl_drgrpo.config.preflight import Prepared, named_splits, prepare
+from trl_drgrpo.config.preflight import Prepared, as_list, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.diagnostics.progress import progress_by_default
@@ -91,7 +90,7 @@ class DrGRPOTrainer(HostTrainer):
             Cuts completions into steps; built from `args.step_separator` by default.
         advantage_func (`Callable[[RolloutBatch], torch.Tensor]`, *optional*, keyword only):
             Takes the place of [`~DrGRPOTrainer.compute_advantages`], with the same arguments and result.
-        features (`Sequence[Feature | type[Feature]]`, *optional*, keyword only):
+        features ([`Feature`], class of them, or sequence of both, *optional*, keyword only):
             Features of your own beside this package's: [`LossTerm`] for additional loss per token, [`Feature`] for the
             hooks in `recipes/guides/extending.md`. A class is built with the trainer as its argument.
         parent_kwargs:
@@ -156,7 +155,7 @@ class DrGRPOTrainer(HostTrainer):
         step_reward_funcs: StepRewardSource | Sequence[StepRewardSource] | None = None,
         step_segmenter: StepSegmenter | None = None,
         advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
-        features: Sequence[Feature | type[Feature]] = (),
+        features: Feature | type[Feature] | Sequence[Feature | type[Feature]] = (),
         **parent_kwargs: Any,
     ):
         require_seams()
@@ -201,10 +200,10 @@ class DrGRPOTrainer(HostTrainer):
             feature.on_trainer_built()
         if self.step_scorer:
             self.step_scorer.on_trainer_built(self)
-        refuse_empty_vocabulary(self.processing_class)
         splits = named_splits(train_dataset, eval_dataset)
-        rows = embedding_rows(self.accelerator.unwrap_model(self.model))
-        check_vocabulary(self.processing_class, rows, splits, args.chat_template_kwargs)
+        if run.embeddings is None:
+            rows = embedding_rows(self.accelerator.unwrap_model(self.model))
+            check_vocabulary(self.processing_class, rows, splits, args.chat_template_kwargs)
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
@@ -220,9 +219,9 @@ class DrGRPOTrainer(HostTrainer):
         first = [DivergenceGuard(self), self.resume, self.diagnostics]
         self.features = [*first, *training, self.model_card, self.turns]
 
-    def _add_features(self, features: Sequence[Feature | type[Feature]]) -> None:
+    def _add_features(self, features: Feature | type[Feature] | Sequence[Feature | type[Feature]]) -> None:
         """Builds the user's features and lists them behind this package's own."""
-        for feature in features:
+        for feature in as_list(features):
             if isinstance(feature, type) and issubclass(feature, Feature):
                 feature = feature(self)
             if not isinstance(feature, Feature):

@@ -203,6 +203,27 @@ def test_features_of_the_user_hear_events_and_keep_their_state(train):
     assert resumed.count == counter.count
 
 
+def test_features_of_one_class_keep_their_own_states(train):
+    class Counter(Feature):
+        def __init__(self, start):
+            self.count = start
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state):
+            self.count = state["count"]
+
+    train(features=[Counter(1), Counter(2)], max_steps=1, save_strategy="steps", save_steps=1)
+    resumed = [Counter(0), Counter(0)]
+    train(features=resumed, max_steps=1, save_strategy="steps", save_steps=1, resume=True)
+    assert [counter.count for counter in resumed] == [1, 2]
+
+
+def test_a_single_feature_needs_no_list(build):
+    assert isinstance(build(features=Feature).features[-2], Feature)
+
+
 @pytest.mark.parametrize("feature", [object(), int, "LikelyWhenRight"])
 def test_another_object_is_no_feature(build, feature):
     with pytest.raises(InputError, match="features: got"):

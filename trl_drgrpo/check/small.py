@@ -5,13 +5,13 @@ are short enough to matter within a few tokens. No weights are loaded.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
+from trl_drgrpo.common.reading import user_path
 
 LAYERS = (2, 8)  # tried one after the other; and as many as there are kinds of them
 WIDTH, HEADS, HEAD_WIDTH = 64, 4, 16
@@ -51,7 +51,7 @@ def read_config(model: str, trust_remote_code: bool = False) -> Any:
     from transformers import AutoConfig
 
     check_local("--model", model)
-    path = Path(model).expanduser()
+    path = user_path(model)
     name = str(path) if path.is_dir() else model
     with hub_errors("--model", model, "a model that transformers knows"):
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)

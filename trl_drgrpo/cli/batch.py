@@ -105,7 +105,7 @@ def completed_rows(
     refuse_irregular(field, path)
     beside = path.with_suffix(f".{kind}.json")
     with sole_writer(field, path, is_file=True):
-        groups = _whole_groups(path, beside, kind, facts)
+        groups = _whole_groups(path, beside, kind, facts, field)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         rows = list(takewhile(bool, map(_read, lines)))
         groups = [each for each in groups if each[1] <= len(rows)]
@@ -145,25 +145,25 @@ def completed_rows(
 _GROUPS = "whole_groups"  # after each: problems that are done, lines of the file
 
 
-def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any]) -> list[list[int]]:
+def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any], field: str) -> list[list[int]]:
     """The groups that the file holds; refuses one of another command."""
     expected = f"a new file, or one of the same {kind}"
     if not path.exists():
         if beside.exists() and _GROUPS not in beside.read_text(encoding="utf-8", errors="replace"):
             got = f"{path}, beside which {beside.name} was not written by this command"
-            raise InputError("output", got, expected, "Name another file.")
+            raise InputError(field, got, expected, "Name another file.")
         return [[0, 0]]
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
         groups = [[int(done), int(rows)] for done, rows in before.pop(_GROUPS, [])] or [[0, 0]]
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # none, or somebody edited it
         got = f"{path}, which exists and was not written by this command"
-        raise InputError("output", got, expected, "Name another file.") from None
+        raise InputError(field, got, expected, "Name another file.") from None
     for name in {**before, **facts}:
         if before.get(name) != facts.get(name):
             old, new = shortened(before.get(name)), shortened(facts.get(name))
             remedy = "Run the same command to continue, name another file, or delete this one."
-            raise InputError("output", f"{path}, written with {name} {old}, not {new}", expected, remedy)
+            raise InputError(field, f"{path}, written with {name} {old}, not {new}", expected, remedy)
     return groups
 
 

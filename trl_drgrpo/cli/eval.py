@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch_size", type=int, default=64, help="completions per forward pass, or requests at a time (default: 64)")
     add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {FOLDER})")
     add("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts, of each model")
-    add("--pass_rates", metavar="FILE", help="write the pass rate of each prompt, for prior_pass_rates in a recipe")
+    rates = "write the pass rate of each prompt, for prior_pass_rates in a recipe"
+    add("--pass_rates", type=os.path.expanduser, metavar="FILE", help=rates)
     add("--no_card", action="store_true", help="leave the model's card as it is")
     add("--json", action="store_true", help="print the results as JSON instead of a table")
 

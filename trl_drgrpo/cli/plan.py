@@ -37,6 +37,7 @@ from trl_drgrpo.cli.run_keys import model_path
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_outside, whole
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
 from trl_drgrpo.single_gpu.memory.memory_settings import (
     FIELD_KEYS,
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     goes_on = is_adapter(path)
     adapter: dict[str, Any] = {}
     if goes_on:
-        path, adapter = of_adapter(Path(path).expanduser())
+        path, adapter = of_adapter(user_path(path))
         added |= adapter
     setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
     # Thousands of modules are imported, none of them garbage, and steps are run on them: without collection it takes a
@@ -197,7 +198,7 @@ def _table(title: str, phases: Phases) -> list[str]:
 def _measured_prompt(given: Mapping[str, Any], name: str) -> int | None:
     """Tokens of the longest prompt of a recipe's data, where data and tokenizer are on this machine; else `None`."""
     source = given.get("dataset_name")
-    if not source or not Path(model_path(name)).is_dir() or not Path(source).expanduser().exists():
+    if not source or not Path(model_path(name)).is_dir() or not user_path(source).exists():
         return None
     from transformers import AutoTokenizer
 

@@ -11,6 +11,7 @@ done, 1 a reward failed on some row, 2 bad input.
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
         "run (what it logged, sampled in an evaluation, or recorded)"
     )
-    add("--data", required=True, help=completions)
+    add("--data", type=os.path.expanduser, required=True, help=completions)
     columns = "data with prompt and the columns that --data lacks, joined by the prompt (default: the recipe's)"
     add("--dataset_name", "--dataset", dest="dataset", help=columns)
     names = "for example answer=solution"
@@ -70,10 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = "rows per call; 1 reports time and failure per row (default: 1, of step rewards 32)"
     add("--batch_size", type=int, help=size)
     add("--show", type=int, default=5, help="rows per list (default: 5)")
-    add("--output", help="JSON Lines file to write: each row with its scores, of step rewards one per step")
-    add("--plot", metavar="FILE", help="PNG file to write: the calibration of the step rewards")
+    scored = "JSON Lines file to write: each row with its scores, of step rewards one per step"
+    add("--output", type=os.path.expanduser, help=scored)
+    plot = "PNG file to write: the calibration of the step rewards"
+    add("--plot", type=os.path.expanduser, metavar="FILE", help=plot)
     rates = "JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates"
-    add("--pass_rates", metavar="FILE", help=rates)
+    add("--pass_rates", type=os.path.expanduser, metavar="FILE", help=rates)
     passes = "a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1"
     add("--correct_threshold", type=float, help=passes)
     add("--json", action="store_true", help="print the results as JSON instead of tables")
@@ -312,7 +315,7 @@ def _recorded(run: Path) -> Rows:
         remedy = f"Train with record_groups above 0, or sample some: `trl-drgrpo eval --model {run}`."
         raise InputError("data", f"{run}, a run that recorded no completions", "completions", remedy)
     console.log(f"Scoring {len(groups)} recorded groups of {run}: a part of what was trained on, see record_groups.")
-    about = json.loads((run / LOG_FOLDER / RUN).read_text(encoding="utf-8"))
+    about = read_object(run / LOG_FOLDER / RUN) or {}
     special = re.compile("|".join(map(re.escape, about.get("special_tokens") or ["\0"])))
 
     def completion(text: str) -> Any:

@@ -9,6 +9,7 @@ a reward that failed.
 """
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Any
@@ -39,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dataset_name", required=True, help=f"prompts: {_DATA}")
     add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
     add("--budget_tokens", type=int, required=True, help="maximum sampled tokens per problem, kept or not")
-    add("--output", required=True, help="JSON Lines file to write, one row per completion")
-    add("--sft_output", help="JSON Lines file for SFT: prompt and completion of correct completions")
+    add("--output", type=os.path.expanduser, required=True, help="JSON Lines file to write, one row per completion")
+    sft = "JSON Lines file for SFT: prompt and completion of correct completions"
+    add("--sft_output", type=os.path.expanduser, help=sft)
     add("--reward_funcs", help="verifier: a name, file.py:f or {name: {option: value}}; guides without --prm")
     add("--prm", help="folder of a process reward model, or a step reward function (name, path, mapping); guides")
     add("--path_value", default="min", help="value of a path: min, product or last of its step scores (default: min)")
@@ -156,11 +158,12 @@ def add_arguments_label_steps(parser: argparse.ArgumentParser) -> None:
     add("--reward_funcs", "--reward", dest="reward_funcs", nargs="+", metavar="REWARD", help=reward, **unsaid)
     longest = f"longest continuation (default: the recipe's max_completion_length, else {LONGEST})"
     add("--max_new_tokens", "--max_completion_length", dest="max_completion_length", help=longest, **unsaid)
-    add("--output", required=True, help="JSON Lines file to write")
+    add("--output", type=os.path.expanduser, required=True, help="JSON Lines file to write")
     add("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
     add("--completions", type=int, default=1, help="completions per prompt (default: 1)")
     add("--batch_size", type=int, default=32, help="continuations per forward pass (default: 32)")
     add("--seed", type=int, default=0, help="sampling seed (default: 0)")
+    parser.set_defaults(keys_in_use=(*parser.get_default("keys_in_use"), "reward_funcs"))
 
 
 def run_label_steps(args: argparse.Namespace) -> int:

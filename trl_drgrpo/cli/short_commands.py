@@ -15,6 +15,7 @@ from typing import Any
 from trl_drgrpo.cli import console
 from trl_drgrpo.common.disk import is_stream, room_needed
 from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.demo import STOCK_OBJECTIVES
 
 
@@ -190,8 +191,9 @@ def _speed_of_tiny_model() -> dict[str, str]:
 def _check_model(args: argparse.Namespace) -> int:
     """What one model gets of the fast path, as lines or as JSON. Exit code 1: its gradient or its tokens are wrong."""
     from trl_drgrpo.check.small import read_config
+    from trl_drgrpo.cli.run_keys import model_path
 
-    config = read_config(args.model, args.trust_remote_code)  # may ask the Hub; nothing behind it does
+    config = read_config(model_path(args.model), args.trust_remote_code)  # may ask the Hub; nothing behind it does
     stay_offline_and_quiet()
     from trl_drgrpo.check.model import TOLERANCE, check_model
     from trl_drgrpo.upstream.versions import provenance
@@ -253,7 +255,7 @@ def add_arguments_demo(parser: argparse.ArgumentParser) -> None:
         "folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
         "demo are overwritten; other files of the same names are an error"
     )
-    add("--output_dir", type=Path, default=Path("runs/demo"), help=folder)
+    add("--output_dir", type=user_path, default=Path("runs/demo"), help=folder)
     add("--steps", type=int, help="training steps (default: 200, with --process 60)")
     add("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
     process = "long lists, and a reward for every line next to the outcome: a rule checks each step of a completion"
@@ -343,7 +345,7 @@ def add_arguments_report(parser: argparse.ArgumentParser) -> None:
     add("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
     add("--format", choices=("html", "md", "json", "png"), help="output format (default: html)")
     file = "file to write (default: report.<format> in the run's _drgrpo folder; of several runs in this folder)"
-    add("--output", help=file)
+    add("--output", type=os.path.expanduser, help=file)
     add("--max_groups", type=int, help="maximum groups of completions per run (default: as many as fit)")
     serve = "serve the page on this machine (127.0.0.1) and keep it up to date until Ctrl-C, instead of writing it"
     add("--follow", action="store_true", help=serve)

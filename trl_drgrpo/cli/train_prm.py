@@ -9,13 +9,15 @@ Results go to standard output, one number per line; progress to standard error. 
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
 from trl_drgrpo.cli.run_keys import check_model_name, model_path
 from trl_drgrpo.common.disk import check_writable, sole_writer
-from trl_drgrpo.common.output_folders import check_output_folder, recorded_base
+from trl_drgrpo.common.hub_errors import check_local
+from trl_drgrpo.common.output_folders import check_output_folder
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import choose_start
 from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, joining_text
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dataset_name", "--data", dest="data", required=True, help=source)
     add("--dataset_train_split", default="train", help="split to train on (default: train)")
     add("--dataset_test_split", help="split to evaluate on, of --eval_data, else of --dataset_name")
-    add("--output_dir", required=True, help="folder for the trained model and its tokenizer")
+    add("--output_dir", type=os.path.expanduser, required=True, help="folder for the trained model and its tokenizer")
     replace = "replace the model in output_dir, which is refused otherwise"
     add("--overwrite_output_dir", nargs="?", const="true", default="false", choices=("true", "false"), help=replace)
     add("--eval_data", help="data in the same format for evaluation")
@@ -82,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_bad_adapter(lora, "lora: ")
     separator = joining_text(args.step_separator)
     check_model_name(args.model)
+    check_local("model", model_path(args.model))  # refuses an adapter: its base would get a head, and stay frozen
     check_writable("output_dir", args.output_dir)
     rows, eval_rows = _rows(args, args.data, args.dataset_train_split), None
     if args.eval_data or args.dataset_test_split:
@@ -97,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
         resume, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir == "true"
         checkpoint = choose_start(Path(args.output_dir), resume, overwrite)
-        model = model_path(args.model)
-        inputs = {"model": model, "its base model": recorded_base(model) or "", "dataset_name": args.data}
+        inputs = {"model": model_path(args.model), "dataset_name": args.data}
         check_output_folder("output_dir", args.output_dir, inputs | {"eval_data": args.eval_data or ""})
         if resume and checkpoint is None:
             console.log(f"resume_from_checkpoint: {args.output_dir} holds no checkpoint, the training begins anew.")

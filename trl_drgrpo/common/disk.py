@@ -200,15 +200,20 @@ def check_file(field: str, name: str, others: Iterable[str] = (), *, streams: bo
         raise InputError(field, f"{name}, a folder", "a file to write", "Name a file in it.")
     for other in map(Path, others):
         files = (file for file in other.glob("*") if file.suffix in _DATA) if other.is_dir() else [other]
-        for file in files:
-            if file.resolve() == path.resolve() or (file.exists() and path.exists() and file.samefile(path)):
-                got = f"{name}, which is also an input or another output"
-                raise InputError(field, got, "a file of its own", "Choose another name: it is overwritten.")
+        if any(_is_same_file(file, path) for file in files):
+            got = f"{name}, which is also an input or another output"
+            raise InputError(field, got, "a file of its own", "Choose another name: it is overwritten.")
     refuse_irregular(field, path)
     if path.exists() and any(path.match(pattern) for pattern in _FOREIGN):
         got = f"{name}, which exists and is a file of a model, a run, data or a program"
         raise InputError(field, got, "a file that may be replaced", "Choose another name, or remove it first.")
     check_writable(field, str(path.parent))
+
+
+def _is_same_file(file: Path, other: Path) -> bool:
+    if os.path.realpath(file) == os.path.realpath(other):  # unlike Path.resolve no error for a link in a circle
+        return True
+    return file.exists() and other.exists() and file.samefile(other)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from trl_drgrpo.common.errors import InputError, shortened
+
 # Each with the value that does nothing. `None` is another one.
 AS_IT_IS: dict[str, Any] = {
     **dict.fromkeys(("top_p", "repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale"), 1.0),
@@ -59,6 +61,14 @@ def without_own_settings(model: Any) -> Iterator[None]:
     finally:
         for name, value in own.items():
             setattr(config, name, value)
+
+
+def refuse_bad_ends(field: str, name: str, model: Any) -> None:
+    """Refuses a model whose `generation_config` says something else than ids for the end of a completion."""
+    given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if not all(isinstance(each, int | None) for each in (given if isinstance(given, list) else [given])):
+        got = f"{name}, whose generation_config.json has the eos_token_id {shortened(given)}"
+        raise InputError(field, got, "an id, or a list of ids", "Correct that file.")
 
 
 def end_tokens(*given: Any) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.reading import user_path
 
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:
@@ -51,7 +52,7 @@ def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> Non
             any spelling and through links, or the run around a checkpoint that is an input, or a folder with a model
             or a card that is no run's.
     """
-    folder, remedy = Path(os.path.realpath(Path(name).expanduser())), "Name a folder of its own."
+    folder, remedy = Path(os.path.realpath(user_path(name))), "Name a folder of its own."
     here = Path.cwd()
     if folder in (here, *here.parents):
         got = f"{name}, which is the current directory or above it"
@@ -61,7 +62,7 @@ def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> Non
     if any(_HUB_CACHE.fullmatch(part) for part in folder.parts):
         raise InputError(field, f"{name}, in the cache of the Hub", "a folder outside of it", remedy)
     for setting, given in inputs.items():
-        path = Path(os.path.realpath(Path(given).expanduser()))
+        path = Path(os.path.realpath(user_path(given)))
         if (
             given
             and os.path.isdir(path)

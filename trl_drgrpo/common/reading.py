@@ -99,8 +99,9 @@ _MODELS = {
     "peft": ("from_pretrained", "load_adapter", "load_peft_weights"),
     "tokenizers": ("from_file",),
 }
+_TORCH = ("torch", "load")  # of a checkpoint's optimizer, for example
 _DATA = ("datasets", "pyarrow", "fsspec")
-_NAMES = ("pretrained_model_name_or_path", "model_id", "path", "dataset_path")
+_NAMES = ("pretrained_model_name_or_path", "model_id", "path", "dataset_path", "f")
 
 
 def _of_library(error: BaseException) -> InputError | None:
@@ -110,6 +111,7 @@ def _of_library(error: BaseException) -> InputError | None:
         return None
     models: list[FrameType] = []
     data: list[FrameType] = []
+    files: list[FrameType] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = _package(frame)
         if package == "trl_drgrpo":
@@ -118,8 +120,12 @@ def _of_library(error: BaseException) -> InputError | None:
                 return None
         elif package in _DATA:
             data.append(frame)
+        elif (package, frame.f_code.co_name) == _TORCH:
+            files.append(frame)
         elif frame.f_code.co_name in _MODELS.get(package, ()):
             models.append(frame)
+    if files:
+        return _unreadable("file", _name(files), "a file that torch loads", error)
     if models:
         return _unreadable("model", _name(models), "a model and a tokenizer that load", error)
     if data:

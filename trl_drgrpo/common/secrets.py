@@ -22,9 +22,10 @@ _saving: ContextVar[bool] = ContextVar("trl_drgrpo_saving", default=False)
 
 # Not every name that ends in "token" is one of these: `eos_token` is a word.
 _NAMES = ("token", "api_key", "apikey", "password", "passwd", "secret", "authorization", "access_key", "private_key")
-_NAMES += ("secret_key", "account_key", "passphrase", "credentials", "cookie")
+_NAMES += ("secret_key", "account_key", "passphrase", "credential", "cookie", "auth", "bearer", "jwt")
 _SUFFIXES = ("hub_token", "auth_token", "hf_token", "access_token", "api_token", "session_token", "security_token")
 _SUFFIXES += ("sas_token", "refresh_token", "bearer_token", *(f"_{name}" for name in _NAMES if name != "token"))
+_SUFFIXES += ("password", "passwd", "apikey")  # PGPASSWORD
 _ENVIRONMENT = (*_SUFFIXES, "_token", "_key")  # nobody keeps a word of a template in an environment variable
 _SHORTEST = 8  # characters: a shorter value would blot out words that only look like it
 _PROMPTS = ("system_prompt", "prompt_template")  # part of the task, and shown everywhere
@@ -37,10 +38,12 @@ _USER = re.compile(
     r"(?:[^\s/?#@'\"<>]{1,500}@|[^\s/?#@:'\"<>]{0,200}:[^\s@'\"<>]{0,200}@)+",
     re.IGNORECASE,
 )
+# `user:password@host:port`, without a scheme.
+_USER_OF_PORT = re.compile(r"(?<![\w.-])[\w.+-]{1,200}:[^\s@/'\"<>]{1,200}@(?=[\w.-]{1,200}:[0-9]{1,5}\b)")
 _ADDRESSES = ("url", "host", "uri", "endpoint", "address", "proxy")
 _PARAMETER = re.compile(r"([?&;#])([\w.~-]+)=([^\s&;#'\"<>]+)")
 _SECRET_PARAMETER = re.compile(
-    r"(?:^|[-_.])(?:token|key|sig|signature|auth|password|passwd|pwd|secret|credentials?)$|accesskeyid$"
+    r"(?:^|[-_.])(?:token|key|sig|signature|auth|password|passwd|pwd|pass|jwt|secret|credentials?|session_?id)$|accesskeyid$"
 )
 _FORMS = re.compile(
     r"\b(?:hf_|sk-(?=[A-Za-z_-]*\d)|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{16,}"
@@ -62,6 +65,8 @@ def is_secret(name: str) -> bool:
     ```
     """
     name = name.lower().replace("-", "_")
+    if name != "tokens":  # which are counted
+        name = name.removesuffix("s")
     return name in _NAMES or name.endswith(_SUFFIXES)
 
 
@@ -88,6 +93,8 @@ def without_credentials(text: str) -> str:
 
     if "://" in text:
         text = _PARAMETER.sub(parameter, _USER.sub(rf"\1{_HIDDEN}@", text))
+    if "@" in text:
+        text = _USER_OF_PORT.sub(f"{_HIDDEN}@", text)
     if "{" in text:  # a mapping after a flag
         text = _PAIR.sub(pair, text)
     return _FORMS.sub(_HIDDEN, text)
@@ -131,7 +138,7 @@ def scrubbed(values: Any) -> Any:
     """A copy of nested mappings, lists and tuples with `None` for whatever stands under the name of a secret, and
     texts [`without_credentials`]. Anything else stays the same object."""
     if isinstance(values, Mapping):
-        return {name: _scrubbed_entry(str(name), value) for name, value in values.items()}
+        return {scrubbed(name): _scrubbed_entry(str(name), value) for name, value in values.items()}
     if type(values) in (list, tuple):
         return type(values)(map(scrubbed, values))
     return without_credentials(values) if type(values) is str else values
@@ -140,7 +147,7 @@ def scrubbed(values: Any) -> Any:
 def _scrubbed_entry(name: str, value: Any) -> Any:
     if name in _PROMPTS:
         return value
-    is_value = isinstance(value, (str, int, float, list, tuple)) and not isinstance(value, bool)
+    is_value = isinstance(value, (str, bytes, int, float, list, tuple, Mapping)) and not isinstance(value, bool)
     if is_value and is_secret(name):
         return None
     return _shown_value(name, value) if type(value) is str else scrubbed(value)

@@ -50,6 +50,7 @@ class Prepared:
         step_separator (`list[str]`): What the run is configured to cut at.
         step_scorer ([`StepScorer`], *optional*): Step reward functions, those of environments too.
         quantization_config (*optional*): As the model will be loaded.
+        embeddings (`int`, *optional*): Number of the model's token embeddings; `None` where only loading tells.
     """
 
     rewards: list[Any]
@@ -58,6 +59,7 @@ class Prepared:
     step_separator: list[str]
     step_scorer: StepScorer | None
     quantization_config: Any
+    embeddings: int | None
 
 
 def prepare(
@@ -90,7 +92,7 @@ def prepare(
             batch, a reward function that asks for a column the data does not have, or for a program that is not there,
             a step reward that does not fit the configuration, and what [`check_model`] refuses.
     """
-    outcome_funcs, given_steps = _as_list(reward_funcs), [step_reward(each) for each in _as_list(step_reward_funcs)]
+    outcome_funcs, given_steps = as_list(reward_funcs), [step_reward(each) for each in as_list(step_reward_funcs)]
     turns = EnvironmentTurns(environment_factory, args.on_reward_error)
     check_tools("tools", tools or ())
     steps = [*given_steps, *turns.step_reward_funcs]
@@ -124,13 +126,14 @@ def prepare(
         checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
         for f in outcome_funcs
     ]
-    return Prepared(rewards, turns, segmenter, separator, scorer, quantization_config)
+    return Prepared(rewards, turns, segmenter, separator, scorer, quantization_config, embeddings)
 
 
-def _as_list(reward_funcs: Any) -> list[Any]:
-    if reward_funcs is None:
+def as_list(given: Any) -> list[Any]:
+    """Return an argument that may be one value, several, or none."""
+    if given is None:
         return []
-    return list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _check_inputs(

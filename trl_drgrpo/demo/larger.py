@@ -3,8 +3,7 @@
 import random
 from typing import TYPE_CHECKING
 
-from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.demo.task import Split, split_of
+from trl_drgrpo.demo.task import Split, check_draw, split_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -22,12 +21,11 @@ def make_larger_dataset(size: int, split: Split = "train", seed: int = 0) -> "Da
         `datasets.Dataset` with the columns `prompt` (`str`) and `answer` (`str`, the larger number).
 
     Raises:
-        InputError: If `size` is below 1.
+        InputError: If `size` is below 1 or `split` is unknown.
     """
     from datasets import Dataset
 
-    if size < 1:
-        raise InputError("size", str(size), "at least 1", "Ask for at least one question.")
+    check_draw(size, split)
     rng = random.Random(f"larger/{split}/{seed}")
     prompts = []
     answers = []

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from trl_drgrpo.common.disk import check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.output_folders import check_output_folder
 from trl_drgrpo.demo import STOCK_OBJECTIVES
 from trl_drgrpo.demo.pace import Pace, reached
 from trl_drgrpo.demo.task import list_sum_reward, prompt_of, step_numbers
@@ -170,6 +171,7 @@ def prepare_output_dir(output_dir: Path) -> None:
     wrote is never touched.
     """
     check_writable("output_dir", str(output_dir))
+    check_output_folder("output_dir", str(output_dir), {})
     taken = [name for name in _OWN if (output_dir / name).exists()]
     results = output_dir / RESULTS_FILE
     if taken and not (results.is_file() and f'"made_by": "{MADE_BY}"'.encode() in results.read_bytes()):

@@ -55,14 +55,14 @@ def smollm2_folder() -> str:
     ```
     """
     folder = cached_assets_path("trl_drgrpo", "models", "smollm2-135m-instruct")
-    if not (damage := _damage(folder)):
+    if not _damage(folder):
         return str(folder)
-    if any(folder.iterdir()):
-        logger.warning("%s is damaged: %s. It is made again.", folder, damage)
     gguf_folder = _checked_gguf_folder()
     with FileLock(folder.with_suffix(".lock")):
-        if not _damage(folder):  # another process has made it meanwhile
+        if not (damage := _damage(folder)):  # another process has made it meanwhile
             return str(folder)
+        if any(folder.iterdir()):
+            logger.warning("%s is damaged: %s. It is made again.", folder, damage)
         with room_needed(folder, lambda: f"{NAME} needs 540 MB there. Set HF_HOME to a folder on a larger disk."):
             _convert(gguf_folder, folder)
     return str(folder)

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.rewards.columns import require_kind
@@ -143,12 +143,17 @@ def make_problems(
     Raises:
         InputError: If `size` is below 1 or `split` is unknown.
     """
+    check_draw(size, split)
+    rng = random.Random(f"{split}/{seed}")
+    return [draw_problem(rng, split, terms) for _ in range(size)]
+
+
+def check_draw(size: int, split: str) -> None:
+    """Refuses a size below 1, and a split that no problem is in: drawing would not end."""
     if size < 1:
         raise InputError("size", str(size), "at least 1", "Ask for at least one problem.")
     if split not in ("train", "held_out"):
         raise InputError("split", repr(split), "'train' or 'held_out'", "Name one of the two splits.")
-    rng = random.Random(f"{split}/{seed}")
-    return [draw_problem(rng, split, terms) for _ in range(size)]
 
 
 def prompt_of(numbers: Sequence[int]) -> list[dict[str, str]]:
@@ -223,7 +228,15 @@ def list_sum_reward(completions: Sequence[Any], answer: Sequence[str | int], **k
     """
     texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
     boxed = [_BOXED.findall(text)[-1:] for text in texts]
-    return [float(_same(digits, int(target))) for digits, target in zip(boxed, answer, strict=True)]
+    return [float(_same(digits, _whole(target))) for digits, target in zip(boxed, answer, strict=True)]
+
+
+def _whole(answer: str | int) -> int:
+    try:
+        return int(answer)
+    except (ValueError, OverflowError, TypeError):
+        expected = "a whole number in every row"
+        raise InputError("column answer", shortened(answer), expected, "Correct the data.") from None
 
 
 def _check_values(values: Mapping[str, ColumnValues]) -> None:

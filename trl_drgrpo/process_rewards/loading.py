@@ -12,6 +12,7 @@ import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.finite import refuse_not_finite
+from trl_drgrpo.common.generation import refuse_bad_ends
 from trl_drgrpo.common.hub_errors import hub_errors, refuse_empty_vocabulary, refuse_new_weights
 
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
@@ -111,6 +112,7 @@ def load_model(
     if with_head:
         remedy = "They would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
     refuse_new_weights("model", repr(str(model)), loaded, info, remedy)
+    refuse_bad_ends("model", str(model), loaded)
     placed = loaded if quantization_config is not None else loaded.to(device)
     refuse_not_finite(placed, "model", str(model))
     return placed

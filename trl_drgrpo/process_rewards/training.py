@@ -14,6 +14,7 @@ cross-entropy of each step's label, also where it is soft, averaged over the lab
 """
 
 import copy
+import json
 import logging
 import math
 import os
@@ -275,19 +276,17 @@ def train_prm(
         `DivergedError`: A weight or a gradient is NaN or infinite; nothing of it is saved.
     """
     refuse_out_of_range(arguments or {})
-    from transformers.trainer_utils import get_last_checkpoint
-
     step_separator = joining_text(step_separator)
     tokenizer = load_tokenizer(model, tokenizer)
     examples, left_out = tokenize_rows(rows, tokenizer, step_separator, max_length)
     held_out = None if eval_rows is None else tokenize_rows(eval_rows, tokenizer, step_separator, max_length)[0]
     good_frac = _good_frac(examples)
-    checkpoint = resume_from_checkpoint or None
+    checkpoint: Any = resume_from_checkpoint or None
     if checkpoint is True:
-        checkpoint = get_last_checkpoint(str(output_dir)) if os.path.isdir(output_dir) else None
+        checkpoint = next(filter(_is_checkpoint, checkpoint_folders(Path(output_dir))), None)
         if checkpoint is None:
             logger.warning("resume_from_checkpoint: %s holds no checkpoint, the training begins anew.", output_dir)
-    elif checkpoint is not None and not os.path.isfile(Path(checkpoint) / "trainer_state.json"):
+    elif checkpoint is not None and not _is_checkpoint(Path(checkpoint)):
         remedy = "Name a checkpoint-<step> folder, or set it to True for the newest one in output_dir."
         raise InputError("resume_from_checkpoint", f"{checkpoint}, which is no checkpoint", "a checkpoint", remedy)
     defaults = {} if peft_config is None else {"learning_rate": 1e-4}
@@ -315,7 +314,7 @@ def train_prm(
         compute_loss_func=_label_loss,
     )
     with room_needed(Path(output_dir), lambda: "Only earlier checkpoints in this folder are complete."):
-        result = trainer.train(resume_from_checkpoint=checkpoint)
+        result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if peft_config is not None:
             merged: Any = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
             trainer.model = trainer.model_wrapped = merged.to(merged.dtype)  # the head was trained in float32
@@ -366,7 +365,7 @@ def _trainer_class() -> Any:
     return FiniteTrainer
 
 
-def _steps_of(checkpoint: str | None) -> int:
+def _steps_of(checkpoint: str | Path | None) -> int:
     """The optimizer steps done in a checkpoint; 0 without one."""
     from transformers import TrainerState
 
@@ -449,6 +448,14 @@ def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
         remedy = "Add rows, shorten the steps or raise max_length; a model cannot learn from one kind of label."
         raise InputError("data", got, "good and bad steps", remedy)
     return share
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether a folder was written up to its trainer's state, which is nearly the last."""
+    try:
+        return isinstance(json.loads((folder / "trainer_state.json").read_text("utf-8")), dict)
+    except (OSError, ValueError):
+        return False
 
 
 def _limits_checkpoints(limit: int | None) -> Any:

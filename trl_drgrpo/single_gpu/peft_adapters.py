@@ -9,7 +9,6 @@ layer loses its input gradient (or raises, with a bias), and merges and dequanti
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_bad_adapter
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.upstream.weight_sync import REFERENCE
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
@@ -63,7 +63,7 @@ def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: 
     quantized = quantization_config is not None or (init or {}).get("quantization_config") is not None
     if isinstance(model, str):
         if has_adapter:
-            saved = PeftConfig.from_pretrained(str(Path(model).expanduser()))
+            saved = PeftConfig.from_pretrained(str(user_path(model)))
             saved.inference_mode = False  # it is True in every saved adapter
             _check_config(saved)
         elif quantized:

@@ -4,11 +4,12 @@ A checkpoint that lacks weights is refused. transformers makes them at random, a
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.generation import refuse_bad_ends
 from trl_drgrpo.common.hub_errors import check_weights, is_adapter, refuse_new_weights
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.single_gpu.merging import attach, base_of, fit_vocabulary
 
 _RANDOM = "transformers would make them at random: "
@@ -20,10 +21,10 @@ def source_of(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if not is_adapter(name):
         return name, options
     try:
-        base, revision = base_of(Path(name).expanduser(), None)
+        base, revision = base_of(user_path(name), None)
     except InputError as error:
         raise error.under("model") from error
-    check_weights("model", Path(name).expanduser())
+    check_weights("model", user_path(name))
     # A revision among the options is one of the adapter's repository.
     return base, {**options, "revision": revision}
 
@@ -43,9 +44,10 @@ def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) ->
     base, options = source_of(name, options)
     model, info = load(base, **options, output_loading_info=True)
     refuse_new_weights("model", base, model, info, f"{_RANDOM}name a checkpoint that was trained as this model.")
+    refuse_bad_ends("model", base, model)
     if not is_adapter(name):
         return model
-    adapter = Path(name).expanduser()
+    adapter = user_path(name)
     fit_vocabulary(model, adapter)
     return attach(model, adapter, is_trainable=True)
 
@@ -63,7 +65,7 @@ def adapters_tokenizer(name: Any, trust_remote_code: bool) -> Any:
     there is none, or for anything else than an adapter's folder."""
     if not (isinstance(name, str) and is_adapter(name)):
         return None
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     if not (folder / "tokenizer_config.json").is_file():
         return None
     from transformers import AutoProcessor

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.hub_errors import refuse_empty_vocabulary
 from trl_drgrpo.common.rows import prompt_rows
 
 _AT_ONCE = 256
@@ -28,17 +29,18 @@ def embedding_rows(model: Any) -> int | None:
 
 def check_vocabulary(processing_class: Any, rows: int | None, splits: Mapping[str, Any], template: Any = None) -> None:
     """
-    Refuse tokens that this run uses and the model has no embedding for.
+    Refuse a tokenizer without a vocabulary, and tokens that this run uses and the model has no embedding for.
 
     Args:
         processing_class: The tokenizer, or a processor with one.
-        rows (`int`, *optional*): Number of the model's token embeddings; `None`: not known, nothing is checked.
+        rows (`int`, *optional*): Number of the model's token embeddings; `None`: not known, ids are not checked.
         splits (`Mapping`): Datasets by field. Their prompts are tokenized only if the tokenizer has ids beyond `rows`.
         template (`dict`, *optional*): `chat_template_kwargs`.
 
     Raises:
         `InputError`: Names the token, its id and where it is used.
     """
+    refuse_empty_vocabulary(processing_class)
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if rows is None or not hasattr(tokenizer, "get_vocab"):
         return

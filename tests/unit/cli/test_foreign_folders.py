@@ -142,6 +142,8 @@ def test_what_is_left_out_is_said_once_and_can_be_had(foreign, marker, capfd):
     assert "--trust_recipe" in said.splitlines()[-1]
     assert main(["score", "--data", str(foreign)]) == 2
     assert "reward_funcs, step_reward_funcs, env" in capfd.readouterr().err
+    assert main(["label-steps", "--model", str(foreign), "--output", "labels.jsonl"]) == 2
+    assert "trust_remote_code, reward_funcs, env" in capfd.readouterr().err
     assert not marker.exists()
     recipe = yaml.safe_load(kept_recipe(str(foreign)).read_text())
     kept_recipe(str(foreign)).write_text(yaml.safe_dump({**recipe, "trust_remote_code": False, "env": {}}))

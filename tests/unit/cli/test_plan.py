@@ -317,3 +317,12 @@ def test_what_was_assumed_is_said_with_its_flag(seven, capsys):
     _, out, err = plan(capsys, "--model", seven, "--memory", "1GB")
     assert "prompts of 512 tokens (assumed: --max_prompt_length sets it)" in err
     assert "(assumed: --max_prompt_length sets it)" in out
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"base_model_name_or_path": 3}'])
+def test_a_broken_adapter_is_one_line(content, tmp_path, capsys):
+    (tmp_path / "adapter_config.json").write_text(content)
+    code, _, error = plan(capsys, "--model", str(tmp_path), "--memory", "8GB")
+    assert code == 2
+    assert error.startswith("error: --model: got ")
+    assert "adapter_config.json, which cannot be read" in error

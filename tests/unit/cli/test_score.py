@@ -284,6 +284,8 @@ def test_what_a_run_has_logged_is_scored_again(here, report, capsys, tokenizer, 
     assert all(row["prompt"] in [each["prompt"] for each in prompts] for row in rows)
     assert not any(mark in row["completion"][0]["content"] for row in rows for mark in tokenizer.all_special_tokens)
     assert report("other.py:early", data=str(run))[1]["disagreements"][0]["count"] == 16  # without the dataset
+    (run / "_drgrpo" / "run.json").write_text("{")
+    assert report("other.py:early", data=str(run))[1]["rewards"]["early"]["rows"] == 16
     (run / "_drgrpo" / "completions.jsonl").unlink()
     assert score("--rewards", "other.py:early", "--data", str(run)) == 2
     assert "a run that recorded no completions; expected completions. Train with record_" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Files and folders that are not ours: what is written to, what is replaced, and what is refused."""
 
+import errno
 import json
 import os
 import socket
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 from runs import write_lines
 
-from trl_drgrpo.cli.main import main
+from trl_drgrpo.cli.main import main, parse
 from trl_drgrpo.common.disk import check_file, is_stream, write_whole
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import DiskFullError, InputError
 from trl_drgrpo.common.output_folders import check_output_folder
 
 
@@ -53,7 +54,7 @@ def test_a_link_is_refused_and_what_it_leads_to_stays(here, target):
     (here / "victim.txt").write_text("mine")
     (here / "link.jsonl").symlink_to(target)
     with pytest.raises(InputError, match=f"^output: got link.jsonl, a link to {target}; .*not written through"):
-        check_file("output", "link.jsonl")
+        check_file("output", "link.jsonl", ["rows.jsonl"])
     with pytest.raises(OSError, match="a link to"):
         write_whole(here / "link.jsonl", "new")
     assert (here / "victim.txt").read_text() == "mine"
@@ -152,6 +153,27 @@ def test_every_command_asks(command, field, here, saved_model, capfd):
         assert main(command.format(name, model=saved_model).split()) == 2
         assert capfd.readouterr().err.splitlines()[-1].startswith(f"error: {field}: got {name.partition('/')[0]}")
     assert (here / "victim").read_text() == (here / "config.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "score --data=~/rows.jsonl --output=~/x",
+        "score --data rows.jsonl --plot=~/x",
+        "score --data rows.jsonl --pass_rates=~/x",
+        "eval --pass_rates=~/x",
+        "search --model m --dataset_name d --strategy puct --budget_tokens 9 --output=~/x --sft_output=~/y",
+        "label-steps --output=~/x",
+        "report run --output=~/x",
+        "train-prm --model m --data d --output_dir=~/x",
+        "demo --output_dir=~/x",
+    ],
+)
+def test_home_is_known_where_the_shell_does_not_expand_it(command, here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here))
+    values = [str(value) for value in vars(parse(command.split())).values()]
+    assert str(here / "x") in values
+    assert not any(value.startswith("~") for value in values)
 
 
 def test_a_report_streams(here, capfd):
@@ -257,6 +279,14 @@ def test_a_run_keeps_its_newest_checkpoints(build, here):
         "checkpoint-best-7",
         "checkpoint-notes",
     ]
+
+
+def test_a_full_disk_names_the_newest_checkpoint(build, here):
+    trainer = build(output_dir="out", callbacks=[clock_back()], save_strategy="steps", save_steps=1, max_steps=3)
+    trainer.train()
+    with pytest.raises(DiskFullError, match="The run up to .*/checkpoint-3 is saved"):  # noqa: SIM117
+        with trainer.resume.writing(here):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_training_of_a_process_reward_model_does_too(here, saved_model, monkeypatch):

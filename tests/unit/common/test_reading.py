@@ -150,3 +150,12 @@ def test_the_working_directory_is_put_back(tmp_path, monkeypatch, caplog):
         monkeypatch.chdir(tmp_path / "inner")
     assert Path.cwd() == tmp_path
     assert "reward f changed the working directory" in caplog.text
+
+
+def test_what_torch_cannot_load_is_one_error(tmp_path):
+    import torch
+
+    (tmp_path / "optimizer.pt").write_bytes(b"junk" * 100)
+    with pytest.raises(Exception) as caught:
+        torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    assert str(problem_of(caught.value)).startswith(f"file: got {tmp_path}/optimizer.pt, which cannot be read")

@@ -31,6 +31,9 @@ CANARY = "cAnArY7531"
         f"https://host/?sv=1&sig={CANARY}",
         f"hf://data?token={CANARY}",
         f"https://host/?size=1&api_key={CANARY}#access_token={CANARY}",
+        f"https://host/?jwt={CANARY}&session_id={CANARY}",
+        f"user:{CANARY}@host:8000",
+        f"//user:{CANARY}@host:8000/v1",
         f"first http://a:{CANARY}@b then http://c:{CANARY}@d",
         f"Authorization: Bearer {CANARY}",
         f"hf_{CANARY}{CANARY}",
@@ -50,6 +53,7 @@ def test_texts(text):
     [
         *("http://localhost:8000/v1?size=3", "reasoning_gym:chain_sum?min_tokens=3&token=x", "org/name", "a@b.c"),
         *("https://host/@user/page", "Basic arithmetic questions", "sk-learn-like-names-of-models", "key: value"),
+        *("mine.py:score", "at 10:30 mail a@b.c", "{isolate: mine.py:score}"),
     ],
 )
 def test_what_holds_no_secret_stays(text):
@@ -58,9 +62,18 @@ def test_what_holds_no_secret_stays(text):
 
 def test_values_by_their_names():
     values = {"aws_secret_access_key": CANARY, "password": 7531, "cookie": [CANARY], "client-secret": CANARY}
+    values |= {"PGPASSWORD": CANARY, "api_keys": {"openai": CANARY}, "passwd": CANARY.encode(), "auth": ("u", CANARY)}
     assert set(scrubbed(values).values()) == {None}
+    assert scrubbed({"proxies": {"http": f"u:{CANARY}@proxy:80"}}) == {"proxies": {"http": "<secret>@proxy:80"}}
+    assert scrubbed({f"http://u:{CANARY}@host": 1}) == {"http://<secret>@host": 1}
     assert scrubbed({"vllm_server_host": f"user:{CANARY}@host"}) == {"vllm_server_host": "<secret>@host"}
-    kept = {"eos_token": "</s>", "max_tokens": 3, "token": True, "system_prompt": "ftp://a:b@c is an address"}
+    kept = {
+        "eos_token": "</s>",
+        "max_tokens": 3,
+        "tokens": 9,
+        "token": True,
+        "system_prompt": "ftp://a:b@c is an address",
+    }
     assert scrubbed(kept) == kept
 
 

@@ -107,6 +107,16 @@ def test_an_adapter_is_merged_checkpointed_evaluated_and_resumed(tmp_path, comma
     assert "LoRA of rank 4" in (out / "README.md").read_text()
 
 
+def test_a_torn_checkpoint_is_passed_over(saved_model, tmp_path):
+    arguments = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "disable_tqdm": True}
+    options = {"step_separator": "\n", "arguments": arguments}
+    train_prm(saved_model, separable(16, 0), tmp_path, **options)
+    state = tmp_path / "checkpoint-2" / "trainer_state.json"
+    state.write_text("")
+    train_prm(saved_model, separable(16, 0), tmp_path, resume_from_checkpoint=True, **options)
+    assert json.loads(state.read_text())["global_step"] == 2
+
+
 def test_soft_labels_are_learned_as_they_are(saved_model, tmp_path, caplog):
     rows = [{**row, "labels": [0.75 if label else 0.25 for label in row["labels"]]} for row in separable(96, 0)]
     arguments = {"max_steps": 80, "learning_rate": 1e-2, "disable_tqdm": True}

@@ -3,13 +3,16 @@
 torch and PEFT say it in a hundred lines, once the model is in memory: one for each layer.
 """
 
+import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.reading import reading
 
 _ADAPTER, _WHOLE = "adapter_model", "model"
 _NEW_RUN = "or start a new run from its weights, with that folder as the model."
@@ -17,7 +20,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def refuse_misfit(trainer: Any, checkpoint: Path) -> None:
-    """Refuse a whole model for an adapter, an adapter for a whole model, and weights of other sizes.
+    """Refuse a whole model for an adapter, an adapter for a whole model, weights of other sizes, and what is damaged.
 
     Args:
         trainer ([`DrGRPOTrainer`]): With its model.
@@ -28,6 +31,10 @@ def refuse_misfit(trainer: Any, checkpoint: Path) -> None:
     """
     if trainer.in_lockstep:  # checkpoints of another form, and parts of weights
         return
+    for file in (checkpoint / "config.json", checkpoint / "adapter_config.json"):
+        if file.is_file():
+            with _reading(file):
+                json.loads(file.read_text("utf-8"))
     model = trainer.accelerator.unwrap_model(trainer.model)
     is_adapted = hasattr(model, "peft_config")
     has_adapter = (checkpoint / "adapter_config.json").is_file()
@@ -60,13 +67,15 @@ def _kind(model: Any) -> str:
 def _shapes(checkpoint: Path, stem: str) -> Shapes:
     """The shape of each weight in a checkpoint's files, which are not read; empty where they are of another form."""
     shapes: Shapes = {}
-    try:
-        for file in checkpoint.glob(f"{stem}*.safetensors"):
-            with safe_open(file, framework="pt") as weights:
-                shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):  # said by who loads it
-        return {}
+    for file in checkpoint.glob(f"{stem}*.safetensors"):
+        with _reading(file), safe_open(file, framework="pt") as weights:
+            shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
     return shapes
+
+
+def _reading(file: Path) -> AbstractContextManager[None]:
+    remedy = "Resume from another checkpoint."
+    return reading("resume_from_checkpoint", str(file), "a complete checkpoint", remedy)
 
 
 def _refuse_other_shapes(

@@ -18,7 +18,8 @@ import logging
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class Resume(Feature):
         self.run_id = ""
         self.resumed_from: Path | None = None
         self._has_begun = False  # whether the files in the output folder are this trainer's
-        self._checkpoints_of_this_run: frozenset[Path] = frozenset()
+        self._checkpoints_of_this_run: list[Path] = []  # the newest is the last: clocks may be put back
         self._settings: dict[str, Any] = {}  # that a checkpoint records
         self._reward_options: dict[str, Any] = {}  # as they are before anything is scored
         self._unlogged: dict[str, Any] | None = None  # what the checkpoint holds of a log to come
@@ -118,7 +119,7 @@ class Resume(Feature):
             if checkpoint:
                 self._refuse_another_run(checkpoint)
             # It holds its step already: written again, it would be gone if the run died then.
-            self._checkpoints_of_this_run = frozenset([checkpoint.resolve()] if checkpoint else [])
+            self._checkpoints_of_this_run = [checkpoint.resolve()] if checkpoint else []
             self.resumed_from = checkpoint
             yield str(checkpoint) if checkpoint else None
 
@@ -225,7 +226,7 @@ class Resume(Feature):
         whole = [path for path in self._checkpoints_of_this_run if not why_incomplete(path, checksums=False)]
         if not whole:
             return "No checkpoint of this run is saved. Free disk space, then start it again."
-        newest = max(whole, key=lambda path: path.stat().st_mtime_ns)
+        newest = whole[-1]
         return (
             f"The run up to {newest} is saved. Free disk space, then continue with --resume_from_checkpoint {newest} "
             f'(in Python trainer.train(resume_from_checkpoint="{newest}")).'
@@ -243,11 +244,11 @@ class Resume(Feature):
         unlogged = self.trainer.unlogged()
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
-            kept = {type(each).__name__: each.state_dict() for each in self.trainer.features}
+            kept = {name: feature.state_dict() for name, feature in _named(self.trainer.features).items()}
             (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
             state = run_state(self.trainer, self.run_id, self._settings)
             finish_checkpoint(checkpoint, {**state, "unlogged": unlogged})
-        self._checkpoints_of_this_run |= {checkpoint.resolve()}
+        self._checkpoints_of_this_run.append(checkpoint.resolve())
 
     def on_checkpoint_saved(self, checkpoint: Path, limit: int | None) -> None:
         if self.trainer.args.should_save:
@@ -259,8 +260,8 @@ class Resume(Feature):
             logger.warning(message, checkpoint)
         file = checkpoint / FEATURES_FILE
         kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        for feature in self.trainer.features:
-            feature.load_state_dict(kept.get(type(feature).__name__))
+        for name, feature in _named(self.trainer.features).items():
+            feature.load_state_dict(kept.get(name))
         self.trainer.read_step_settings()
         state = self._state_of(checkpoint)
         self._unlogged = None if state is None else state.get("unlogged")
@@ -355,6 +356,17 @@ class Resume(Feature):
                 return
         if self.trainer.is_world_process_zero():
             logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
+
+
+def _named(features: Iterable[Feature]) -> dict[str, Feature]:
+    """Features by the name that a checkpoint holds their state under; others of the same class are numbered."""
+    counts: Counter[str] = Counter()
+    named: dict[str, Feature] = {}
+    for feature in features:
+        name = type(feature).__name__
+        counts[name] += 1
+        named[name if counts[name] == 1 else f"{name} {counts[name]}"] = feature
+    return named
 
 
 def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.common.reading import reading
 
 LOADED_IN = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
 
@@ -132,13 +133,18 @@ FIELD_KEYS = {each.name: each.metadata["key"] for each in fields(Setup) if each.
 def of_adapter(folder: Path) -> tuple[str, dict[str, Any]]:
     """Path or Hub id of the base under the adapter of a folder, and the adapter as keys of a recipe. Refuses adapters
     other than LoRA."""
-    content = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-    if content.get("peft_type") != "LORA":
-        got = f"{folder}, an adapter of type {content.get('peft_type')}"
-        raise InputError("--model", got, "a LoRA adapter", "Other adapters are not planned.")
+    file = folder / "adapter_config.json"
+    with reading("--model", str(file), "an adapter's configuration", "Save the adapter again."):
+        content = dict(json.loads(file.read_text("utf-8")))
+        kind = content.get("peft_type")
+        base = content.get("base_model_name_or_path")
+        if not isinstance(base, str):
+            raise TypeError("base_model_name_or_path is not a text")
+    if kind != "LORA":
+        raise InputError("--model", f"{folder}, an adapter of type {kind}", "a LoRA adapter", "Name another model.")
     keys = {"lora_r": content.get("r"), "lora_dropout": content.get("lora_dropout")}
     targets = content.get("target_modules") or content.get("target_parameters")
-    return content["base_model_name_or_path"], {"use_peft": True, "lora_target_modules": targets, **keys}
+    return base, {"use_peft": True, "lora_target_modules": targets, **keys}
 
 
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
