@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -212,11 +213,13 @@ def record(
             }
 
     initial_weights = snapshot()
-    with tempfile.TemporaryDirectory() as output_dir:
+    with tempfile.TemporaryDirectory() as folder:
         if not lora:
-            model.save_pretrained(output_dir)  # the reference of a full fine-tuning run is loaded from disk
-            model.config._name_or_path = output_dir
-        args = config_class(output_dir=output_dir, **settings)
+            # TRL loads the reference of a full fine-tuning run from disk.
+            model_folder = str(Path(folder, "model"))
+            model.save_pretrained(model_folder)
+            model.config._name_or_path = model_folder
+        args = config_class(output_dir=str(Path(folder, "run")), **settings)
         trainer = trainer_class(
             model=model,
             reward_funcs=recorded_reward,
