@@ -48,6 +48,9 @@ AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch
 # The rows of the self-test: row 3 branches off row 0, and row 4 off row 3, behind so many tokens of the completion.
 # Long enough that branches attend apart where they may.
 PROMPT_TOKENS, COMPLETION_TOKENS, FORKS = 12, (36, 48, 40, 50, 44), {3: (0, 20), 4: (3, 30)}
+# Windows that layers cut by place in the row, whatever mask they get (GPT-Neo): in a pack a branch would not see its
+# prompt. They are longer than the rows of the self-test and made when the model is, so it cannot see them.
+_WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window", "local_attention_window_len")
 TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
@@ -92,6 +95,8 @@ def mask_form(config: Any) -> MaskForm | str:
         chunk = getattr(text, "attention_chunk_size", None)
     except Exception as error:  # configurations refuse in many ways, some per layer
         return f"its configuration does not tell the kind of its attention ({type(error).__name__})"
+    if windows := [name for name in _WINDOWS_BY_PLACE if getattr(text, name, None)]:
+        return f"its layers hold a window of their own ({windows[0]}={getattr(text, windows[0])})"
     if others := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
         return f"its layers are not all attention to every token or a window ({', '.join(others)})"
     if chunk:

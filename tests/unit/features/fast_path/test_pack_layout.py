@@ -211,6 +211,16 @@ def test_dropout_does_not_fail_the_self_test_and_is_left_on():
     assert all(module.training for module in model.modules())
 
 
+def test_windows_that_layers_cut_by_place_in_the_pack_are_not_shared():
+    """GPT-Neo's window, 256 tokens by default, is longer than the rows of the self-test."""
+    config = transformers.GPTNeoConfig(
+        vocab_size=64, hidden_size=32, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4
+    )
+    model = transformers.GPTNeoForCausalLM(config).eval()
+    reason = why_not_shared(model, lambda packed: forward(model, packed))
+    assert reason == "its layers hold a window of their own (window_size=256)"
+
+
 def test_the_tolerance_is_that_of_the_precision_it_computes_in(tokenizer):
     model = tiny_model(tokenizer)
     calls = itertools.count()
