@@ -43,6 +43,8 @@ class Device:
 # model or a slower GPU. A mask of 2,048 columns takes 6 kB of a token; the layer that is run anew keeps far more.
 DEVICES = {"cpu": Device(attention=1.3, forward=32.0)}
 ELSEWHERE = Device(attention=1.75, forward=2048.0, free_width=2048)
+# What a model raises at inputs that it does not serve.
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 # How far packed rows may be from rows alone, as a share of what the control differs by.
 AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 # The rows of the self-test: row 3 branches off row 0, and row 4 off row 3, behind so many tokens of the completion.
@@ -137,7 +139,7 @@ def why_not_shared(
     with torch.no_grad(), without_noise(model), shorter_window:
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs, form)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except FAILURES as error:
             return f"it fails with a block mask ({type(error).__name__}: {error})"
     if not difference <= AGREEMENT.get(computing_dtype(model, dtype), 0.1) * control:  # also when one of them is NaN
         return f"packed and single rows differ by {difference:.1e} (without a block mask: by {control:.1e})"

@@ -140,6 +140,10 @@ def refusing(model, packed):
     raise ValueError("no mask of four dimensions")
 
 
+def without_a_kind(model, packed):
+    raise KeyError("full_attention")
+
+
 @pytest.mark.parametrize(
     ("log_probs", "reason"),
     [
@@ -150,8 +154,9 @@ def refusing(model, packed):
             "differ by",
         ),
         (refusing, "it fails with a block mask (ValueError: no mask of four dimensions)"),
+        (without_a_kind, "it fails with a block mask (KeyError: 'full_attention')"),
     ],
-    ids=["sound", "ignores positions", "ignores the mask", "raises"],
+    ids=["sound", "ignores positions", "ignores the mask", "raises", "looks for another kind of layers"],
 )
 def test_the_self_test_sees_what_a_model_does_with_a_pack(log_probs, reason, tokenizer):
     model, blocks = tiny_model(tokenizer).train(), []
