@@ -51,7 +51,7 @@ from trl_drgrpo.single_gpu.peft_adapters import note_base_revision, prepare_adap
 from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, embedding_rows
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
-from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.hooks import Feature, LossTerm
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
@@ -182,7 +182,7 @@ class DrGRPOTrainer(HostTrainer):
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         self._build_features(run)
-        self._add_features(features)
+        self._add_features(features, args)
         if processing_class is None:
             processing_class = adapters_tokenizer(model, args.trust_remote_code)
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
@@ -219,7 +219,9 @@ class DrGRPOTrainer(HostTrainer):
         first = [DivergenceGuard(self), self.resume, self.diagnostics]
         self.features = [*first, *training, self.model_card, self.turns]
 
-    def _add_features(self, features: Feature | type[Feature] | Sequence[Feature | type[Feature]]) -> None:
+    def _add_features(
+        self, features: Feature | type[Feature] | Sequence[Feature | type[Feature]], args: DrGRPOConfig
+    ) -> None:
         """Builds the user's features and lists them behind this package's own."""
         for feature in as_list(features):
             if isinstance(feature, type) and issubclass(feature, Feature):
@@ -227,6 +229,8 @@ class DrGRPOTrainer(HostTrainer):
             if not isinstance(feature, Feature):
                 remedy = "Derive it from trl_drgrpo.Feature; a plain TrainerCallback goes into callbacks."
                 raise InputError("features", shortened(feature), "features, or classes of them", remedy)
+            if isinstance(feature, LossTerm):
+                _check_loss_term(feature, args)
             feature.trainer = self
             self.features = [*self.features, feature]
         self.check_owners()
@@ -441,3 +445,19 @@ class DrGRPOTrainer(HostTrainer):
         if self.args.beta_warmup_steps and self.model.training:
             logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
         super().add_to_log(logs)
+
+
+def _check_loss_term(term: LossTerm, args: DrGRPOConfig) -> None:
+    """Refuse settings under which a term would not be what it says."""
+    refused = {}
+    if term.reads_all_rows:
+        remedy = f"Skipped groups would be missing from {term.name}, which reads all rows: turn it off."
+        refused |= {"dynamic_sampling": (False, remedy), "curriculum": (False, remedy)}
+    if term.replaces_policy_loss:
+        remedy = f"It belongs to the clipped loss, which {term.name} replaces: remove it, or put it into the term."
+        refused |= dict.fromkeys(("delta", "off_policy_mask_threshold"), (None, remedy))
+        refused["top_entropy_quantile"] = (1.0, remedy)
+    for name, (expected, remedy) in refused.items():
+        value = getattr(args, name)
+        if value != expected:
+            raise InputError(name, f"{value!r} with {term.name}", repr(expected), remedy)

@@ -11,7 +11,7 @@ from tiny import tiny_model
 from transformers import GenerationConfig
 from trl import GRPOTrainer
 
-from trl_drgrpo.common.generation import own_settings, without_own_settings
+from trl_drgrpo.common.generation import own_settings, that_do_something, without_own_settings
 from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
 from trl_drgrpo.upstream.stop_strings import EndToken, StopStrings
 
@@ -35,6 +35,10 @@ OWN = {
     "max_time": 1e-9,
     "stop_strings": ["e"],
     "return_dict_in_generate": True,
+    "is_assistant": True,
+    "prompt_lookup_num_tokens": 2,
+    "assistant_early_exit": 1,
+    "cache_implementation": "quantized",
     "max_new_tokens": 2,
     # What TRL states itself.
     "repetition_penalty": 5.0,
@@ -107,6 +111,19 @@ def test_generation_kwargs_are_used_and_said(build, tokenizer, caplog):
     assert {token for row in sampled(trainer) for token in row} <= {256, 257, 258}
     assert "generation_kwargs: suppress_tokens=" in caplog.text
     assert "generation_config has" not in caplog.text
+
+
+def test_guidance_runs_the_model_between_two_steps(build, caplog):
+    guided = {"generation_kwargs": {"guidance_scale": 1.5}}
+    samples = sampled(build(**guided))
+    assert samples == sampled(build(**guided, fast_generation=False)) != sampled(build())
+    assert "generation_kwargs: guidance_scale=1.5" in caplog.text
+
+
+def test_a_quantized_cache_is_said():
+    settings = {"cache_implementation": "quantized", "top_k": -1}
+    assert [name for name, _, _ in that_do_something(settings)] == ["cache_implementation"]
+    assert not list(that_do_something({"cache_implementation": "static"}))
 
 
 def test_evaluations_sample_as_training_does(tokenizer):

@@ -10,6 +10,7 @@ from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, Feature, InputError, LossTer
 from trl_drgrpo.check.loss_terms import check_loss_terms
 from trl_drgrpo.check.parity import DEFAULTS, build_policy, completion_reward, record
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.upstream.private_state import swapped
 
 ROWS, LENGTH = 8, DEFAULTS["max_completion_length"]
 GROUP = DEFAULTS["num_generations"]
@@ -164,6 +165,39 @@ def test_terms_are_logged_and_rows_without_advantage_run_only_where_a_term_reads
     assert logged(trainer, "loss_term/LikelyWhenRight")[0] > 0
     trainer = train(first_group_is_dead, features=[EntropyBonus(), LikelyWhenRight()])
     assert logged(trainer, "drgrpo/rows_skipped_frac")[0] == 0
+
+
+def test_a_generation_engines_correction_weighs_only_a_term_in_the_place_of_the_policy_loss(build):
+    def loss(term, correction):
+        trainer = build(features=[term], micro_batching="upstream")
+        trainer.model.eval()
+        torch.manual_seed(0)
+        inputs = trainer.sample_rollouts([{"prompt": "1+1="}] * 4 + [{"prompt": "2+2="}] * 4)
+        inputs["importance_sampling_ratio"] = torch.full((8, 1), correction)
+        with swapped(trainer, use_vllm=True):
+            return trainer.compute_loss(trainer.model, inputs).item()
+
+    assert loss(CappedWeights, 1.0) != 0.0
+    assert loss(CappedWeights, 0.5) == pytest.approx(0.5 * loss(CappedWeights, 1.0), rel=1e-5)
+    assert loss(EntropyBonus, 0.0) < -0.01  # nothing is left of the policy's loss, and all of the bonus
+
+
+@pytest.mark.parametrize(
+    ("term", "settings"),
+    [
+        (EntropyBonus, {"dynamic_sampling": True}),
+        (EntropyBonus, {"curriculum": True}),
+        (CappedWeights, {"delta": 2.0}),
+        (CappedWeights, {"off_policy_mask_threshold": 0.5}),
+        (CappedWeights, {"top_entropy_quantile": 0.5}),
+    ],
+)
+def test_settings_that_a_term_contradicts_are_refused(build, term, settings):
+    several_prompts = {"num_generations": 2, "max_sampling_rounds": 2}
+    [field] = settings
+    with pytest.raises(InputError, match=f"{field}: got .* with {term.__name__}"):
+        build(features=[term], **several_prompts, **settings)
+    build(features=[LikelyWhenRight], **several_prompts, **settings)
 
 
 class Mean(LossTerm):

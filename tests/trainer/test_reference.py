@@ -184,6 +184,16 @@ def test_adapters_of_which_no_copy_can_be_the_reference_are_refused(base, build)
         build(adapted(base, name="ref"))
 
 
+@pytest.mark.parametrize("bias", ["lora_only", "all"])
+def test_biases_that_peft_trains_in_the_base_leave_no_reference(bias, base, build):
+    config = LoraConfig(r=2, target_modules=["q_proj"], bias=bias, task_type="CAUSAL_LM")
+    with pytest.raises(InputError, match=f"model: got an adapter with bias='{bias}'"):
+        build(adapted(base, config))
+    with pytest.raises(InputError, match=f"peft_config: got an adapter with bias='{bias}'"):
+        build(load(base), peft_config=config)
+    build(load(base), peft_config=config, beta=0.0)
+
+
 # The folder of an adapter as the model
 
 

@@ -20,14 +20,15 @@ AS_IT_IS: dict[str, Any] = {
     **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), 0),
     **dict.fromkeys(("top_h", "exponential_decay_length_penalty", "sequence_bias", "logit_bias", "bad_words")),
     **dict.fromkeys(("bad_words_ids", "allowed_token_ids", "suppress_tokens", "begin_suppress_tokens")),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "watermarking_config")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "watermarking_config", "cache_implementation")),
 }
 # Other ways to decode, ends and forms of results, which a model may bring along.
 _OTHER_WAYS: dict[str, Any] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
     **dict.fromkeys(("penalty_alpha", "diversity_penalty"), 0.0),
-    **dict.fromkeys(("token_healing", "return_dict_in_generate"), False),
+    **dict.fromkeys(("token_healing", "return_dict_in_generate", "is_assistant", "use_mtp"), False),
     **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "stop_strings", "max_time", "max_new_tokens")),
+    **dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit", "speculation_type")),
 }
 
 
@@ -38,6 +39,8 @@ def that_do_something(
     for name, nothing in off.items():
         value = settings.get(name)
         is_off = value in (None, nothing) or (name == "top_k" and value == -1) or value in ([], {})
+        if name == "cache_implementation":  # every other one holds what the model computes
+            is_off = value != "quantized"
         if not is_off:
             yield name, value, nothing
 

@@ -23,6 +23,9 @@ _CHOSEN = "metric_for_best_model is not set: checkpoints are compared by %s, the
 _EVERY_RUN = ("reward", "reward_std", "frac_reward_zero_std", "drgrpo/pass_rate", "drgrpo/reward_min")
 _EVERY_REWARD = ("mean", "std", "failed_frac")
 _MORE_IS_BETTER = ("reward", "drgrpo/pass_rate")
+# Endings, as evaluation sets and reward functions stand before them.
+_LESS_IS_BETTER = ("kl", "clipped_ratio", "failed_frac", "unscorable_frac", "frac_reward_zero_std", "dead_groups_frac")
+_OF_THE_MACHINE = ("runtime", "samples_per_second", "steps_per_second", "num_tokens", "tokens_per_s")
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the metric
 _MISSPELLED = 0.8  # similarity from which on it is one
 _NO_LOSS = (
@@ -45,7 +48,7 @@ def choose_best_metric(config: Any) -> None:
             "metric_for_best_model is not set: checkpoints are compared by %s, the held-out reward.", _DEFAULT
         )
     if config.metric_for_best_model is not None and config.greater_is_better is None:
-        config.greater_is_better = True
+        config.greater_is_better = not str(config.metric_for_best_model).endswith(_LESS_IS_BETTER)
     if config.lr_scheduler_type in _BY_METRIC and isinstance(config.lr_scheduler_kwargs, dict | None):
         mode = "max" if config.greater_is_better else "min"  # torch's default is that of a loss
         config.lr_scheduler_kwargs = {"mode": mode, **(config.lr_scheduler_kwargs or {})}
@@ -72,6 +75,9 @@ def best_metric_rules(config: Any) -> Iterator[InputError]:
     metric = (config.metric_for_best_model or "").removeprefix(PREFIX)
     if metric == "loss":
         remedy = _NO_LOSS.format(_DEFAULT)
+        yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
+    if metric.endswith(_OF_THE_MACHINE):
+        remedy = f"It says nothing of the answers. Compare by the reward: {_DEFAULT}."
         yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
     if metric in _MORE_IS_BETTER and config.greater_is_better is False:
         remedy = "The checkpoint with the lowest would be the best: remove it."

@@ -236,6 +236,7 @@ _SEE_THE_COMPLETION_ALONE = (
 )
 _LIMITS = ("max_new_tokens", "max_tokens", "max_time", "max_length")
 _IN_PLACE = "Set temperature in its place: log-probabilities are those at that temperature."
+_ONE_ROW = "transformers drafts tokens for a single row only, and a batch has several: remove it."
 # Keys under which rows are not what the trainer takes them for.
 _UNSOUND = {
     "pad_token_id": "Rows are padded with the tokenizer's: set tokenizer.pad_token.",
@@ -243,6 +244,7 @@ _UNSOUND = {
     "ignore_eos": "What stands behind the end of a completion would be trained.",
     "truncate_prompt_tokens": "The policy would be trained behind another prompt than the completion was written for.",
     "seed": "Every completion of a prompt would be the same: set seed of the run.",
+    **dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "is_assistant"), _ONE_ROW),
 }
 
 

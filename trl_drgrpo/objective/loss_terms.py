@@ -70,13 +70,16 @@ def loss_tokens(
     )
 
 
-def summed_term(name: str, per_token_loss: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
+def summed_term(
+    name: str, per_token_loss: torch.Tensor, tokens: LossTokens, weights: torch.Tensor | None = None
+) -> torch.Tensor:
     """Sum a term's loss over the tokens that are trained on.
 
     Args:
         name (`str`): The term, for messages.
         per_token_loss (`torch.Tensor` of shape `(B, T)`): What the term returned.
         tokens ([`LossTokens`]): What it was given.
+        weights (`torch.Tensor` of shape `(B, 1)` or `(B, T)`, *optional*): Weights of the tokens.
 
     Returns:
         `torch.Tensor`, scalar. The trainer divides it by `B * L`, as it does the policy's loss.
@@ -90,4 +93,6 @@ def summed_term(name: str, per_token_loss: torch.Tensor, tokens: LossTokens) -> 
         got = type(per_token_loss).__name__ if shape_of_result is None else f"the shape {tuple(shape_of_result)}"
         remedy = "Return one loss per token, without a mean or a sum: the trainer sums and divides."
         raise InputError(name, got, f"a tensor of the shape {shape}", remedy)
+    if weights is not None:
+        per_token_loss = per_token_loss * weights
     return per_token_loss.masked_fill(~tokens.mask, 0.0).sum()

@@ -26,7 +26,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, 
 from trl_drgrpo.common.hub_errors import check_weights, hub_errors, is_adapter, quiet_retries
 from trl_drgrpo.common.rows import prompt_rows
 from trl_drgrpo.single_gpu.memory.meta_model import context_length
-from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_active_adapter, check_adapter
+from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_adapter, check_reference
 from trl_drgrpo.single_gpu.policies import source_of
 from trl_drgrpo.single_gpu.vocabulary import embedding_rows
 from trl_drgrpo.upstream.weight_sync import refuse_unsendable
@@ -61,7 +61,7 @@ def check_model(
         require_package("vllm", "use_vllm", "True", "vllm")
     init: dict[str, Any] = dict(args.model_init_kwargs or {})
     check_adapter(model, peft_config, quantization_config, init)
-    check_active_adapter(model, args.beta)
+    check_reference(model, peft_config, args.beta)
     config = getattr(model, "config", None)
     if isinstance(model, str):
         source, options = source_of(model, {"trust_remote_code": args.trust_remote_code, **init})

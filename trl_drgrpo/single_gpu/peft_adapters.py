@@ -99,9 +99,13 @@ def _check_config(config: Any) -> None:
         raise InputError("peft_config.target_modules", f"{HEAD} among them", "other layers", remedy)
 
 
-def check_active_adapter(model: Any, beta: float) -> None:
-    """Refuse adapters of which no copy can be the reference, before anything is built."""
-    if not (isinstance(model, PeftModel) and beta):
+def check_reference(model: Any, peft_config: Any, beta: float) -> None:
+    """Refuse adapters beside which no reference can be had, before anything is built."""
+    if not beta:
+        return
+    if peft_config is not None:
+        _refuse_trained_biases("peft_config", peft_config)
+    if not isinstance(model, PeftModel):
         return
     active = [*model.active_adapters]
     if len(active) > 1:
@@ -110,6 +114,15 @@ def check_active_adapter(model: Any, beta: float) -> None:
     if active == [REFERENCE]:
         remedy = "Load it under another name: TRL takes this one for the reference of KL."
         raise InputError("model", f"an adapter of the name {REFERENCE!r} with beta > 0", "another name", remedy)
+    _refuse_trained_biases("model", model.peft_config[active[0]])
+
+
+def _refuse_trained_biases(field: str, config: Any) -> None:
+    """PEFT trains biases in the base's own layers, where they stay when the adapter is switched off."""
+    bias = getattr(config, "bias", "none")
+    if bias != "none":
+        remedy = "The reference would have the biases that are trained: set bias='none', or beta=0."
+        raise InputError(field, f"an adapter with bias={bias!r} and beta > 0", "bias='none'", remedy)
 
 
 def _no_adapter(got: str) -> InputError:

@@ -284,7 +284,8 @@ class LossTerm(Feature):
     Attributes:
         reads_all_rows (`bool`): Set it where rows without any advantage have a loss, too. They are not skipped then.
         replaces_policy_loss (`bool`): Set it where the term is the policy's loss itself, with weights of its own for
-            the ratio. The clipped loss is then left out. KL and other terms stay.
+            the ratio. The clipped loss is then left out. KL and other terms stay. vLLM's importance sampling
+            correction weighs it as it does the clipped loss; other terms it does not.
 
     Example: an SFT term on the rows that did better than their group.
 

@@ -241,7 +241,9 @@ class HostTrainer(Hooks, PrivateState):
             divisor = divisor * self.current_gradient_accumulation_steps
         loss = torch.zeros((), device=logps.device)
         for term in terms:
-            total = summed_term(term.name, term.per_token_loss(tokens), tokens)
+            # vLLM's correction weighs the policy's loss in TRL, and so what stands in its place.
+            weights = inputs.get("importance_sampling_ratio") if term.replaces_policy_loss else None
+            total = summed_term(term.name, term.per_token_loss(tokens), tokens, weights)
             sums = torch.stack([total.detach(), tokens.mask.sum().to(total.dtype)])
             everyone: Any = self.accelerator.gather(sums)
             of_all_ranks, count = everyone.view(-1, 2).sum(dim=0).tolist()

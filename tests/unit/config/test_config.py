@@ -320,6 +320,22 @@ def test_checkpoints_are_compared_by_the_held_out_reward(needs, caplog):
         assert (converted.metric_for_best_model, converted.greater_is_better) == ("eval_reward", True)
 
 
+@pytest.mark.parametrize(
+    ("metric", "is_more_better"),
+    [
+        ("eval_kl", False),
+        ("completions/clipped_ratio", False),
+        ("eval_hard_frac_reward_zero_std", False),
+        ("rewards/judge/failed_frac", False),
+        ("rewards/kl/mean", True),
+        ("drgrpo/pass_rate", True),
+    ],
+)
+def test_the_direction_of_a_metric_is_known(metric, is_more_better):
+    config = DrGRPOConfig(use_cpu=True, **BEST, metric_for_best_model=metric)
+    assert config.greater_is_better is is_more_better
+
+
 def test_a_metric_is_better_when_it_is_higher_unless_said_otherwise():
     shorter = DrGRPOConfig(
         use_cpu=True, **BEST, metric_for_best_model="completions/mean_length", greater_is_better=False

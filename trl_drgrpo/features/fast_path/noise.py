@@ -1,8 +1,10 @@
 """Forwards that are compared: without dropout and the noise of NEFTune, which would differ and draw random numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import torch
 
 
 @contextmanager
@@ -17,3 +19,16 @@ def without_noise(model: Any) -> Iterator[None]:
             if module.training and not type(module).__module__.startswith("bitsandbytes"):
                 stack.enter_context(swapped(module, training=False))
         yield
+
+
+def random_state(device: torch.device) -> Callable[[], None]:
+    """Note where the generators of the CPU and of a device stand. The function that is returned puts them back."""
+    of_cpu = torch.get_rng_state()
+    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def rewind() -> None:
+        torch.set_rng_state(of_cpu)
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device, device)
+
+    return rewind

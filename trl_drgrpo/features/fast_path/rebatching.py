@@ -13,7 +13,7 @@ import torch
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
 from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
-from trl_drgrpo.features.fast_path.sharing import AGREEMENT, computing_dtype
+from trl_drgrpo.features.fast_path.sharing import AGREEMENT, FAILURES, computing_dtype
 from trl_drgrpo.upstream.batches import TokenBatch
 from trl_drgrpo.upstream.kv_cache import selects_tokens
 
@@ -47,7 +47,7 @@ def why_not_rebatched(
         try:
             expected = padded(tokens, (tokens.attention_mask.cumsum(dim=1) - 1).clamp(min=0))
             found = packed.unpack(planned(packed))
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except FAILURES as error:
             return f"it fails on rows of its vocabulary ({type(error).__name__}: {error})"
     scored = packed.scored
     apart = (found[scored] - expected[scored]).abs().max().item()

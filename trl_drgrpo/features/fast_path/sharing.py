@@ -43,11 +43,16 @@ class Device:
 # model or a slower GPU. A mask of 2,048 columns takes 6 kB of a token; the layer that is run anew keeps far more.
 DEVICES = {"cpu": Device(attention=1.3, forward=32.0)}
 ELSEWHERE = Device(attention=1.75, forward=2048.0, free_width=2048)
+# What a model raises at inputs that it does not serve.
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 # How far packed rows may be from rows alone, as a share of what the control differs by.
 AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 # The rows of the self-test: row 3 branches off row 0, and row 4 off row 3, behind so many tokens of the completion.
 # Long enough that branches attend apart where they may.
 PROMPT_TOKENS, COMPLETION_TOKENS, FORKS = 12, (36, 48, 40, 50, 44), {3: (0, 20), 4: (3, 30)}
+# Windows that layers cut by place in the row, whatever mask they get (GPT-Neo): in a pack a branch would not see its
+# prompt. They are longer than the rows of the self-test and made when the model is, so it cannot see them.
+_WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window", "local_attention_window_len")
 TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
@@ -92,6 +97,8 @@ def mask_form(config: Any) -> MaskForm | str:
         chunk = getattr(text, "attention_chunk_size", None)
     except Exception as error:  # configurations refuse in many ways, some per layer
         return f"its configuration does not tell the kind of its attention ({type(error).__name__})"
+    if windows := [name for name in _WINDOWS_BY_PLACE if getattr(text, name, None)]:
+        return f"its layers hold a window of their own ({windows[0]}={getattr(text, windows[0])})"
     if others := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
         return f"its layers are not all attention to every token or a window ({', '.join(others)})"
     if chunk:
@@ -132,7 +139,7 @@ def why_not_shared(
     with torch.no_grad(), without_noise(model), shorter_window:
         try:
             difference, control = _self_test(text.vocab_size, model.device, log_probs, form)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except FAILURES as error:
             return f"it fails with a block mask ({type(error).__name__}: {error})"
     if not difference <= AGREEMENT.get(computing_dtype(model, dtype), 0.1) * control:  # also when one of them is NaN
         return f"packed and single rows differ by {difference:.1e} (without a block mask: by {control:.1e})"

@@ -32,10 +32,10 @@ MIXED = ["what is 1+2? tell me now"] * 4 + ["7*8="] * 3 + ["a"] + ["12345+67890=
 PAD = 257
 
 
-def generate(model, prompts, shares=True, limits=None, speed=None, **settings):
+def generate(model, prompts, shares=True, limits=None, speed=None, training=False, **settings):
     """What `generate` returns behind the texts, the state of the random generator afterwards, and the shapes of what
     was run."""
-    model.eval()
+    model.train(training)
     rows = [list(prompt.encode()) for prompt in prompts]
     width = max(map(len, rows))
     ids = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
@@ -293,6 +293,16 @@ def test_the_same_tokens_over_families_and_a_refusal_is_said_once(tokenizer, fam
     facts = speed.facts()
     assert (facts["prompts run once"], facts["dropped rows"]) == ("yes", "yes")
     assert facts["group cache"] == REFUSED.get(family, "yes")
+
+
+def test_a_refusal_leaves_the_random_numbers_where_they_were(tokenizer):
+    """A resumed run tries anew what the unbroken run has refused before."""
+    model = tiny("GPT2", tokenizer, embd_pdrop=0.5, attn_pdrop=0.5, resid_pdrop=0.5)
+    tokens, state, _ = generate(model, MIXED, training=True)
+    assert why_not(model) == "its attention uses dropout"
+    again, state_again, _ = generate(model, MIXED, training=True)
+    assert torch.equal(tokens, again)
+    assert torch.equal(state, state_again)
 
 
 @pytest.fixture

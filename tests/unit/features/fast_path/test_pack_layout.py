@@ -140,6 +140,10 @@ def refusing(model, packed):
     raise ValueError("no mask of four dimensions")
 
 
+def without_a_kind(model, packed):
+    raise KeyError("full_attention")
+
+
 @pytest.mark.parametrize(
     ("log_probs", "reason"),
     [
@@ -150,8 +154,9 @@ def refusing(model, packed):
             "differ by",
         ),
         (refusing, "it fails with a block mask (ValueError: no mask of four dimensions)"),
+        (without_a_kind, "it fails with a block mask (KeyError: 'full_attention')"),
     ],
-    ids=["sound", "ignores positions", "ignores the mask", "raises"],
+    ids=["sound", "ignores positions", "ignores the mask", "raises", "looks for another kind of layers"],
 )
 def test_the_self_test_sees_what_a_model_does_with_a_pack(log_probs, reason, tokenizer):
     model, blocks = tiny_model(tokenizer).train(), []
@@ -209,6 +214,16 @@ def test_dropout_does_not_fail_the_self_test_and_is_left_on():
     model = transformers.GPT2LMHeadModel(config).train()
     assert why_not_shared(model, lambda packed: forward(model, packed)) is None
     assert all(module.training for module in model.modules())
+
+
+def test_windows_that_layers_cut_by_place_in_the_pack_are_not_shared():
+    """GPT-Neo's window, 256 tokens by default, is longer than the rows of the self-test."""
+    config = transformers.GPTNeoConfig(
+        vocab_size=64, hidden_size=32, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4
+    )
+    model = transformers.GPTNeoForCausalLM(config).eval()
+    reason = why_not_shared(model, lambda packed: forward(model, packed))
+    assert reason == "its layers hold a window of their own (window_size=256)"
 
 
 def test_the_tolerance_is_that_of_the_precision_it_computes_in(tokenizer):

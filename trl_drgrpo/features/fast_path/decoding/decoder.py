@@ -87,6 +87,7 @@ _OPTIONS = {
     "num_return_sequences": (None, 1),
     "use_cache": (None, True),
     "cache_implementation": (None, "dynamic"),
+    "guidance_scale": (None, 1),  # its processor runs the model, without the prompt, between two steps
     **dict.fromkeys(_OTHER_WAYS, (None, False, 0)),
 }
 

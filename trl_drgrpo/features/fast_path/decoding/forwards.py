@@ -12,7 +12,7 @@ import torch
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
-from trl_drgrpo.features.fast_path.noise import without_noise
+from trl_drgrpo.features.fast_path.noise import random_state, without_noise
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
 from trl_drgrpo.upstream.kv_cache import CACHE, cache_of, is_plain
 
@@ -171,11 +171,13 @@ class Forwards:
         """The step that decides on the cache."""
         prefilled, self._prefilled = self._prefilled, None
         if _why_not.get(self._model) is None:
+            rewind = random_state(ids.device)
             try:
                 logits = self._first_group_step(ids, prefilled)
                 self._speed.on(SpeedPart.GROUP_CACHE)
                 return logits
             except Refused as refusal:
+                rewind()  # a resumed run tries anew, and dropout has drawn before attention refused
                 _why_not[self._model] = str(refusal)
                 self._group_attention.close()
                 self._groups = None
