@@ -36,8 +36,7 @@ from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import ask, check_columns, required
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.sample import prompt_key
-from trl_drgrpo.rewards.texts import completion_text
+from trl_drgrpo.rewards.texts import completion_text, prompt_key
 
 LOGGED = "logged "  # in front of the name of a reward whose value is in the file
 FIELDS = ("reward_funcs", "step_reward_funcs")

@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 from dataclasses import MISSING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
@@ -19,19 +19,21 @@ from trl_drgrpo.common.rows import check_images, check_prompt_values, column_val
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.field_kinds import optimizer_of
+from trl_drgrpo.config.options import Given, built
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
-from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
-from trl_drgrpo.process_rewards.named import step_reward
-from trl_drgrpo.process_rewards.scoring import StepScorer, process_only
-from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
+from trl_drgrpo.process_rewards.without_outcome import process_only
 from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns, parameters
 from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
 from trl_drgrpo.single_gpu.model_checks import check_model, own_tokenizer
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary
-from trl_drgrpo.upstream.environments import EnvironmentTurns, check_tools
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config.options import NoTurns
+    from trl_drgrpo.process_rewards.scoring import StepScorer
+    from trl_drgrpo.process_rewards.steps import StepSegmenter
+    from trl_drgrpo.upstream.environments import EnvironmentTurns
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +47,20 @@ class Prepared:
 
     Args:
         rewards (`list`): Reward functions, wrapped to keep their contract; reward models and ids as given.
+        given ([`Given`]): Says which options the run asks for.
         turns ([`EnvironmentTurns`]): The environments' turns; its `trainer` is set by the trainer.
-        segmenter ([`StepSegmenter`]): Cuts completions into steps.
+        segmenter ([`StepSegmenter`], *optional*): Cuts completions into steps, where something asks for them.
         step_separator (`list[str]`): What the run is configured to cut at.
         step_scorer ([`StepScorer`], *optional*): Step reward functions, those of environments too.
         quantization_config (*optional*): As the model will be loaded.
     """
 
     rewards: list[Any]
-    turns: EnvironmentTurns
-    segmenter: StepSegmenter
+    given: Given
+    turns: "EnvironmentTurns | NoTurns"
+    segmenter: "StepSegmenter | None"
     step_separator: list[str]
-    step_scorer: StepScorer | None
+    step_scorer: "StepScorer | None"
     quantization_config: Any
 
 
@@ -69,7 +73,7 @@ def prepare(
     eval_dataset: Any = None,
     processing_class: Any = None,
     step_reward_funcs: Any = None,
-    step_segmenter: StepSegmenter | None = None,
+    step_segmenter: "StepSegmenter | None" = None,
     advantage_func: Any = None,
     quantization_config: Any = None,
     peft_config: Any = None,
@@ -90,19 +94,23 @@ def prepare(
             batch, a reward function that asks for a column the data does not have, or for a program that is not there,
             a step reward that does not fit the configuration, and what [`check_model`] refuses.
     """
-    outcome_funcs, given_steps = _as_list(reward_funcs), [step_reward(each) for each in _as_list(step_reward_funcs)]
-    turns = EnvironmentTurns(environment_factory, args.on_reward_error)
-    check_tools("tools", tools or ())
+    outcome_funcs, given_steps = _as_list(reward_funcs), _step_rewards(step_reward_funcs)
+    given = Given(args, environment_factory)
+    turns = built("turns", given, environment_factory, args.on_reward_error)
+    if tools:
+        from trl_drgrpo.upstream.environments import check_tools
+
+        check_tools("tools", tools)
     steps = [*given_steps, *turns.step_reward_funcs]
     writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
     _check_inputs(args, outcome_funcs, steps, train_dataset, eval_dataset, writers)
     separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
-    segmenter, scorer = step_segmenter or configured_segmenter(separator), None
-    if steps:
-        weights = args.step_reward_weights
-        if weights is not None and len(weights) == len(given_steps):
-            weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
-        scorer = StepScorer(steps, segmenter, weights, args.on_reward_error)
+    given = dataclasses.replace(given, steps=steps)
+    segmenter = step_segmenter or built("segmenter", given, separator)
+    weights = args.step_reward_weights
+    if weights is not None and len(weights) == len(given_steps):
+        weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
+    scorer = built("step_scorer", given, steps, segmenter, weights, args.on_reward_error)
     if steps and not (outcome_funcs or turns.has_outcome):
         if args.process_role == "baseline":
             remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
@@ -124,13 +132,21 @@ def prepare(
         checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
         for f in outcome_funcs
     ]
-    return Prepared(rewards, turns, segmenter, separator, scorer, quantization_config)
+    return Prepared(rewards, given, turns, segmenter, separator, scorer, quantization_config)
 
 
 def _as_list(reward_funcs: Any) -> list[Any]:
     if reward_funcs is None:
         return []
     return list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+
+
+def _step_rewards(step_reward_funcs: Any) -> list[Any]:
+    if step_reward_funcs is None:
+        return []
+    from trl_drgrpo.process_rewards.named import step_reward
+
+    return [step_reward(each) for each in _as_list(step_reward_funcs)]
 
 
 def _check_inputs(
@@ -154,6 +170,8 @@ def _check_inputs(
     _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
+        from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
+
         read_pass_rates(user_path(args.prior_pass_rates))
     _check_trackers(args.report_to)
     _check_installed_optimizer(args)

@@ -25,11 +25,9 @@ from transformers import AttentionInterface, AutoConfig, AutoTokenizer, PreTrain
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, shortened
 from trl_drgrpo.common.hub_errors import check_weights, hub_errors, is_adapter, quiet_retries
 from trl_drgrpo.common.rows import prompt_rows
-from trl_drgrpo.single_gpu.memory.meta_model import context_length
 from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_active_adapter, check_adapter
 from trl_drgrpo.single_gpu.policies import source_of
-from trl_drgrpo.single_gpu.vocabulary import embedding_rows
-from trl_drgrpo.upstream.weight_sync import refuse_unsendable
+from trl_drgrpo.single_gpu.vocabulary import context_length, embedding_rows
 
 _A_MODEL = "a local folder, or the id of a model on the Hub"
 _ALL_LINEAR = "all-linear"
@@ -56,8 +54,10 @@ def check_model(
             keyword of `model_init_kwargs` or attention implementation; `use_vllm` without vLLM, or with weights that
             it could not be sent; an adapter that would train nothing, or on layers that are not there.
     """
-    refuse_unsendable(args, model, quantization_config, peft_config)
     if args.use_vllm:
+        from trl_drgrpo.upstream.weight_sync import refuse_unsendable
+
+        refuse_unsendable(args, model, quantization_config, peft_config)
         require_package("vllm", "use_vllm", "True", "vllm")
     init: dict[str, Any] = dict(args.model_init_kwargs or {})
     check_adapter(model, peft_config, quantization_config, init)

@@ -9,7 +9,6 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_weights, is_adapter, refuse_new_weights
-from trl_drgrpo.single_gpu.merging import attach, base_of, fit_vocabulary
 
 _RANDOM = "transformers would make them at random: "
 
@@ -19,6 +18,8 @@ def source_of(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     with."""
     if not is_adapter(name):
         return name, options
+    from trl_drgrpo.single_gpu.merging import base_of
+
     try:
         base, revision = base_of(Path(name).expanduser(), None)
     except InputError as error:
@@ -45,6 +46,8 @@ def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) ->
     refuse_new_weights("model", base, model, info, f"{_RANDOM}name a checkpoint that was trained as this model.")
     if not is_adapter(name):
         return model
+    from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary
+
     adapter = Path(name).expanduser()
     fit_vocabulary(model, adapter)
     return attach(model, adapter, is_trainable=True)
