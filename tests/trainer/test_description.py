@@ -71,7 +71,11 @@ def broken(tmp_path_factory, prompts, tokenizer):
     said = Said()
     logger = logging.getLogger("trl_drgrpo.upstream.description")
     logger.addHandler(said)
-    given = {"callbacks": [ProgressCallback(), MemoryWatch()], "step_reward_funcs": step_reward, "log_completions": True}
+    given = {
+        "callbacks": [ProgressCallback(), MemoryWatch()],
+        "step_reward_funcs": step_reward,
+        "log_completions": True,
+    }
     trainer = build(tmp_path_factory.mktemp("run"), prompts, tokenizer, **given)
     with pytest.MonkeyPatch.context() as patch:
         for target in BROKEN:

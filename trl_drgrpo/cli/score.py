@@ -29,7 +29,8 @@ from trl_drgrpo.evaluation.results import KIND, read_results
 from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, prompt_text
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
-from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, Interval, segmenter_without_turns
+from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
+from trl_drgrpo.process_rewards.steps.segmenter import Interval, segmenter_without_turns
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.report.records import RecordedCompletions, read_object
 from trl_drgrpo.rewards import scoring

@@ -24,6 +24,7 @@ from trl_drgrpo.common.ranges import refuse_bad_adapter
 from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
+ALL_LINEAR = "all-linear"
 HEAD = "lm_head"
 
 

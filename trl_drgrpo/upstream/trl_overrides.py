@@ -12,6 +12,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
@@ -25,10 +26,8 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.secrets import without_secrets
-from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
 from trl_drgrpo.upstream.checkpoint_weights import load_translated, without_tied
-from trl_drgrpo.upstream.completion_tables import make_plain, mixed_tables
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.hooks import Completions, Hooks, LossTerm, owned
 from trl_drgrpo.upstream.private_state import PrivateState, swapped
@@ -235,6 +234,8 @@ class HostTrainer(Hooks, PrivateState):
         self, model: Any, inputs: dict[str, Any], terms: Sequence[LossTerm], logged: dict[str, list[float]]
     ) -> torch.Tensor:
         """TRL's loss and, over the same divisor, that of additional terms, of which each logs its mean over tokens."""
+        from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
+
         without_policy = {}
         if any(term.replaces_policy_loss for term in terms):
             without_policy["advantages"] = torch.zeros_like(inputs["advantages"])
@@ -346,11 +347,15 @@ class HostTrainer(Hooks, PrivateState):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         with self.describing("The numbers of a step"):
             self.add_to_log(logs)
+        tables: AbstractContextManager[Any] = nullcontext()
         if self.log_completions and self.accelerator.is_main_process:
+            from trl_drgrpo.upstream.completion_tables import make_plain, mixed_tables
+
+            tables = mixed_tables(sys.modules[GRPOTrainer.__module__])
             with self.describing(_TABLE):
                 make_plain(self._logs)
         try:
-            with mixed_tables(sys.modules[GRPOTrainer.__module__]):
+            with tables:
                 super().log(logs, start_time)
         except Exception as error:
             if any(frame.f_code is Trainer.log.__code__ for frame, _ in walk_tb(error.__traceback__)):

@@ -46,7 +46,6 @@ from trl_drgrpo.features.resume.checkpoints import (
     why_changed,
     why_incomplete,
 )
-from trl_drgrpo.features.resume.fitting import refuse_misfit
 from trl_drgrpo.features.resume.settings import (
     ON_RESUME,
     changed,
@@ -143,6 +142,8 @@ class Resume(Feature):
 
     def _refuse_another_run(self, checkpoint: Path) -> None:
         """What cannot go on with the checkpoint's optimizer, adapter or objective."""
+        from trl_drgrpo.features.resume.fitting import refuse_misfit
+
         before = (self._state_of(checkpoint) or {"settings": {}})["settings"]
         if not has_optimizer(checkpoint):
             before = {name: value for name, value in before.items() if name != "optim"}
