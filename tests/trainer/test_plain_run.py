@@ -14,8 +14,11 @@ from trl_drgrpo.config.options import OPTIONS
 # Beside the options: what is imported where it is first used, and what uses the core.
 ON_USE = (
     "common.drawing",
+    "config.step_preflight",
     "features.model_card.card",
+    "features.resume.fitting",
     "objective.fork_advantages",
+    "objective.loss_terms",
     "objective.step_advantages",
     "objective.value_baseline",
     "process_rewards.formats",
@@ -24,8 +27,10 @@ ON_USE = (
     "rewards.functions",
     "rewards.isolation",
     "rewards.recipe_rewards",
+    "single_gpu.adapter_targets",
     "single_gpu.memory",
     "single_gpu.merging",
+    "upstream.completion_tables",
     "upstream.stop_strings",
     "upstream.vllm_adapters",
     "upstream.weight_sync",

@@ -23,8 +23,8 @@ from trl_drgrpo.config.options import Given, built
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.without_outcome import process_only
-from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns, parameters
-from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
+from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns
+from trl_drgrpo.rewards.contract import checked_reward, reward_name
 from trl_drgrpo.single_gpu.model_checks import check_model, own_tokenizer
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary
@@ -230,76 +230,19 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
     if cuts_by_doubt and not steps:
         remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
         yield InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
-    for func in steps:
-        if _is_rule_of_a_step(func):  # the commonest mix-up
-            name = reward_name(func)
-            remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
-            yield InputError(
-                "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
-            )
-    later = _declaring(steps, "is_causal", False)
-    for field, applies in {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}.items():
-        if later and applies:
-            got = f"{getattr(args, field)!r} with {_quoted(later)}, whose score of a step depends on later text"
-            remedy = f"It would bias the gradient. {_causal_remedies(later)}"
-            yield InputError(field, got, "scores that read no further than the end of their step", remedy)
-    if steps and args.importance_sampling_level == "sequence":
-        remedy = "One ratio per row averages the step rewards over the row: set 'token'."
-        yield InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
-    are_credited = bool(steps) and args.process_weight != 0
-    if are_credited and args.mask_truncated_completions:
-        got = f"True with the step rewards of {_quoted(steps)}"
-        remedy = (
-            "Tokens behind a step decide whether its row is masked, which biases the credit of the step: remove it, "
-            "or return the sum of the scores as one outcome reward (reward_funcs)."
-        )
-        yield InputError("mask_truncated_completions", got, "False", remedy)
+    if steps:
+        from trl_drgrpo.config.step_preflight import step_contradictions
 
-
-def _declaring(funcs: list[Any], attribute: str, value: bool | None) -> list[Any]:
-    """The functions that declare this of themselves; `None`: those that declare nothing."""
-    said = [(func, declared(func, attribute)) for func in funcs]
-    return [func for func, given in said if (None if given is None else bool(given)) is value]
-
-
-def _quoted(funcs: list[Any]) -> str:
-    return ", ".join(repr(reward_name(func)) for func in funcs)
-
-
-def _causal_remedies(funcs: list[Any]) -> str:
-    """How scores come to read no later text: as a scorer of ours says, else by a declaration."""
-    by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
-    said = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
-    return " ".join(dict.fromkeys(said))
+        yield from step_contradictions(args, steps)
 
 
 def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
     """What is allowed, and should be known."""
     warn_of_distorted_sampling(args)
-    if later := _declaring(steps, "is_causal", False):
-        logger.warning(
-            "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
-            "not credited with it, so the gradient is not that of the expected sum of the scores. Return it as one "
-            "outcome reward (reward_funcs) instead. %s",
-            _quoted(later),
-            _causal_remedies(later),
-        )
-    unknown = _declaring(steps, "is_causal", None)
-    if unknown and (args.process_role == "baseline" or (args.forks > 1 and args.fork_at == "doubt")):
-        logger.warning(
-            "%s: the gradient is unbiased only if the score of a step reads no further than the end of that step. "
-            "%s does not say. %s",
-            "process_role='baseline'" if args.process_role == "baseline" else "fork_at='doubt'",
-            _quoted(unknown),
-            _causal_remedies(unknown),
-        )
-    learned = _declaring(steps, "is_learned", True)
-    if learned and args.process_role == "reward":
-        logger.warning(
-            "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
-            "(recipes/guides/process_rewards.md). Set process_role='baseline' to subtract the scores instead.",
-            _quoted(learned),
-        )
+    if steps:
+        from trl_drgrpo.config.step_preflight import warn_of_steps
+
+        warn_of_steps(args, steps)
     if not steps and (unused := _changed_step_settings(args)):
         logger.warning(
             "%s: no effect without step_reward_funcs. Pass step_reward_funcs, or remove the setting.",
@@ -398,12 +341,6 @@ def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
     if args.forks > 1:
         defaults.pop("step_separator")  # forks lie behind steps
     return [name for name, default in defaults.items() if getattr(args, name) != default]
-
-
-def _is_rule_of_a_step(func: Any) -> bool:
-    """Whether it is a rule for one step where a function of whole batches is due."""
-    names = {parameter.name for parameter in parameters(func) or ()}
-    return "step" in names and "steps" not in names
 
 
 def _check_installed_optimizer(args: DrGRPOConfig) -> None:
