@@ -17,6 +17,7 @@ ON_USE = (
     "config.step_preflight",
     "features.model_card.card",
     "features.resume.fitting",
+    "features.resume.restoring",
     "objective.fork_advantages",
     "objective.loss_terms",
     "objective.step_advantages",
