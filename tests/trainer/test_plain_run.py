@@ -37,7 +37,7 @@ ON_USE = (
     "upstream.weight_sync",
 )
 TOOLS = ("report", "evaluation", "search", "demo", "check", "cli")
-MOST_TOKENS = 100_000
+MOST_TOKENS = 95_500
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 RUN = """
 import sys
@@ -77,7 +77,7 @@ def tokens(module):
         return sum(token.type not in _NO_CODE for token in tokenize.tokenize(source.readline))
 
 
-def test_what_a_plain_run_loads_can_be_read_in_a_day(loaded):
+def test_a_plain_run_loads_no_more_than_it_did(loaded):
     sizes = {module: tokens(module) for module in loaded}
     assert sum(sizes.values()) < MOST_TOKENS, sorted(sizes.items(), key=lambda entry: -entry[1])[:40]
 

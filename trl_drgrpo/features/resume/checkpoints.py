@@ -28,7 +28,6 @@ import xxhash
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.output_folders import check_output_folder, checkpoint_folders, delete, step_of
-from trl_drgrpo.features.diagnostics.run_facts import fields_of
 from trl_drgrpo.features.diagnostics.run_log import FOLDER
 
 logger = logging.getLogger(__name__)
@@ -322,13 +321,6 @@ def _is_of_the_run_in(output_dir: Path, checkpoint: Path) -> bool:
         return True
     own, states = state_or_none(checkpoint), [*states_in(output_dir).values()]
     return own is not None and bool(states) and states[-1]["run_id"] == own["run_id"]
-
-
-def geometry(trainer: Any) -> dict[str, int]:
-    """Batch sizes and process count: with others, neither `micro_step` nor pending completions have a meaning."""
-    fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
-    fields += ("num_iterations", "num_generations")
-    return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
 
 
 def rollouts_file(checkpoint: Path, rank: int) -> Path:

@@ -16,7 +16,6 @@ from trl_drgrpo.features.resume.checkpoints import (
     FEATURES_FILE,
     FORMAT,
     STATE_FILE,
-    geometry,
     has_optimizer,
     read_state,
     rollouts_file,
@@ -24,7 +23,7 @@ from trl_drgrpo.features.resume.checkpoints import (
     why_changed,
 )
 from trl_drgrpo.features.resume.fitting import refuse_misfit
-from trl_drgrpo.features.resume.settings import ON_RESUME
+from trl_drgrpo.features.resume.settings import ON_RESUME, geometry
 
 logger = logging.getLogger(__name__)
 

@@ -38,14 +38,10 @@ from trl_drgrpo.features.resume.checkpoints import (
     delete_old_checkpoints,
     delete_run,
     finish_checkpoint,
-    geometry,
     rollouts_file,
     why_incomplete,
 )
-from trl_drgrpo.features.resume.settings import (
-    options_of_rewards,
-    resume_facts,
-)
+from trl_drgrpo.features.resume.settings import geometry, options_of_rewards, resume_facts
 from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)

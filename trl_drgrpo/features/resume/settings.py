@@ -89,6 +89,13 @@ def resume_facts(trainer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(scrubbed(facts), default=lambda value: type(value).__name__))
 
 
+def geometry(trainer: Any) -> dict[str, int]:
+    """Batch sizes and process count: with others, neither `micro_step` nor pending completions have a meaning."""
+    fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+    fields += ("num_iterations", "num_generations")
+    return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
+
+
 def options_of_rewards(trainer: Any) -> dict[str, Any]:
     """Return the options of all rewards by name and path; a function without any has none."""
     rewards = list(zip(trainer.reward_func_names, trainer.reward_funcs, strict=True))
