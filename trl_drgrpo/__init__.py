@@ -6,8 +6,8 @@ Importing this package is cheap: names resolve on first use, so `import trl_drgr
 from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.lazy import attach
-from trl_drgrpo.process_rewards.named import FORMATS
-from trl_drgrpo.rewards.recipe_rewards import REWARDS, Entry
+from trl_drgrpo.process_rewards.prm_names import FORMATS
+from trl_drgrpo.rewards.recipe_names import REWARDS, Entry
 from trl_drgrpo.upstream.versions import drop_notices
 
 if TYPE_CHECKING:

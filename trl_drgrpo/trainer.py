@@ -11,7 +11,7 @@
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
@@ -22,42 +22,36 @@ from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, sho
 from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, prepare_early_stopping, with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config
+from trl_drgrpo.config.options import OPTIONS, built
 from trl_drgrpo.config.preflight import Prepared, as_list, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
 from trl_drgrpo.features.diagnostics.progress import progress_by_default
 from trl_drgrpo.features.earlier_batches import EarlierBatches
 from trl_drgrpo.features.fast_path.fast_path import FastPath
-from trl_drgrpo.features.forks import ForkedRollouts
 from trl_drgrpo.features.model_card.publishing import ModelCard
 from trl_drgrpo.features.resume.divergence import DivergenceGuard
 from trl_drgrpo.features.resume.resume import Resume
-from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
 from trl_drgrpo.objective.advantages import AdvantageBaseline, combine_rewards, group_advantages
-from trl_drgrpo.objective.fork_advantages import fork_step_advantages, fork_token_advantages
-from trl_drgrpo.objective.step_advantages import (
-    StepBaseline,
-    StepCredit,
-    broadcast_to_tokens,
-    step_advantages,
-    with_closings,
-)
-from trl_drgrpo.process_rewards.scoring import StepRewardFunction, process_only
-from trl_drgrpo.process_rewards.steps import StepSegmenter
+from trl_drgrpo.objective.step_choices import StepBaseline, StepCredit
+from trl_drgrpo.process_rewards.without_outcome import process_only
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
-from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
-from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths, context_length
+from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths
 from trl_drgrpo.single_gpu.peft_adapters import note_base_revision, prepare_adapters
 from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
-from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, embedding_rows
+from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, context_length, embedding_rows
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
 from trl_drgrpo.upstream.hooks import Feature, LossTerm
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
+if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.scoring import StepRewardFunction
+    from trl_drgrpo.process_rewards.steps import StepSegmenter
+
 EvalData = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
 RewardSource = RewardFunction | str | PreTrainedModel  # a name is that of a reward model
-StepRewardSource = StepRewardFunction | str | dict[str, Any]
+StepRewardSource: TypeAlias = "StepRewardFunction | str | dict[str, Any]"
 
 
 class DrGRPOTrainer(HostTrainer):
@@ -152,8 +146,8 @@ class DrGRPOTrainer(HostTrainer):
         rollout_func: Callable | None = None,
         environment_factory: Any = None,
         *,
-        step_reward_funcs: StepRewardSource | Sequence[StepRewardSource] | None = None,
-        step_segmenter: StepSegmenter | None = None,
+        step_reward_funcs: "StepRewardSource | Sequence[StepRewardSource] | None" = None,
+        step_segmenter: "StepSegmenter | None" = None,
         advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
         features: Feature | type[Feature] | Sequence[Feature | type[Feature]] = (),
         **parent_kwargs: Any,
@@ -194,7 +188,8 @@ class DrGRPOTrainer(HostTrainer):
             self.reward_funcs[i] = cast(Any, checked_reward(added, name=self.reward_func_names[i]))
         if not self.in_lockstep:  # there, a process may hold a part of the model and of each gradient only
             self.features = [*self.features, self.movement_watch]
-            self.add_callback(MemoryWatch())
+            if (memory_watch := built("memory_watch", run.given)) is not None:
+                self.add_callback(memory_watch)
         for feature in self.features:
             self.add_callback(feature)
             feature.on_trainer_built()
@@ -211,13 +206,17 @@ class DrGRPOTrainer(HostTrainer):
 
     def _build_features(self, run: Prepared) -> None:
         self.resume, self.diagnostics, self.fast_path = Resume(self), Diagnostics(self), FastPath(self)
-        self.sampling, self.forks = PromptSampling(self), ForkedRollouts(self, run.segmenter)
-        self.earlier, self.model_card, self.turns = EarlierBatches(self), ModelCard(self), run.turns
-        self.turns.trainer, self.movement_watch = self, MovementWatch(self)
-        training = [self.fast_path, self.sampling, self.forks, self.earlier]
+        self.earlier, self.model_card, self.movement_watch = EarlierBatches(self), ModelCard(self), MovementWatch(self)
+        # Options: what the run does not ask for stands there as `config/options.py` has it.
+        self.sampling = built("sampling", run.given, self)
+        self.forks, self.turns = built("forks", run.given, self, run.segmenter), run.turns
+        self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
-        first = [DivergenceGuard(self), self.resume, self.diagnostics]
-        self.features = [*first, *training, self.model_card, self.turns]
+        first = [DivergenceGuard(self), self.resume, self.diagnostics, self.fast_path]
+        others = [self.sampling, self.forks, self.earlier, self.model_card, self.turns]
+        self.features = [*first, *(each for each in others if isinstance(each, Feature))]
+        for feature in self.features:
+            feature.trainer = self
 
     def _add_features(
         self, features: Feature | type[Feature] | Sequence[Feature | type[Feature]], args: DrGRPOConfig
@@ -351,16 +350,22 @@ class DrGRPOTrainer(HostTrainer):
             baseline = cast(AdvantageBaseline, args.advantage_baseline)
             outcome = group_advantages(batch.rewards, batch.num_generations, baseline)  # (B,)
         else:  # siblings are compared: (b, T)
+            from trl_drgrpo.objective.fork_advantages import fork_token_advantages
+
             outcome = fork_token_advantages(batch.rewards, batch.num_generations, forks, batch.trained_mask, rows)
         outcome = outcome / self.earlier.divisor(batch)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
+        from trl_drgrpo.objective.step_advantages import broadcast_to_tokens, step_advantages, with_closings
+
         is_baseline, unscorable = args.process_role == "baseline", batch.rewards.isnan()
         outcome_weight, process_weight = args.outcome_weight, args.process_weight
         apart = forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
         rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=apart)
         rule = cast(StepCredit, args.step_credit)
         if forks is not None:
+            from trl_drgrpo.objective.fork_advantages import fork_step_advantages
+
             credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, rule, unscorable)
         elif is_baseline:
             scored = outcome.masked_fill(unscorable, torch.nan)

@@ -17,7 +17,7 @@ from trl_drgrpo import DrGRPOTrainer, dr_grpo_loss
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 from trl_drgrpo.objective.advantages import RunningRewardScale
-from trl_drgrpo.objective.step_advantages import STEP_BASELINES
+from trl_drgrpo.objective.step_choices import STEP_BASELINES
 from trl_drgrpo.objective.value_baseline import ValueBaseline, value_differences
 from trl_drgrpo.process_rewards.scoring import StepScorer
 from trl_drgrpo.process_rewards.steps import step_segmenter

@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from trl_drgrpo import ProgressCallback
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
 from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescriptionGuard
 
 ROOMS = "trl_drgrpo.features.diagnostics"
 # What is broken -> the place that says so.
 BROKEN = {
-    "trl_drgrpo.features.model_card.publishing.write_card": "The model card",
+    "trl_drgrpo.features.model_card.card.write_card": "The model card",
     f"{ROOMS}.run_log.RunLog.start": "The start of the run log",
     f"{ROOMS}.run_log.RunLog.metrics": "The run log's metrics",
     f"{ROOMS}.run_log.RunLog.completions": "The run log's completions",
@@ -70,7 +71,11 @@ def broken(tmp_path_factory, prompts, tokenizer):
     said = Said()
     logger = logging.getLogger("trl_drgrpo.upstream.description")
     logger.addHandler(said)
-    given = {"callbacks": [ProgressCallback()], "step_reward_funcs": step_reward, "log_completions": True}
+    given = {
+        "callbacks": [ProgressCallback(), MemoryWatch()],
+        "step_reward_funcs": step_reward,
+        "log_completions": True,
+    }
     trainer = build(tmp_path_factory.mktemp("run"), prompts, tokenizer, **given)
     with pytest.MonkeyPatch.context() as patch:
         for target in BROKEN:

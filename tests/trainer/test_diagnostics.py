@@ -22,7 +22,7 @@ from trl_drgrpo.features.diagnostics.diagnostics import BatchSnapshot
 from trl_drgrpo.features.diagnostics.run_log import DETAILS
 from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.features.resume.resume import FEATURES_FILE
+from trl_drgrpo.features.resume.checkpoints import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.reading import read_run

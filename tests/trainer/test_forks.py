@@ -17,7 +17,7 @@ from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check.parity import build_policy, record
-from trl_drgrpo.features.resume.resume import FEATURES_FILE
+from trl_drgrpo.features.resume.checkpoints import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.private_state import PrivateState
 

@@ -26,7 +26,8 @@ from trl_drgrpo.common.markdown import code, fenced, plain
 from trl_drgrpo.common.secrets import is_secret, redacted, scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts, run_facts
 from trl_drgrpo.features.model_card import card as cards
-from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves, objective_of, without_paths
+from trl_drgrpo.features.model_card.card import card_text, curves, draw_curves, without_paths
+from trl_drgrpo.features.model_card.objective import objective_of
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.single_gpu.memory.warning import setup_of
 from trl_drgrpo.upstream.trl_overrides import HostTrainer, swapped

@@ -11,8 +11,8 @@ from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.resume.resume import FEATURES_FILE
-from trl_drgrpo.rewards.sample import prompt_key
+from trl_drgrpo.features.resume.checkpoints import FEATURES_FILE
+from trl_drgrpo.rewards.texts import prompt_key
 
 PROMPTS = [f"prompt {i}: {'dead' if i % 3 == 0 else 'live'}" for i in range(60)]
 

@@ -16,7 +16,7 @@ from walk import SAYS, Scripted, Walk, with_tools
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import RewardError
-from trl_drgrpo.features.model_card.card import objective_of
+from trl_drgrpo.features.model_card.objective import objective_of
 
 # What the rows of `SAYS` earn, turn by turn.
 EARNED = [[1.0, 2.0, 0.0], [2.0, 0.0, 0.0], [2.0, 0.0], [4.0]]

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         refuse_outside("seed", args.seed, RANGES["seed"])
     given = read_given(args)
     from trl_drgrpo.process_rewards.sampling import Request
-    from trl_drgrpo.single_gpu.memory.meta_model import context_length
+    from trl_drgrpo.single_gpu.vocabulary import context_length
 
     prompts = _prompts(args.prompt)
     with console.stdout_to_stderr():

@@ -265,7 +265,7 @@ _RESULTS |= {"eval_process/reward_mean": "eval_step_reward"}
 
 def _is_zero_by_definition(key: str, logged: Sequence[Mapping[str, Any]]) -> bool:
     """Whether this is the reward of a run that has step rewards only."""
-    from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
+    from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
 
     return key in ("reward", "eval_reward") and any(PROCESS_ONLY in entry for entry in logged)
 

@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()
     try:
         from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
-        from trl_drgrpo.single_gpu.memory.meta_model import context_length
+        from trl_drgrpo.single_gpu.vocabulary import context_length
 
         config, is_part = read_config(path)
         measured = None if args.max_prompt_length else _measured_prompt(given, name)
@@ -241,7 +241,7 @@ def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -
     """Tokens of the longest prompt: as given, else 512 or what the model's context leaves. Says where the context is
     too short for the usual completion; refuses what was given and is longer."""
     from trl_drgrpo.single_gpu.memory.estimate import LENGTHS
-    from trl_drgrpo.single_gpu.memory.meta_model import context_length
+    from trl_drgrpo.single_gpu.vocabulary import context_length
 
     context, completion = context_length(config), given.get("max_completion_length")
     if context is None:

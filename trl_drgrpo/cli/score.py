@@ -30,15 +30,15 @@ from trl_drgrpo.evaluation.results import KIND, read_results
 from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, prompt_text
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
-from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, Interval, segmenter_without_turns
+from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
+from trl_drgrpo.process_rewards.steps.segmenter import Interval, segmenter_without_turns
 from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.report.records import RecordedCompletions, read_object
 from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import ask, check_columns, required
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.sample import prompt_key
-from trl_drgrpo.rewards.texts import completion_text
+from trl_drgrpo.rewards.texts import completion_text, prompt_key
 
 LOGGED = "logged "  # in front of the name of a reward whose value is in the file
 FIELDS = ("reward_funcs", "step_reward_funcs")

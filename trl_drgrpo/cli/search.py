@@ -25,8 +25,8 @@ from trl_drgrpo.common.ranges import RANGES, positive, refuse_outside, whole
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
-from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, segmenter_without_turns
+from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
+from trl_drgrpo.process_rewards.steps.segmenter import segmenter_without_turns
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 

@@ -20,7 +20,8 @@ from trl_drgrpo.common.hub_errors import check_local
 from trl_drgrpo.common.output_folders import check_output_folder
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range, refuse_outside, whole
 from trl_drgrpo.features.resume.checkpoints import choose_start
-from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR, joining_text
+from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
+from trl_drgrpo.process_rewards.steps.segmenter import joining_text
 from trl_drgrpo.rewards.scoring import read_json_lines
 
 FORMATS = ("stepwise", "prm800k", "math_shepherd")  # of process_rewards.training, which is imported later

@@ -12,6 +12,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened
 
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of its max_lora_rank
+
 # Each with the value that does nothing. `None` is another one.
 AS_IT_IS: dict[str, Any] = {
     **dict.fromkeys(("top_p", "repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale"), 1.0),

@@ -284,3 +284,11 @@ def _problem_of_image(image: Any) -> str:
 
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+def is_conversational(dataset: Any) -> bool:
+    """Whether the prompts of a dataset are messages; `False` for a stream that cannot be read again."""
+    if not hasattr(dataset, "__len__") and not can_be_read_again(dataset):
+        return False
+    first_row = next(iter(dataset), {})
+    return isinstance(first_row.get("prompt"), list)

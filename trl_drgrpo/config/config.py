@@ -31,7 +31,7 @@ from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.best_metric import choose_best_metric, needs_best_metric
 from trl_drgrpo.config.field_kinds import read_mappings, refused, with_help
 from trl_drgrpo.config.rules import OBJECTIVE, contradictions, validate, validate_batch
-from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR
+from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
 
 require_supported_trl()

@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 from dataclasses import MISSING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
@@ -19,19 +19,21 @@ from trl_drgrpo.common.rows import check_images, check_prompt_values, column_val
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.field_kinds import optimizer_of
+from trl_drgrpo.config.options import Given, built
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
-from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
-from trl_drgrpo.process_rewards.named import step_reward
-from trl_drgrpo.process_rewards.scoring import StepScorer, process_only
-from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
-from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns, parameters
-from trl_drgrpo.rewards.contract import checked_reward, declared, reward_name
+from trl_drgrpo.process_rewards.without_outcome import process_only
+from trl_drgrpo.rewards.columns import ask, check_columns, check_form, gold_columns
+from trl_drgrpo.rewards.contract import checked_reward, reward_name
 from trl_drgrpo.single_gpu.model_checks import check_model, own_tokenizer
 from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary
-from trl_drgrpo.upstream.environments import EnvironmentTurns, check_tools
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config.options import NoTurns
+    from trl_drgrpo.process_rewards.scoring import StepScorer
+    from trl_drgrpo.process_rewards.steps import StepSegmenter
+    from trl_drgrpo.upstream.environments import EnvironmentTurns
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +47,9 @@ class Prepared:
 
     Args:
         rewards (`list`): Reward functions, wrapped to keep their contract; reward models and ids as given.
+        given ([`Given`]): Says which options the run asks for.
         turns ([`EnvironmentTurns`]): The environments' turns; its `trainer` is set by the trainer.
-        segmenter ([`StepSegmenter`]): Cuts completions into steps.
+        segmenter ([`StepSegmenter`], *optional*): Cuts completions into steps, where something asks for them.
         step_separator (`list[str]`): What the run is configured to cut at.
         step_scorer ([`StepScorer`], *optional*): Step reward functions, those of environments too.
         quantization_config (*optional*): As the model will be loaded.
@@ -54,10 +57,11 @@ class Prepared:
     """
 
     rewards: list[Any]
-    turns: EnvironmentTurns
-    segmenter: StepSegmenter
+    given: Given
+    turns: "EnvironmentTurns | NoTurns"
+    segmenter: "StepSegmenter | None"
     step_separator: list[str]
-    step_scorer: StepScorer | None
+    step_scorer: "StepScorer | None"
     quantization_config: Any
     embeddings: int | None
 
@@ -71,7 +75,7 @@ def prepare(
     eval_dataset: Any = None,
     processing_class: Any = None,
     step_reward_funcs: Any = None,
-    step_segmenter: StepSegmenter | None = None,
+    step_segmenter: "StepSegmenter | None" = None,
     advantage_func: Any = None,
     quantization_config: Any = None,
     peft_config: Any = None,
@@ -92,19 +96,23 @@ def prepare(
             batch, a reward function that asks for a column the data does not have, or for a program that is not there,
             a step reward that does not fit the configuration, and what [`check_model`] refuses.
     """
-    outcome_funcs, given_steps = as_list(reward_funcs), [step_reward(each) for each in as_list(step_reward_funcs)]
-    turns = EnvironmentTurns(environment_factory, args.on_reward_error)
-    check_tools("tools", tools or ())
+    outcome_funcs, given_steps = as_list(reward_funcs), _step_rewards(step_reward_funcs)
+    given = Given(args, environment_factory)
+    turns = built("turns", given, environment_factory, args.on_reward_error)
+    if tools:
+        from trl_drgrpo.upstream.environments import check_tools
+
+        check_tools("tools", tools)
     steps = [*given_steps, *turns.step_reward_funcs]
     writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
     _check_inputs(args, outcome_funcs, steps, train_dataset, eval_dataset, writers)
     separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
-    segmenter, scorer = step_segmenter or configured_segmenter(separator), None
-    if steps:
-        weights = args.step_reward_weights
-        if weights is not None and len(weights) == len(given_steps):
-            weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
-        scorer = StepScorer(steps, segmenter, weights, args.on_reward_error)
+    given = dataclasses.replace(given, steps=steps)
+    segmenter = step_segmenter or built("segmenter", given, separator)
+    weights = args.step_reward_weights
+    if weights is not None and len(weights) == len(given_steps):
+        weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
+    scorer = built("step_scorer", given, steps, segmenter, weights, args.on_reward_error)
     if steps and not (outcome_funcs or turns.has_outcome):
         if args.process_role == "baseline":
             remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
@@ -126,7 +134,7 @@ def prepare(
         checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
         for f in outcome_funcs
     ]
-    return Prepared(rewards, turns, segmenter, separator, scorer, quantization_config, embeddings)
+    return Prepared(rewards, given, turns, segmenter, separator, scorer, quantization_config, embeddings)
 
 
 def as_list(given: Any) -> list[Any]:
@@ -134,6 +142,14 @@ def as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _step_rewards(step_reward_funcs: Any) -> list[Any]:
+    if step_reward_funcs is None:
+        return []
+    from trl_drgrpo.process_rewards.named import step_reward
+
+    return [step_reward(each) for each in as_list(step_reward_funcs)]
 
 
 def _check_inputs(
@@ -157,6 +173,8 @@ def _check_inputs(
     _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
+        from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
+
         read_pass_rates(user_path(args.prior_pass_rates))
     _check_trackers(args.report_to)
     _check_installed_optimizer(args)
@@ -215,76 +233,19 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
     if cuts_by_doubt and not steps:
         remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
         yield InputError("fork_at", "'doubt' without step_reward_funcs", "scores of steps", remedy)
-    for func in steps:
-        if _is_rule_of_a_step(func):  # the commonest mix-up
-            name = reward_name(func)
-            remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
-            yield InputError(
-                "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
-            )
-    later = _declaring(steps, "is_causal", False)
-    for field, applies in {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}.items():
-        if later and applies:
-            got = f"{getattr(args, field)!r} with {_quoted(later)}, whose score of a step depends on later text"
-            remedy = f"It would bias the gradient. {_causal_remedies(later)}"
-            yield InputError(field, got, "scores that read no further than the end of their step", remedy)
-    if steps and args.importance_sampling_level == "sequence":
-        remedy = "One ratio per row averages the step rewards over the row: set 'token'."
-        yield InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
-    are_credited = bool(steps) and args.process_weight != 0
-    if are_credited and args.mask_truncated_completions:
-        got = f"True with the step rewards of {_quoted(steps)}"
-        remedy = (
-            "Tokens behind a step decide whether its row is masked, which biases the credit of the step: remove it, "
-            "or return the sum of the scores as one outcome reward (reward_funcs)."
-        )
-        yield InputError("mask_truncated_completions", got, "False", remedy)
+    if steps:
+        from trl_drgrpo.config.step_preflight import step_contradictions
 
-
-def _declaring(funcs: list[Any], attribute: str, value: bool | None) -> list[Any]:
-    """The functions that declare this of themselves; `None`: those that declare nothing."""
-    said = [(func, declared(func, attribute)) for func in funcs]
-    return [func for func, given in said if (None if given is None else bool(given)) is value]
-
-
-def _quoted(funcs: list[Any]) -> str:
-    return ", ".join(repr(reward_name(func)) for func in funcs)
-
-
-def _causal_remedies(funcs: list[Any]) -> str:
-    """How scores come to read no later text: as a scorer of ours says, else by a declaration."""
-    by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
-    said = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
-    return " ".join(dict.fromkeys(said))
+        yield from step_contradictions(args, steps)
 
 
 def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
     """What is allowed, and should be known."""
     warn_of_distorted_sampling(args)
-    if later := _declaring(steps, "is_causal", False):
-        logger.warning(
-            "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
-            "not credited with it, so the gradient is not that of the expected sum of the scores. Return it as one "
-            "outcome reward (reward_funcs) instead. %s",
-            _quoted(later),
-            _causal_remedies(later),
-        )
-    unknown = _declaring(steps, "is_causal", None)
-    if unknown and (args.process_role == "baseline" or (args.forks > 1 and args.fork_at == "doubt")):
-        logger.warning(
-            "%s: the gradient is unbiased only if the score of a step reads no further than the end of that step. "
-            "%s does not say. %s",
-            "process_role='baseline'" if args.process_role == "baseline" else "fork_at='doubt'",
-            _quoted(unknown),
-            _causal_remedies(unknown),
-        )
-    learned = _declaring(steps, "is_learned", True)
-    if learned and args.process_role == "reward":
-        logger.warning(
-            "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
-            "(recipes/guides/process_rewards.md). Set process_role='baseline' to subtract the scores instead.",
-            _quoted(learned),
-        )
+    if steps:
+        from trl_drgrpo.config.step_preflight import warn_of_steps
+
+        warn_of_steps(args, steps)
     if not steps and (unused := _changed_step_settings(args)):
         logger.warning(
             "%s: no effect without step_reward_funcs. Pass step_reward_funcs, or remove the setting.",
@@ -383,12 +344,6 @@ def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
     if args.forks > 1:
         defaults.pop("step_separator")  # forks lie behind steps
     return [name for name, default in defaults.items() if getattr(args, name) != default]
-
-
-def _is_rule_of_a_step(func: Any) -> bool:
-    """Whether it is a rule for one step where a function of whole batches is due."""
-    names = {parameter.name for parameter in parameters(func) or ()}
-    return "step" in names and "steps" not in names
 
 
 def _check_installed_optimizer(args: DrGRPOConfig) -> None:

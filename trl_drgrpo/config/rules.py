@@ -18,8 +18,7 @@ from trl_drgrpo.common.ranges import Range, refuse_out_of_range
 from trl_drgrpo.config.best_metric import best_metric_rules
 from trl_drgrpo.config.field_kinds import check_choices, check_keys, check_kinds
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
-from trl_drgrpo.objective import step_advantages
-from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
+from trl_drgrpo.objective import step_choices
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +41,11 @@ def validate(config: Any) -> None:
     check_choices(config)
     warning_thresholds(config.run_warnings)
     if config.step_separator is not None:
+        from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
+
         configured_segmenter(config.step_separator)
     credit = config.step_credit, config.step_baseline, config.deepseekmath_step_std
-    step_advantages.check_choices(*credit, prefix="step_")
+    step_choices.check_choices(*credit, prefix="step_")
     refuse(_values(config))
     refuse(_pairs(config))
     refuse(_forks(config))

@@ -38,8 +38,8 @@ def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> No
         lengths (`Sequence[int]`): Tokens of each prompt.
         decoding ([`Decoding`]): Length limits of completions.
     """
-    from trl_drgrpo.single_gpu.memory.meta_model import context_length
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
+    from trl_drgrpo.single_gpu.vocabulary import context_length
 
     row = max(range(len(lengths)), key=lengths.__getitem__)
     refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))

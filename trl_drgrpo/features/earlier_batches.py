@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_drgrpo.objective.advantages import RunningRewardScale
-from trl_drgrpo.objective.value_baseline import ValueBaseline
 from trl_drgrpo.upstream.batches import RolloutBatch
 from trl_drgrpo.upstream.hooks import Feature
+
+if TYPE_CHECKING:
+    from trl_drgrpo.objective.value_baseline import ValueBaseline
 
 
 class EarlierBatches(Feature):
@@ -22,8 +25,15 @@ class EarlierBatches(Feature):
 
     def __init__(self, trainer: Any = None):
         super().__init__(trainer)
-        self.reward_scale, self.value_baseline = RunningRewardScale(), ValueBaseline()
+        self.reward_scale = RunningRewardScale()
         self._rewards: list[torch.Tensor] = []  # of all ranks, by round of the batch at hand
+
+    @cached_property
+    def value_baseline(self) -> "ValueBaseline":
+        """Built when it is first asked for."""
+        from trl_drgrpo.objective.value_baseline import ValueBaseline
+
+        return ValueBaseline()
 
     def divisor(self, batch: RolloutBatch) -> float:
         """Divisor of the outcome advantages; 1 in the first batch."""
@@ -45,9 +55,13 @@ class EarlierBatches(Feature):
             logs["drgrpo/reward_scale"] = self.reward_scale.std
 
     def state_dict(self) -> dict[str, Any]:
-        return {"reward_scale": self.reward_scale.state_dict(), "value_baseline": self.value_baseline.state_dict()}
+        state = {"reward_scale": self.reward_scale.state_dict()}
+        if "value_baseline" in vars(self):
+            state["value_baseline"] = self.value_baseline.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if state is not None:
             self.reward_scale.load_state_dict(state["reward_scale"])
-            self.value_baseline.load_state_dict(state["value_baseline"])
+            if "value_baseline" in state:
+                self.value_baseline.load_state_dict(state["value_baseline"])

@@ -101,8 +101,6 @@ class ForkedRollouts(Feature):
         newest ([`Forks`], *optional*): Of this rank's rows of the newest batch; `None` where it did not fork.
     """
 
-    takes = ("forks", "fork_depth", "fork_at", "fork_threshold")
-
     def __init__(self, trainer: Any, segmenter: StepSegmenter):
         super().__init__(trainer)
         self.segmenter = segmenter

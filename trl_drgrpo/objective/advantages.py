@@ -30,7 +30,6 @@ from typing import Literal, get_args
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.objective.step_advantages import check_complete
 
 AdvantageBaseline = Literal["group_mean", "leave_one_out"]
 ADVANTAGE_BASELINES: tuple[str, ...] = get_args(AdvantageBaseline)
@@ -286,3 +285,11 @@ def keep_probability(pass_rate: float, floor: float, softness: float = 0.01) -> 
     ```
     """
     return max(floor, math.sqrt((pass_rate * (1 - pass_rate) + softness) / (0.25 + softness)))
+
+
+def check_complete(rows: int, num_generations: int, what: str) -> None:
+    """Refuse a batch that is not made of whole groups; `what`: its rows, for the message."""
+    if num_generations < 1 or rows % num_generations != 0:
+        expected = f"a positive divisor of the number of {what.split()[0]}"
+        remedy = "Groups must be complete: every prompt needs the same number of completions."
+        raise InputError("num_generations", f"{num_generations} for {rows} {what}", expected, remedy)

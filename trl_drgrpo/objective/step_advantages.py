@@ -17,17 +17,13 @@ Pure tensors, made of lists by numpy (a quarter of torch's time). Shapes: `B = P
 import math
 from collections.abc import Hashable, Sequence
 from itertools import chain
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
-
-StepCredit = Literal["return_to_go", "immediate", "min_increments"]
-StepBaseline = Literal["to_go", "deepseekmath", "per_completion", "pooled_others", "same_index", "none"]
-STEP_CREDITS: tuple[str, ...] = get_args(StepCredit)
-STEP_BASELINES: tuple[str, ...] = get_args(StepBaseline)
+from trl_drgrpo.objective.advantages import check_complete
+from trl_drgrpo.objective.step_choices import StepBaseline, StepCredit, check_choices
 
 Ragged = Sequence[Sequence[float | None]]
 
@@ -352,32 +348,3 @@ def _std(values: Sequence[float]) -> float:
         return 0.0
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def check_complete(rows: int, num_generations: int, what: str) -> None:
-    """Refuse a batch that is not made of whole groups; `what`: its rows, for the message."""
-    if num_generations < 1 or rows % num_generations != 0:
-        expected = f"a positive divisor of the number of {what.split()[0]}"
-        remedy = "Groups must be complete: every prompt needs the same number of completions."
-        raise InputError("num_generations", f"{num_generations} for {rows} {what}", expected, remedy)
-
-
-def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: str = "") -> None:
-    """Refuse an unknown or contradictory choice.
-
-    Args:
-        credit, baseline (`str`), deepseekmath_std (`bool`): As in [`step_advantages`].
-        prefix (`str`, *optional*): Put before field names in messages: `"step_"` for the configuration's.
-
-    Raises:
-        `InputError`: Names the field.
-    """
-    for name, value, allowed in (("credit", credit, STEP_CREDITS), ("baseline", baseline, STEP_BASELINES)):
-        if value not in allowed:
-            raise InputError(f"{prefix}{name}", repr(value), f"one of {', '.join(allowed)}", "Pick one of them.")
-    if credit == "min_increments" and baseline not in ("to_go", "none"):
-        remedy = "Increments are compared with the later rewards of the other rows: use 'to_go'."
-        raise InputError(f"{prefix}baseline", f"{baseline!r} with credit {credit!r}", "'to_go' or 'none'", remedy)
-    if deepseekmath_std and baseline != "deepseekmath":
-        remedy = "The paper divides over the pooled mean: use that, or leave the division out."
-        raise InputError(f"deepseekmath_{prefix}std", f"True with baseline {baseline!r}", "'deepseekmath'", remedy)

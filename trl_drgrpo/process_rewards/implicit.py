@@ -18,7 +18,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.process_rewards.formats import PRMScorer
 from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
-from trl_drgrpo.process_rewards.steps.segmenter import DEFAULT_SEPARATOR
+from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_marked
 
 

@@ -17,20 +17,9 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.rewards.recipe_rewards import REWARDS, resolve_reward
-
-# Name in a recipe: the scorer, a class of this package; and what tells the format: a pattern of the published ids, or
-# the architecture that a configuration states.
-FORMATS = {
-    "token_classification_prm": ("TokenClassificationScorer", None, "ForTokenClassification"),
-    "math_shepherd_prm": ("MathShepherdScorer", "math-shepherd", None),
-    "versa_prm": ("VersaScorer", "versaprm|llama-prm800k", None),
-    "math_psa_prm": ("MathPSAScorer", "math-psa", None),
-    "qwen_math_prm": ("QwenMathScorer", None, "Qwen2ForProcessRewardModel"),
-    "chat_turn_prm": ("ChatTurnScorer", r"llama3\.1-8b-prm", None),
-    "skywork_prm": ("SkyworkScorer", None, "Qwen2ForPrmModel"),
-    "implicit_prm": ("ImplicitRewardScorer", "eurusprm", None),
-}
+from trl_drgrpo.process_rewards.prm_names import FORMATS
+from trl_drgrpo.rewards.recipe_names import REWARDS
+from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
 def scorer_of(form: str, model: str, **options: Any) -> Any:

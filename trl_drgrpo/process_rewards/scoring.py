@@ -161,7 +161,7 @@ class StepScorer:
             biased = "process_role='baseline'" if is_baseline else "step_baseline='to_go'"
             self.segmenter.warn_of_looking_ahead(biased, batch.completion_ids, tokenizer, tool_mask)
         trainer.log_batch(metrics, columns)
-        for row in trainer.turns.failures.rows:
+        for row in trainer.turns.lost_rows:
             steps.rewards[row][:] = [None] * len(steps.rewards[row])
         everywhere = trainer.gathered(list(zip(steps.rewards, steps.ends, strict=True)))  # a group may straddle ranks
         rewards, ends = ([list(row) for row in rows] for rows in zip(*everywhere, strict=True))
@@ -308,14 +308,6 @@ class StepScorer:
                     remedy += "raise max_completion_length or shorten the results."
             message = "step_separator: %s found only one step in 100%% of the completions of a batch, so step rewards "
             logger.warning(f"{message}act as outcome rewards. %s", self.segmenter, remedy)
-
-
-PROCESS_ONLY = "rewards/process_only/mean"  # logged by a run without an outcome reward: its `reward` is always 0
-
-
-def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
-    """The outcome reward of a run that has step rewards only: TRL asks for one, and 0 for every row says nothing."""
-    return [0.0] * len(completions)
 
 
 def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter: str) -> RaggedRewards:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
+from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
 from trl_drgrpo.report.reading import Logged, Run
 
 _HOLE = 8  # times the usual distance of two logged steps

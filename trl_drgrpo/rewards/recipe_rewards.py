@@ -6,8 +6,8 @@
       - verl: my_rewards.py:compute_score                    # an adapter and its first argument
       - isolate: {reward: my_rewards.py:slow, timeout: 5}    # a name and its options
 
-Why: TRL's script finds four names and dotted paths. Here one table, [`REWARDS`], says where each name lives; a new
-reward is one row, and rooms above add theirs. A name that does not resolve says which come nearest.
+Why: TRL's script finds four names and dotted paths. Here one table, `REWARDS` in `recipe_names.py`, says where each
+name lives; a new reward is one row, and rooms above add theirs. A name that does not resolve says which come nearest.
 Nothing is imported before its name is asked for. A file runs as a module of its own name, once per process; its
 directory is not put on the search path.
 """
@@ -22,12 +22,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.rewards.columns import adapter_hint
 from trl_drgrpo.rewards.contract import Limits, RewardFunction
+from trl_drgrpo.rewards.recipe_names import AROUND_OTHERS, REWARDS, STACKS
 
 FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
 
@@ -130,56 +131,9 @@ class RewardSpec:
     """A reward as a recipe writes it: text, or a mapping with one key."""
 
 
-class Entry(NamedTuple):
-    """
-    Where a reward lives.
-
-    Args:
-        module (`str`): The module.
-        default (`str`, *optional*): Its attribute that the bare name stands for; `None` where options are needed.
-        factory (`str`, *optional*): Its class or function that takes options; `None` where there are none.
-        usual (`Mapping`, *optional*): Options of the factory that the bare name stands for.
-    """
-
-    module: str
-    default: str | None = None
-    factory: str | None = None
-    usual: Mapping[str, Any] | None = None
-
-
-_OURS = "trl_drgrpo.rewards"
-REWARDS: dict[str, Entry] = {
-    # TRL's
-    "accuracy_reward": Entry("trl.rewards", "accuracy_reward"),
-    "reasoning_accuracy_reward": Entry("trl.rewards", "reasoning_accuracy_reward"),
-    "think_format_reward": Entry("trl.rewards", "think_format_reward"),
-    "get_soft_overlong_punishment": Entry(  # as in TRL's own script
-        "trl.rewards", None, "get_soft_overlong_punishment", {"max_completion_len": 1280, "soft_punish_cache": 256}
-    ),
-    "get_repetition_penalty_reward": Entry("trl.rewards", None, "get_repetition_penalty_reward"),
-    "get_cosine_scaled_reward": Entry("trl.rewards", None, "get_cosine_scaled_reward"),
-    # Ours
-    "math_reward": Entry(_OURS, "math_reward", "MathReward"),
-    "code_reward": Entry(_OURS, "code_reward", "CodeReward"),
-    "format_reward": Entry(_OURS, "format_reward", "FormatReward"),
-    "exact_match_reward": Entry(_OURS, "exact_match_reward", "ExactMatchReward"),
-    "numeric_reward": Entry(_OURS, "numeric_reward", "NumericReward"),
-    "choice_reward": Entry(_OURS, "choice_reward", "ChoiceReward"),
-    "regex_reward": Entry(_OURS, None, "RegexReward"),
-    "json_schema_reward": Entry(_OURS, "json_schema_reward", "JsonSchemaReward"),
-    "judge_reward": Entry(_OURS, None, "JudgeReward"),
-    "reasoning_gym": Entry(_OURS, "reasoning_gym_reward"),
-}
-_PENALTIES = ("repetition_penalty", "overlong_penalty")
-_AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped")
-REWARDS |= {name: Entry(_OURS, None, name) for name in (*_PENALTIES, *_AROUND_OTHERS)}
-_STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")
-REWARDS |= {stack: Entry(_OURS, None, f"from_{stack}") for stack in _STACKS}
-
-
 # Options of these name no code and no server, so that a recipe that nobody has read may set them. Not so of rewards
 # that rooms above add.
-_HARMLESS = REWARDS.keys() - {*_STACKS, "code_reward", "judge_reward"}
+_HARMLESS = REWARDS.keys() - {*STACKS, "code_reward", "judge_reward"}
 
 # Options that are a reward, and options that hold several, whichever name they belong to.
 _ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
@@ -215,7 +169,7 @@ def needs_trust(spec: Any) -> bool:
     if name not in _HARMLESS:
         return True
     if not isinstance(options, Mapping):  # the first option, which of those around others is a reward or several
-        options = {"parts" if isinstance(options, list) else "reward": options} if name in _AROUND_OTHERS else {}
+        options = {"parts" if isinstance(options, list) else "reward": options} if name in AROUND_OTHERS else {}
     inner: list[Any] = []
     for option, value in options.items():
         _map_specs(option, value, inner.append)

@@ -8,8 +8,6 @@ All of it takes time linear in the length of the text, whatever a policy writes.
 [`SampleReward`] is the base of rewards that score one completion at a time, in workers under limits where asked.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,45 +18,13 @@ from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import LogMetric, require_kind, signature_of
 from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
-from trl_drgrpo.rewards.texts import completion_text, content_text
+from trl_drgrpo.rewards.texts import completion_text
 
 _FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|boxed|fbox)\s*\{([^{}]*)\}")
 _TYPESET_BLANK = re.compile(r"\\[ ,;:]|~")
 _MAX_FONTS = 5  # within each other
 _BLANKS = re.compile(r"\s*")
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
-
-
-def prompt_key(prompt: Any) -> str:
-    """A prompt's identity by content: 16 hexadecimal digits, the same in every run and process.
-
-    A copy of the prompt in a table has the same key: Arrow gives every message the fields of all others, as `None`,
-    and TRL makes parts of a text. Images do not count.
-
-    Args:
-        prompt (`str` or list of messages): As in the dataset.
-
-    Example:
-
-    ```python
-    >>> prompt_key("1+1?") == prompt_key("1+1?") != prompt_key([{"role": "user", "content": "1+1?"}])
-    True
-    >>> in_a_table = [{"content": [{"type": "text", "text": "1+1?"}], "name": None, "role": "user"}]
-    >>> prompt_key(in_a_table) == prompt_key([{"role": "user", "content": "1+1?"}])
-    True
-
-    ```
-    """
-    if isinstance(prompt, list):
-        prompt = [{**m, "content": content_text(m.get("content"))} if isinstance(m, dict) else m for m in prompt]
-    text = prompt if isinstance(prompt, str) else json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def after_thinking(text: str) -> str:

@@ -30,7 +30,7 @@ from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import NEVER_PASSED, ask, parameters
 from trl_drgrpo.rewards.contract import log_number, validate_rewards
-from trl_drgrpo.rewards.sample import prompt_key
+from trl_drgrpo.rewards.texts import prompt_key
 
 Row = dict[str, Any]
 # What TRL's table has beside prompt, completion and the rewards; no dataset column.

@@ -4,6 +4,8 @@ Prompts that are strings give completions that are strings. Prompts that are lis
 are lists of messages, usually of one, whose content is a string or a list of parts.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,3 +82,35 @@ def content_text(content: Any) -> str:
         return content
     parts = [part for part in content if isinstance(part, Mapping)]
     return "".join(part.get("text") or "" for part in parts if part.get("type", "text") == "text")
+
+
+def prompt_key(prompt: Any) -> str:
+    """A prompt's identity by content: 16 hexadecimal digits, the same in every run and process.
+
+    A copy of the prompt in a table has the same key: Arrow gives every message the fields of all others, as `None`,
+    and TRL makes parts of a text. Images do not count.
+
+    Args:
+        prompt (`str` or list of messages): As in the dataset.
+
+    Example:
+
+    ```python
+    >>> prompt_key("1+1?") == prompt_key("1+1?") != prompt_key([{"role": "user", "content": "1+1?"}])
+    True
+    >>> in_a_table = [{"content": [{"type": "text", "text": "1+1?"}], "name": None, "role": "user"}]
+    >>> prompt_key(in_a_table) == prompt_key([{"role": "user", "content": "1+1?"}])
+    True
+
+    ```
+    """
+    if isinstance(prompt, list):
+        prompt = [{**m, "content": content_text(m.get("content"))} if isinstance(m, dict) else m for m in prompt]
+    text = prompt if isinstance(prompt, str) else json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -30,6 +30,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.generation import VLLM_RANKS
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.process_rewards.sampling import Continuation, ModelSampler, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter
@@ -187,7 +188,6 @@ class ServerSampler:
 
 # Adapters on a server ------------------------------------------------------------------------------------------------
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's max_lora_rank
 _ADAPTER = "adapter_config.json"
 
 
@@ -197,7 +197,7 @@ class AdapterRefused(Exception):
 
 def serve_command(model: str, rank: int, options: str = "") -> str:
     """The command that starts a server for adapters of this rank on a model."""
-    offered = next((each for each in RANKS if each >= rank), RANKS[-1])
+    offered = next((each for each in VLLM_RANKS if each >= rank), VLLM_RANKS[-1])
     variables = "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
     logprobs = "--logprobs-mode processed_logprobs --max-logprobs -1"
     return f"{variables} vllm serve {model} --enable-lora --max-lora-rank {offered} {logprobs}{options}"

@@ -10,7 +10,6 @@ import heapq
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -18,21 +17,17 @@ from typing import Any
 
 import torch
 import transformers
-from peft.tuners.tuners_utils import check_target_module_exists
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package, shortened
 from trl_drgrpo.common.hub_errors import check_weights, hub_errors, is_adapter, quiet_retries
 from trl_drgrpo.common.rows import prompt_rows
-from trl_drgrpo.single_gpu.memory.meta_model import context_length
-from trl_drgrpo.single_gpu.peft_adapters import HEAD, check_adapter, check_reference
+from trl_drgrpo.single_gpu.peft_adapters import ALL_LINEAR, check_adapter, check_reference
 from trl_drgrpo.single_gpu.policies import source_of
-from trl_drgrpo.single_gpu.vocabulary import embedding_rows
-from trl_drgrpo.upstream.weight_sync import refuse_unsendable
+from trl_drgrpo.single_gpu.vocabulary import context_length, embedding_rows
 
 _A_MODEL = "a local folder, or the id of a model on the Hub"
-_ALL_LINEAR = "all-linear"
 
 
 def check_model(
@@ -56,8 +51,10 @@ def check_model(
             keyword of `model_init_kwargs` or attention implementation; `use_vllm` without vLLM, or with weights that
             it could not be sent; an adapter that would train nothing, or on layers that are not there.
     """
-    refuse_unsendable(args, model, quantization_config, peft_config)
     if args.use_vllm:
+        from trl_drgrpo.upstream.weight_sync import refuse_unsendable
+
+        refuse_unsendable(args, model, quantization_config, peft_config)
         require_package("vllm", "use_vllm", "True", "vllm")
     init: dict[str, Any] = dict(args.model_init_kwargs or {})
     check_adapter(model, peft_config, quantization_config, init)
@@ -75,7 +72,9 @@ def check_model(
         _check_context(args.max_completion_length, config)
         named = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)
         if named is not None and peft_config is not None:
-            _check_targets(peft_config, named)
+            from trl_drgrpo.single_gpu.adapter_targets import check_targets
+
+            check_targets(peft_config, named)
     if isinstance(model, nn.Module):
         return embedding_rows(model)
     # An adapter may bring more embeddings than its base has.
@@ -207,7 +206,7 @@ def check_prompt_lengths(
 def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_config: Any) -> nn.Module | None:
     """The model on the meta device, where somebody needs it; `None` where only loading would tell."""
     targets = getattr(peft_config, "target_modules", None)
-    is_named = targets is not None and targets != _ALL_LINEAR
+    is_named = targets is not None and targets != ALL_LINEAR
     is_named = is_named or any(getattr(peft_config, name, None) for name in ("modules_to_save", "target_parameters"))
     model_class = getattr(transformers, (config.architectures or [""])[0], None)
     if model_class is None or not (is_named or init.get("attn_implementation")):
@@ -223,46 +222,3 @@ def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_con
         raise InputError("attn_implementation", got, "another one, such as sdpa", f"{reason[:200]}.") from error
     except (RuntimeError, TypeError, AttributeError):  # a model that computes with its weights while it is built
         return None
-
-
-def _check_targets(config: Any, model: nn.Module) -> None:
-    """`target_modules` of which no layer has the name (PEFT passes over single ones, and so does this), and a name in
-    `modules_to_save` that no module has, which PEFT ignores."""
-    modules = [name for name, _ in model.named_modules()]
-    parameters = [name for name, _ in model.named_parameters()]
-    ends = sorted({name.rpartition(".")[2] for name in modules if name})
-    of_parameters, of_modules = ("parameter", parameters, parameters), ("module", modules, ends)
-    for field, (kind, names, known) in {"target_parameters": of_parameters, "modules_to_save": of_modules}.items():
-        for name in getattr(config, field, None) or ():
-            if not any(f".{each}".endswith(f".{name}") for each in names):
-                got = f"{name!r}, which no {kind} of {type(model).__name__} is called"
-                remedy = did_you_mean(name, known, f"Name a {kind}, or remove it.", cutoff=0.6)
-                raise InputError(f"peft_config.{field} (lora_{field})", got, f"names of {kind}s", remedy)
-    targets = getattr(config, "target_modules", None)
-    if not targets or targets == _ALL_LINEAR or getattr(config, "target_parameters", None):
-        return
-    if any(check_target_module_exists(config, name) for name in modules):
-        _refuse_tied_target(config, model)
-        return
-    layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)})
-    given = [targets] if isinstance(targets, str) else sorted(targets)
-    near = [match for each in given for match in get_close_matches(each, layers, n=1, cutoff=0.6)]
-    remedy = f"{_ALL_LINEAR} targets every linear layer."
-    if near:
-        remedy = f"Did you mean {', '.join(dict.fromkeys(near))}?"
-    got = f"{', '.join(given)}, matching no layer of {type(model).__name__}"
-    expected = f"names such as {', '.join(layer for layer in layers if layer != HEAD)}, or {_ALL_LINEAR}"
-    raise InputError("peft_config.target_modules (lora_target_modules)", got, expected, remedy)
-
-
-def _refuse_tied_target(config: Any, model: nn.Module) -> None:
-    """An adapter on embeddings that PEFT would put on the output head, too."""
-    model_config: Any = model.config
-    if not (getattr(config, "ensure_weight_tying", False) and model_config.get_text_config().tie_word_embeddings):
-        return
-    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-    for name, module in model.named_modules():
-        if module is embeddings and check_target_module_exists(config, name):
-            got = f"True with an adapter on {name}, whose weights {HEAD} shares"
-            remedy = f"TRL multiplies by {HEAD}.weight itself, so an adapter there is never trained: set it to False."
-            raise InputError("peft_config.ensure_weight_tying", got, "False", remedy)

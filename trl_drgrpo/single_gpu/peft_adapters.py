@@ -21,9 +21,10 @@ from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_bad_adapter
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.upstream.weight_sync import REFERENCE
+from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
+ALL_LINEAR = "all-linear"
 HEAD = "lm_head"
 
 

@@ -10,7 +10,6 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.generation import refuse_bad_ends
 from trl_drgrpo.common.hub_errors import check_weights, is_adapter, refuse_new_weights
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.single_gpu.merging import attach, base_of, fit_vocabulary
 
 _RANDOM = "transformers would make them at random: "
 
@@ -20,6 +19,8 @@ def source_of(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     with."""
     if not is_adapter(name):
         return name, options
+    from trl_drgrpo.single_gpu.merging import base_of
+
     try:
         base, revision = base_of(user_path(name), None)
     except InputError as error:
@@ -47,6 +48,8 @@ def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) ->
     refuse_bad_ends("model", base, model)
     if not is_adapter(name):
         return model
+    from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary
+
     adapter = user_path(name)
     fit_vocabulary(model, adapter)
     return attach(model, adapter, is_trainable=True)

@@ -27,6 +27,21 @@ def embedding_rows(model: Any) -> int | None:
     return rows or None  # 0: partitioned by DeepSpeed
 
 
+def context_length(config: Any) -> int | None:
+    """The tokens that a model has positions for, prompt and completion together, with what a scaling of its rotary
+    positions adds; `None` where positions have no end."""
+    text = config.get_text_config()
+    length = getattr(text, "max_position_embeddings", None)
+    if not isinstance(length, int) or getattr(text, "alibi", False):
+        return None
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for scaling in (rope, *rope.values()):  # newer configurations have one mapping per kind of layer
+        if isinstance(scaling, Mapping) and isinstance(factor := scaling.get("factor"), (int, float)):
+            original = scaling.get("original_max_position_embeddings") or text.max_position_embeddings
+            length = max(length, int(factor * original))
+    return length
+
+
 def check_vocabulary(processing_class: Any, rows: int | None, splits: Mapping[str, Any], template: Any = None) -> None:
     """
     Refuse a tokenizer without a vocabulary, and tokens that this run uses and the model has no embedding for.

@@ -2,15 +2,17 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils.logging import get_logger
 
 from trl_drgrpo.common.errors import RewardError
-from trl_drgrpo.objective.fork_advantages import Forks
-from trl_drgrpo.process_rewards.scoring import RaggedRewards, StepScores
+
+if TYPE_CHECKING:
+    from trl_drgrpo.objective.fork_advantages import Forks
+    from trl_drgrpo.process_rewards.scoring import RaggedRewards, StepScores
 
 logger = get_logger(__name__)
 
@@ -64,11 +66,11 @@ class RolloutBatch:
     num_generations: int
     own_rows: slice
     training: bool = True
-    steps: StepScores | None = None
-    step_rewards: RaggedRewards | None = None
+    steps: "StepScores | None" = None
+    step_rewards: "RaggedRewards | None" = None
     step_ends: list[list[int]] | None = None
     state_keys: list[list[Hashable | None]] | None = None
-    forks: Forks | None = None
+    forks: "Forks | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,6 +161,11 @@ class EnvironmentTurns(Feature):
         self.trainer.log_batch(shares, {})
         return [row for row, (_, is_lost) in enumerate(everywhere) if is_lost]
 
+    @property
+    def lost_rows(self) -> Iterable[int]:
+        """This rank's rows whose environment failed."""
+        return self.failures.rows
+
     def _begun(self) -> list[int]:
         return [len(keys) for keys in self._record.state_keys] if self._record else []
 

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from transformers import TrainerCallback
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.objective.loss_terms import LossTokens
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
+
+if TYPE_CHECKING:
+    from trl_drgrpo.objective.loss_terms import LossTokens
 
 Completions = tuple[list[list[int]], list[list[float]] | None]  # token ids, and log-probabilities where known
 Hook = TypeVar("Hook", bound=Callable[..., Any])
@@ -306,6 +308,6 @@ class LossTerm(Feature):
         """Name in logs and messages: `loss_term/<name>`."""
         return type(self).__name__
 
-    def per_token_loss(self, tokens: LossTokens) -> torch.Tensor:
+    def per_token_loss(self, tokens: "LossTokens") -> torch.Tensor:
         """Return the loss of each token `(B, T)`, to be minimized; values outside of `tokens.mask` are ignored."""
         raise NotImplementedError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import DistributedType, gather_object
@@ -19,7 +19,9 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.generation import end_tokens, own_settings, without_own_settings
 from trl_drgrpo.upstream.description import DescriptionGuard
 from trl_drgrpo.upstream.hooks import Completions, Feature
-from trl_drgrpo.upstream.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,8 @@ class PrivateState(GRPOTrainer):
     args: Any  # declared optional or wider by transformers, set by the time a method runs
     model: Any
     train_sampler: Any = None  # the newest that TRL made
-    stop_strings: StopStrings | None = None  # texts that end a completion
+    takes: Sequence[str] = ()  # arguments read once, of features that are not there, too
+    stop_strings: "StopStrings | None" = None  # texts that end a completion
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     features: Sequence[Feature]
     _tr_loss: Any  # of the steps since the last log, set when training begins
@@ -117,7 +120,7 @@ class PrivateState(GRPOTrainer):
     def refuse_late_changes(self) -> None:
         """Refuses an argument assigned after the constructor, of which the trainer or a feature uses a copy made
         there."""
-        taken = {name for feature in self.features for name in feature.takes}
+        taken = {*self.takes, *(name for feature in self.features for name in feature.takes)}
         for name, then in self.built_with.items():
             now, copied_as = getattr(self.args, name), _COPIED_AS.get(name, name)
             copied = vars(self).get(copied_as, now)
@@ -239,7 +242,10 @@ class PrivateState(GRPOTrainer):
         self.eos_token_ids = end_tokens(self.eos_token_ids, given.get("eos_token_id"), given.get("stop_token_ids"))
         strings = given.get("stop" if self.use_vllm else "stop_strings") or []
         strings = [strings] if isinstance(strings, str) else strings
-        self.stop_strings = StopStrings(strings, tokenizer, self.eos_token_ids) if strings else None
+        if strings:
+            from trl_drgrpo.upstream.stop_strings import StopStrings
+
+            self.stop_strings = StopStrings(strings, tokenizer, self.eos_token_ids)
         longest_turn = self.args.max_turn_length
         if self.use_vllm:
             if longest_turn is not None:

@@ -23,8 +23,8 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from trl import GRPOTrainer
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
 from trl_drgrpo.upstream.private_state import swapped
-from trl_drgrpo.upstream.weight_sync import REFERENCE
 
 # Values of `init_lora_weights` that subtract the new adapter from the base's weights.
 _CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")

@@ -12,10 +12,11 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import Trainer
@@ -25,21 +26,26 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.secrets import without_secrets
-from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
-from trl_drgrpo.process_rewards.turns import TURN_METHODS
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
-from trl_drgrpo.upstream.completion_tables import make_plain, mixed_tables
+from trl_drgrpo.upstream.checkpoint_weights import load_translated, without_tied
 from trl_drgrpo.upstream.description import CARD
-from trl_drgrpo.upstream.environments import ToolLoop
 from trl_drgrpo.upstream.hooks import Completions, Hooks, LossTerm, owned
 from trl_drgrpo.upstream.private_state import PrivateState, swapped
 from trl_drgrpo.upstream.seams import patched_by
 from trl_drgrpo.upstream.starting_weights import add_reference_adapter, starting_weights
 from trl_drgrpo.upstream.versions import brief_bars
-from trl_drgrpo.upstream.vllm_adapters import VLLMSync
-from trl_drgrpo.upstream.weight_sync import load_translated, without_tied
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.environments import ToolLoop
 
 _TABLE = "The table of completions"  # a place, as the guard names it
+
+
+def _vllm_sync(*args: Any, trainer: Any, **kwargs: Any) -> Any:
+    """What TRL builds where the run has vLLM."""
+    from trl_drgrpo.upstream.vllm_adapters import VLLMSync
+
+    return VLLMSync(*args, trainer=trainer, **kwargs)
 
 
 class HostTrainer(Hooks, PrivateState):
@@ -51,14 +57,14 @@ class HostTrainer(Hooks, PrivateState):
     _put_off: dict[str, Any] | None = None  # while a checkpoint is being written: save_total_limit, and uploads
     _loads_from: str | None = None  # the checkpoint whose weights are being loaded
     _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
-    _tool_loop: ToolLoop | None = None  # while tools are called
+    _tool_loop: "ToolLoop | None" = None  # while tools are called
     rollout_inputs: Sequence[dict[str, Any]] = ()  # the rows that completions are made of
     _scored: list[ScoredTokens] | None = None  # what was scored for a loss that has additional terms
     _begins_rows = False  # whether the next generation is of a batch's first completions
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
-        engine = swapped(sys.modules[GRPOTrainer.__module__], VLLMGeneration=partial(VLLMSync, trainer=self))
+        engine = swapped(sys.modules[GRPOTrainer.__module__], VLLMGeneration=partial(_vllm_sync, trainer=self))
         with starting_weights(self, model, args) as start, brief_bars(), engine:
             super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.beta = self.args.beta  # 0 for TRL's constructor where there is an adapter
@@ -101,15 +107,21 @@ class HostTrainer(Hooks, PrivateState):
         return self.on_rollouts(rollouts)
 
     def _generate(self, prompts):
-        self.withhold_from_model(TURN_METHODS)
+        self._withhold_turn_methods()
         with self.rolling_out():
             self.on_turns_begin(range(len(prompts)))
             with swapped(self, _begins_rows=True):
                 return super()._generate(prompts)
 
+    def _withhold_turn_methods(self) -> None:
+        if self.environment_factories is not None:
+            from trl_drgrpo.process_rewards.turns import TURN_METHODS
+
+            self.withhold_from_model(TURN_METHODS)
+
     def prompt_lengths(self, rows: Sequence[dict[str, Any]]) -> list[int]:
         """Tokens of the prompts of a dataset's rows as the model gets them: through the chat template, with tools."""
-        self.withhold_from_model(TURN_METHODS)
+        self._withhold_turn_methods()
         several = self.environment_factories is not None and self._multi_environment
         names = [row.get("environment") if several else None for row in rows]
         with swapped(self, _batch_environments=names):
@@ -119,10 +131,12 @@ class HostTrainer(Hooks, PrivateState):
         """The tools that the prompt of a dataset's row tells the model about."""
         if self.environment_factories is None:
             return list(self.tools or ())
-        self.withhold_from_model(TURN_METHODS)
+        self._withhold_turn_methods()
         return list(self._env_tools[row.get("environment") if self._multi_environment else None])
 
     def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args, **kwargs):
+        from trl_drgrpo.upstream.environments import ToolLoop
+
         with swapped(self, _tool_loop=ToolLoop(completions)):
             return super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *args, **kwargs)
 
@@ -223,6 +237,8 @@ class HostTrainer(Hooks, PrivateState):
     ) -> torch.Tensor:
         """Additional terms over the divisor of TRL's loss, which has just been computed. Each logs its mean per
         token."""
+        from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
+
         [(logps, entropies, _)] = self._scored or []
         if entropies is None:
             raise UpstreamError("TRL's loss computes no entropies, which loss terms rely on. Remove the loss terms.")
@@ -332,11 +348,15 @@ class HostTrainer(Hooks, PrivateState):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         with self.describing("The numbers of a step"):
             self.add_to_log(logs)
+        tables: AbstractContextManager[Any] = nullcontext()
         if self.log_completions and self.accelerator.is_main_process:
+            from trl_drgrpo.upstream.completion_tables import make_plain, mixed_tables
+
+            tables = mixed_tables(sys.modules[GRPOTrainer.__module__])
             with self.describing(_TABLE):
                 make_plain(self._logs)
         try:
-            with mixed_tables(sys.modules[GRPOTrainer.__module__]):
+            with tables:
                 super().log(logs, start_time)
         except Exception as error:
             if any(frame.f_code is Trainer.log.__code__ for frame, _ in walk_tb(error.__traceback__)):

@@ -31,7 +31,8 @@ from torch import nn
 from trl.generation import vllm_generation as of_trl
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
-from trl_drgrpo.search.sampling import RANKS, AdapterRefused, load_adapter, serve_command, unload_adapter
+from trl_drgrpo.common.generation import VLLM_RANKS
+from trl_drgrpo.search.sampling import AdapterRefused, load_adapter, serve_command, unload_adapter
 from trl_drgrpo.upstream.private_state import swapped
 from trl_drgrpo.upstream.weight_sync import merged_while_read, why_merged
 
@@ -255,7 +256,7 @@ def _engine_class(rank: int) -> Any:
     """TRL's colocated engine with adapters. A function, as the name is there only where vLLM is installed."""
 
     engine: Any = getattr(of_trl, "LLM", object)
-    offered = next(each for each in RANKS if each >= rank)
+    offered = next(each for each in VLLM_RANKS if each >= rank)
 
     class AdapterEngine(engine):
         newest: Any = None  # request for the newest version

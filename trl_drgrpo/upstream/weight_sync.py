@@ -1,44 +1,17 @@
-"""Weights on their way: adapters to vLLM, merged one layer at a time, what vLLM cannot be sent, and checkpoints whose
-file calls weights by other names than the model does.
-
-When `from_pretrained` loads a model, transformers fuses the experts of a mixture and renames parts of vision-language
-models; when it saves, it undoes that. `Trainer` knows nothing of it when it resumes (transformers 5.23): what it does
-not find under the model's names stays as it was when the model was built.
-"""
+"""Weights on their way to vLLM: adapters, merged copies one layer at a time, and what vLLM cannot be sent."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from transformers import PreTrainedModel
 from trl.import_utils import is_vllm_available
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
-from trl_drgrpo.search.sampling import RANKS
-
-REFERENCE = "ref"  # where a model has an adapter of this name, TRL takes it for the reference of KL
-
-
-def load_translated(model: Any, folder: Path) -> Any:
-    """Load all weights of a checkpoint in place, the way `from_pretrained` does; returns what `load_state_dict`
-    returns, `None` for a model that has no `from_pretrained`."""
-    if not isinstance(model, PreTrainedModel):
-        return None
-    loaded = type(model).from_pretrained(folder, dtype=model.dtype)
-    return model.load_state_dict(loaded.state_dict(), strict=False)
-
-
-def without_tied(model: Any, load_result: Any) -> Any:
-    """Result of `load_state_dict`, without missing keys that are tied to a loaded weight."""
-    sources = getattr(model, "all_tied_weights_keys", None) or {}
-    missing = load_result.missing_keys
-    kept = [key for key in missing if key not in sources or sources[key] in missing]
-    return type(load_result)(kept, load_result.unexpected_keys)
+from trl_drgrpo.common.generation import VLLM_RANKS
 
 
 @contextmanager
@@ -135,8 +108,8 @@ def why_merged(adapter: Any) -> str | None:
         return f"{getattr(getattr(adapter, 'peft_type', None), 'value', type(adapter).__name__)} is not LoRA"
     if adapter.init_lora_weights not in _LEAVE_THE_BASE:
         return f"init_lora_weights={adapter.init_lora_weights!r} changes the base's weights"
-    if adapter.r > RANKS[-1]:
-        return f"its rank of {adapter.r} is above {RANKS[-1]}"
+    if adapter.r > VLLM_RANKS[-1]:
+        return f"its rank of {adapter.r} is above {VLLM_RANKS[-1]}"
     plain = LoraConfig()
     for name, value in vars(adapter).items():
         if name in vars(plain) and name not in _KNOWN and (value or None) != (getattr(plain, name) or None):

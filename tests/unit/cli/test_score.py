@@ -14,8 +14,8 @@ from runs import train, write_lines
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
-from trl_drgrpo.rewards.sample import prompt_key
 from trl_drgrpo.rewards.scoring import read_rows, score_rows
+from trl_drgrpo.rewards.texts import prompt_key
 
 ROWS = [
     {"prompt": "2+2=", "completion": "4", "answer": "4"},

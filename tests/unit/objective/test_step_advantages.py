@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_drgrpo.objective.step_advantages import (
-    STEP_BASELINES,
-    STEP_CREDITS,
     broadcast_to_tokens,
     step_advantages,
     step_token_advantages,
     with_closings,
 )
+from trl_drgrpo.objective.step_choices import STEP_BASELINES, STEP_CREDITS
 
 
 def fits(credit, baseline):

@@ -11,13 +11,8 @@ from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import ImplicitRewardScorer, TokenClassificationScorer, label_steps, train_prm
-from trl_drgrpo.process_rewards.steps import step_segmenter
-from trl_drgrpo.process_rewards.steps.segmenter import (
-    DEFAULT_SEPARATOR,
-    configured_segmenter,
-    joining_text,
-    segmenter_without_turns,
-)
+from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, step_segmenter
+from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter, joining_text, segmenter_without_turns
 from trl_drgrpo.search.problem import SearchSettings
 
 EOS = "<|im_end|>"

@@ -7,8 +7,8 @@ from peft import LoraConfig
 from transformers import LlamaConfig, PreTrainedModel
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.single_gpu.memory.meta_model import context_length
 from trl_drgrpo.single_gpu.model_checks import check_model
+from trl_drgrpo.single_gpu.vocabulary import context_length
 
 
 @pytest.fixture(autouse=True)

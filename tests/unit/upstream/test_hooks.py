@@ -8,8 +8,7 @@ from transformers import TrainerCallback
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.resume.checkpoints import STATE_FILE
-from trl_drgrpo.features.resume.resume import FEATURES_FILE
+from trl_drgrpo.features.resume.checkpoints import FEATURES_FILE, STATE_FILE
 from trl_drgrpo.upstream.hooks import Feature, Hooks
 from trl_drgrpo.upstream.private_state import swapped
 

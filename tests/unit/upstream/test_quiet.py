@@ -11,7 +11,7 @@ from torch.nn.modules.module import _IncompatibleKeys as LoadResult
 from transformers.utils import logging as transformers_logging
 
 from trl_drgrpo.upstream import versions
-from trl_drgrpo.upstream.weight_sync import without_tied
+from trl_drgrpo.upstream.checkpoint_weights import without_tied
 
 RENAMED = (
     "`is_gradient_checkpointing` is deprecated and will be removed in v6. Use `is_activation_checkpointing` instead."

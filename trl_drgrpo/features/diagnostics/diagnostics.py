@@ -32,8 +32,8 @@ from trl_drgrpo.features.diagnostics.run_log import (
 )
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, CorrectnessRule, batch_statistics, step_statistics
-from trl_drgrpo.process_rewards.scoring import process_only
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
+from trl_drgrpo.process_rewards.without_outcome import process_only
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature

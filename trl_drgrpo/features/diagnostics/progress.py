@@ -19,7 +19,7 @@ from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 from transformers.trainer_utils import has_length
 
-from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
+from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
 from trl_drgrpo.upstream.description import DescribingCallback
 
 _SILENT_SECONDS = 5.0  # after so long without a line, a step or a batch of an evaluation has one of its own

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.common.rows import is_conversational
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
-from trl_drgrpo.features.model_card.card import is_conversational, objective_of, plain_data
-from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
+from trl_drgrpo.features.model_card.objective import objective_of, plain_data
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
 # Fields of the configuration, a line for each matter.
@@ -113,6 +113,8 @@ def _objective(trainer: Any) -> dict[str, Any]:
 
 def _separator(trainer: Any) -> list[str] | str:
     """Rule for step ends: from the configuration, or the name of a segmenter that the trainer was given."""
+    from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
+
     segmenter = trainer.step_scorer.segmenter
     is_own = segmenter.name != configured_segmenter(trainer.step_separator).name
     return segmenter.name if is_own else trainer.step_separator

@@ -13,10 +13,8 @@ import dataclasses
 import platform
 import re
 import textwrap
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,14 @@ import torch
 import yaml
 from huggingface_hub import ModelCardData
 
-from trl_drgrpo.common import markdown
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.drawing import draw_panels, save_figure
 from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
-from trl_drgrpo.common.rows import can_be_read_again
 from trl_drgrpo.common.secrets import redacted, scrubbed
 from trl_drgrpo.features.model_card.example import Example, example_of
+from trl_drgrpo.features.model_card.objective import lines_of, objective_of, plain_data, template
 from trl_drgrpo.features.model_card.origin import origin_of
-from trl_drgrpo.process_rewards.scoring import PROCESS_ONLY
+from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
 from trl_drgrpo.upstream.versions import installed_versions
 
 # Metric -> title of its panel, which evaluations share.
@@ -64,14 +61,6 @@ def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
         save_figure(draw_panels(panels, 5.5, 3.5), target)
         return True
     return False
-
-
-def is_conversational(dataset: Any) -> bool:
-    """Whether the prompts of a dataset are messages; `False` for a stream that cannot be read again."""
-    if not hasattr(dataset, "__len__") and not can_be_read_again(dataset):
-        return False
-    first_row = next(iter(dataset), {})
-    return isinstance(first_row.get("prompt"), list)
 
 
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
@@ -165,16 +154,6 @@ def without_paths(values: Any) -> Any:
     return "(local path)" if is_local_path(values) else values
 
 
-def template(name: str) -> Any:
-    """A template of this room."""
-    return markdown.template("trl_drgrpo.features.model_card", name, {}, keep_trailing_newline=True)
-
-
-def lines_of(name: str, **values: Any) -> list[str]:
-    """The lines of a rendered template, without empty ones."""
-    return [line for line in template(name).render(values).splitlines() if line.strip()]
-
-
 Rows = list[tuple[str, Any]]
 
 # Of the machine or of the run's surroundings: no part of what others need to repeat it.
@@ -185,27 +164,6 @@ _PACKAGES = ["trl-drgrpo", "trl", "transformers", "torch", "accelerate", "datase
 _PACKAGES += ["bitsandbytes"]
 _ADAPTER = {"adapter": "peft_type", "rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
 _ADAPTER |= {"rsLoRA": "use_rslora", "target modules": "target_modules", "modules trained in full": "modules_to_save"}
-
-
-def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
-    """The objective that a trainer minimizes, also before its first step: the formula with the run's numbers, in lines
-    of plain text, and one sentence per choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
-
-    Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
-    compared with another.
-    """
-    args, scorer = trainer.args, trainer.step_scorer
-    values = {
-        "args": args,
-        "trainer": trainer,
-        "scorer": scorer,
-        "reward_weights": trainer.reward_weights.tolist(),
-        "on_policy": args.gradient_accumulation_steps % trainer.generate_every == 0,
-        "rows": args.num_generations or 1,
-        "adapters": getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {}),
-        "segmenter": scorer.segmenter.name if scorer else None,
-    }
-    return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
 
 
 def base_model_of(model: Any) -> str | None:
@@ -338,19 +296,6 @@ def changed_settings(args: Any) -> dict[str, Any]:
             continue
         shown[field.name] = plain_data(value)
     return without_paths(scrubbed(shown))
-
-
-def plain_data(value: Any) -> Any:
-    """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
-    if isinstance(value, Enum):
-        return plain_data(value.value)
-    if isinstance(value, Mapping):
-        return {key if type(key) in (str, int) else str(key): plain_data(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain_data(each) for each in value]
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
 
 
 def machine_rows(trainer: Any) -> Rows:

@@ -19,7 +19,6 @@ from huggingface_hub import constants
 
 from trl_drgrpo.common.errors import DivergedError, InputError, PushError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES, is_unreachable
-from trl_drgrpo.features.model_card.card import write_card
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.private_state import swapped
@@ -54,6 +53,8 @@ class ModelCard(Feature):
             main = trainer.is_world_process_zero()
             metadata: Any = HubCard.load(Path(folder) / "README.md").data if main else None
         if metadata is not None:
+            from trl_drgrpo.features.model_card.card import write_card
+
             write_card(trainer, metadata, self._readme, self._arguments.get("dataset_name"))
 
     def on_model_saved(self, folder: Path) -> None:

@@ -20,7 +20,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 3  # of the state file
 STATE_FILE = "drgrpo_state.json"
+FEATURES_FILE = "drgrpo_features.json"  # in every checkpoint
 PART_FILE = "drgrpo_state.part"
 TRAINER_STATE = "trainer_state.json"
 # The card may be edited; the last is transformers' own mark while `enable_jit_checkpoint` saves.
@@ -320,3 +322,19 @@ def _is_of_the_run_in(output_dir: Path, checkpoint: Path) -> bool:
         return True
     own, states = state_or_none(checkpoint), [*states_in(output_dir).values()]
     return own is not None and bool(states) and states[-1]["run_id"] == own["run_id"]
+
+
+def rollouts_file(checkpoint: Path, rank: int) -> Path:
+    """File of a rank's completions that are not trained on yet."""
+    return checkpoint / f"drgrpo_rollouts_{rank}.pt"
+
+
+def features_by_name(features: Iterable[Any]) -> dict[str, Any]:
+    """Features by the name that a checkpoint holds their state under; others of the same class are numbered."""
+    counts: Counter[str] = Counter()
+    named: dict[str, Any] = {}
+    for feature in features:
+        name = type(feature).__name__
+        counts[name] += 1
+        named[name if counts[name] == 1 else f"{name} {counts[name]}"] = feature
+    return named

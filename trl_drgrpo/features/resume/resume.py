@@ -10,7 +10,7 @@ What TRL and transformers restore is enough only between two generation batches 
   checkpoint is complete, see `checkpoints.py`.
 
 What a resumed run keeps of its checkpoint, takes anew, or refuses is in `settings.py`; whether the weights of a
-checkpoint fit the model, in `fitting.py`.
+checkpoint fit the model, in `fitting.py`; what a resumed run takes back, in `restoring.py`.
 """
 
 import json
@@ -18,50 +18,34 @@ import logging
 import random
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
 
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
-from trl_drgrpo.common.output_folders import checkpoint_folders, drop_saved_links
-from trl_drgrpo.features.diagnostics.run_facts import fields_of, objective_facts
+from trl_drgrpo.common.output_folders import drop_saved_links
+from trl_drgrpo.features.diagnostics.run_facts import objective_facts
 from trl_drgrpo.features.resume.checkpoints import (
-    FORMAT,
-    STATE_FILE,
+    FEATURES_FILE,
     begin_checkpoint,
     check_output_of_run,
     choose_start,
     delete_old_checkpoints,
     delete_run,
+    features_by_name,
     finish_checkpoint,
-    has_optimizer,
-    read_state,
-    state_or_none,
-    why_changed,
+    rollouts_file,
     why_incomplete,
 )
-from trl_drgrpo.features.resume.fitting import refuse_misfit
-from trl_drgrpo.features.resume.settings import (
-    ON_RESUME,
-    changed,
-    differences,
-    in_words,
-    options_of_rewards,
-    refuse_another,
-    resume_facts,
-)
+from trl_drgrpo.features.resume.settings import geometry, options_of_rewards, resume_facts
 from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
-
-FEATURES_FILE = "drgrpo_features.json"  # in every checkpoint
 
 
 def _model_folders(trainer: Any) -> dict[str, str]:
@@ -117,7 +101,9 @@ class Resume(Feature):
                 otherwise={},
             )
             if checkpoint:
-                self._refuse_another_run(checkpoint)
+                from trl_drgrpo.features.resume.restoring import refuse_another_run
+
+                refuse_another_run(self.trainer, checkpoint, self._settings)
             # It holds its step already: written again, it would be gone if the run died then.
             self._checkpoints_of_this_run = [checkpoint.resolve()] if checkpoint else []
             self.resumed_from = checkpoint
@@ -141,21 +127,6 @@ class Resume(Feature):
         if isinstance(decision, Exception):
             raise decision
         return decision, run_id
-
-    def _refuse_another_run(self, checkpoint: Path) -> None:
-        """What cannot go on with the checkpoint's optimizer, adapter or objective."""
-        before = (self._state_of(checkpoint) or {"settings": {}})["settings"]
-        if not has_optimizer(checkpoint):
-            before = {name: value for name, value in before.items() if name != "optim"}
-        refuse_another(before, self._settings, checkpoint)
-        refuse_misfit(self.trainer, checkpoint)
-
-    def _state_of(self, checkpoint: Path) -> dict[str, Any] | None:
-        state = read_state(checkpoint)
-        if state is not None and state["format"] != FORMAT:
-            remedy = "Resume with the trl-drgrpo version that wrote it."
-            raise InputError(str(checkpoint / STATE_FILE), f"format {state['format']}", f"format {FORMAT}", remedy)
-        return state
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
@@ -244,7 +215,7 @@ class Resume(Feature):
         unlogged = self.trainer.unlogged()
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
-            kept = {name: feature.state_dict() for name, feature in _named(self.trainer.features).items()}
+            kept = {name: feature.state_dict() for name, feature in features_by_name(self.trainer.features).items()}
             (checkpoint / FEATURES_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
             state = run_state(self.trainer, self.run_id, self._settings)
             finish_checkpoint(checkpoint, {**state, "unlogged": unlogged})
@@ -255,91 +226,10 @@ class Resume(Feature):
             delete_old_checkpoints(checkpoint, limit, self.trainer.state.best_model_checkpoint)
 
     def on_checkpoint_loaded(self, checkpoint: Path) -> None:
-        if not has_optimizer(checkpoint):
-            message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
-            logger.warning(message, checkpoint)
-        file = checkpoint / FEATURES_FILE
-        kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        for name, feature in _named(self.trainer.features).items():
-            feature.load_state_dict(kept.get(name))
-        self.trainer.read_step_settings()
-        state = self._state_of(checkpoint)
-        self._unlogged = None if state is None else state.get("unlogged")
-        if state is None:
-            self._say_what_is_missing(checkpoint)
-            return
-        loss_normalizer = state["loss_normalizer"]
-        if self.trainer.args.loss_normalizer not in (None, loss_normalizer):
-            raise InputError(
-                "loss_normalizer",
-                str(self.trainer.args.loss_normalizer),
-                f"{loss_normalizer}, with which the run in {checkpoint} was started",
-                "Changing L mid-run changes the step size: remove loss_normalizer, or start a new run.",
-            )
-        if loss_normalizer != self.trainer.loss_normalizer:
-            message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
-            logger.warning(message, loss_normalizer, self.trainer.loss_normalizer)
-        self.trainer.loss_normalizer = loss_normalizer
-        self.run_id = state["run_id"]
-        self._say_what_changed(state, checkpoint)
-        self._resume_position(state, checkpoint)
-        self.trainer.advance_train_sampler(int((self.trainer.state.epoch or 0.0) + 1e-6))
+        from trl_drgrpo.features.resume.restoring import restore
 
-    def _say_what_changed(self, state: dict[str, Any], checkpoint: Path) -> None:
-        """Other settings in the middle of a run are allowed, but never silent."""
-        others = changed(state["objective"], objective_facts(self.trainer))
-        objective = "; ".join(f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in others)
-        stays = ON_RESUME["kept"] * has_optimizer(checkpoint)
-        settings = list(differences(state["settings"], self._settings))
-        anew = in_words(setting for setting in settings if setting[0] not in stays)
-        kept = in_words((setting for setting in settings if setting[0] in stays), form="{} {}, not {}")
-        for message, differing in (
-            ("The objective differs from that of %s: %s. The run continues with the new one.", objective),
-            ("Settings differ from those of %s: %s. The run continues with the new ones.", anew),
-            ("Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights.", kept),
-        ):
-            if differing:
-                logger.warning(message, checkpoint, differing)
-
-    def _say_what_is_missing(self, checkpoint: Path) -> None:
-        """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
-        logger.warning(
-            "%s holds no Dr. GRPO state: continuing with L = %d. Completions not trained on yet are generated again, "
-            "and the optimizer keeps its moments: after an objective other than Dr. GRPO, the first hundreds of steps "
-            "are smaller. To avoid this, start a new run from the weights.",
-            checkpoint,
-            self.trainer.loss_normalizer,
-        )
-        states = filter(None, map(state_or_none, checkpoint_folders(checkpoint.parent)))
-        ours = next((state["loss_normalizer"] for state in states), self.trainer.loss_normalizer)  # of the newest
-        if ours != self.trainer.loss_normalizer:
-            remedy = f"Set loss_normalizer={ours} to keep it."
-            logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
-
-    def _resume_position(self, state: dict[str, Any], checkpoint: Path) -> None:
-        """Restores the position between two generations; with another geometry the next step generates anew."""
-        if other := changed(state["geometry"], geometry(self.trainer)):
-            message = "Batch sizes changed (%s): completions not trained on yet are generated again."
-            logger.warning(message, ", ".join(f"{name} {was} -> {now}" for name, was, now in other))
-            return
-        self.trainer.micro_step = state["micro_step"]
-        if not state["has_rollouts"]:
-            return
-        args, rank, device = self.trainer.args, self.trainer.accelerator.process_index, self.trainer.accelerator.device
-        corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
-        # Keys of a micro-batch that the loss reads under settings that may have changed since it was made.
-        needed = {*["ref_per_token_logps"] * bool(args.beta), *["importance_sampling_ratio"] * corrects_sampling}
-        rollouts = load_rollouts(checkpoint, rank, device, state["files"])
-        # All ranks or none: one that generates alone waits forever.
-        if not all(self.trainer.gathered([rollouts is not None])):
-            logger.warning(
-                "Completions not trained on yet are generated again: the run continues, but not bit for bit."
-            )
-        elif missing := needed.difference(*(rollouts or [])):
-            message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
-            logger.warning(message, " and ".join(sorted(missing)))
-        else:
-            self.trainer.pending_rollouts = rollouts
+        state = restore(self.trainer, checkpoint, self._settings)
+        self._unlogged, self.run_id = state.get("unlogged"), state.get("run_id", self.run_id)
 
     def _save_step(self, why: str) -> None:
         """A checkpoint at the last finished optimizer step, for a run that is about to end."""
@@ -358,17 +248,6 @@ class Resume(Feature):
             logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
 
 
-def _named(features: Iterable[Feature]) -> dict[str, Feature]:
-    """Features by the name that a checkpoint holds their state under; others of the same class are numbered."""
-    counts: Counter[str] = Counter()
-    named: dict[str, Feature] = {}
-    for feature in features:
-        name = type(feature).__name__
-        counts[name] += 1
-        named[name if counts[name] == 1 else f"{name} {counts[name]}"] = feature
-    return named
-
-
 def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, Any]:
     """What a checkpoint's state file holds; JSON-ready. `settings`: its `resume_facts`, as they were at the start."""
     return {
@@ -382,42 +261,13 @@ def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, 
     }
 
 
-def geometry(trainer: Any) -> dict[str, int]:
-    """Batch sizes and process count: with others, neither `micro_step` nor pending completions have a meaning."""
-    fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
-    fields += ("num_iterations", "num_generations")
-    return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
-
-
 def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]] | None) -> None:
     """Write this rank's pending micro-batches into a checkpoint folder; `None`: leave no file of an older run."""
     if micro_batches is None:
-        _rollouts_file(checkpoint, rank).unlink(missing_ok=True)
+        rollouts_file(checkpoint, rank).unlink(missing_ok=True)
     else:
         checkpoint.mkdir(parents=True, exist_ok=True)  # of a rank on a disk of its own
-        torch.save(micro_batches, _rollouts_file(checkpoint, rank))
-
-
-def load_rollouts(
-    checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]
-) -> list[dict[str, Any]] | None:
-    """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read.
-    `files`: sizes and checksums, as the checkpoint's state lists them."""
-    source = _rollouts_file(checkpoint, rank)
-    if (mark := files.get(source.name)) and (reason := why_changed(checkpoint, source.name, mark)):
-        logger.warning("Completions not trained on yet in %s are not used: %s.", checkpoint, reason)
-        return None
-    try:
-        # Not onto the device at once: torch reads no storage onto "cpu:0", a process's name for its CPU.
-        micro_batches: Any = send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
-    except (OSError, EOFError, RuntimeError, ValueError) as error:
-        logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
-        return None
-    return micro_batches
-
-
-def _rollouts_file(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / f"drgrpo_rollouts_{rank}.pt"
+        torch.save(micro_batches, rollouts_file(checkpoint, rank))
 
 
 def random_state() -> Callable[[], None]:
@@ -434,7 +284,3 @@ def random_state() -> Callable[[], None]:
             set_state(state)
 
     return restore
-
-
-def _in_words(value: Any) -> str:
-    return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

@@ -7,14 +7,13 @@ the facts that no field holds (`FACTS`): model, reference, data, tokenizer, opti
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import xxhash
 from datasets import Dataset
 
-from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS, adapter_facts, fields_of
 from trl_drgrpo.rewards.options import reward_options
@@ -50,7 +49,6 @@ FACTS = (
     *("base", "reference", "dtype", "attn_implementation", "quantization", "adapter", "tokenizer", "chat_template"),
     *("train_dataset", "reward_options", "device", "versions"),
 )
-_NOT_ALONE = ("model", "base", "reference")  # refused, or other values of the same weights: the dtype is said
 _ROWS, _ROWS_OF_MEDIA = 5_000, 64  # that are compared, of text a second's worth; media are decoded
 _MEDIA = ("Image", "Audio", "Video")
 _VALUES = 16  # of each weight
@@ -89,6 +87,13 @@ def resume_facts(trainer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         "versions": installed_versions([*LIBRARIES, "peft", "accelerate"]),
     }
     return json.loads(json.dumps(scrubbed(facts), default=lambda value: type(value).__name__))
+
+
+def geometry(trainer: Any) -> dict[str, int]:
+    """Batch sizes and process count: with others, neither `micro_step` nor pending completions have a meaning."""
+    fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+    fields += ("num_iterations", "num_generations")
+    return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
 
 
 def options_of_rewards(trainer: Any) -> dict[str, Any]:
@@ -158,59 +163,6 @@ def dataset_mark(dataset: Any) -> str | None:
         digest.update(json.dumps(plain[i], sort_keys=True, default=lambda value: type(value).__name__).encode())
     columns = ", ".join(sorted(dataset.column_names))
     return f"{len(dataset)} rows of {columns} ({digest.hexdigest()[:8]})"
-
-
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Name, former and new value of what is in both and differs."""
-    return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, former and new value of what differs and may; of a mapping only the keys that do."""
-    for name, was, value in changed(before, now):
-        if name in _NOT_ALONE:
-            continue
-        if not isinstance(was, dict) or not isinstance(value, dict):
-            yield name, was, value
-            continue
-        for key in [*was, *(key for key in value if key not in was)]:
-            if was.get(key) != value.get(key):
-                yield f"{name}: {key}", was.get(key), value.get(key)
-
-
-def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Any) -> None:
-    """Refuse what the run cannot go on with: another optimizer, base of an adapter, or reference of the KL term.
-
-    Args:
-        before, now (`Mapping[str, Any]`): `resume_facts` of the checkpoint, and of the run that is to go on.
-        checkpoint (`Path`): The checkpoint, for the message.
-
-    Raises:
-        `InputError`: Names the setting.
-    """
-    other = {name: (was, value) for name, was, value in changed(before, now) if was and value}
-    if "optim" in other:
-        was, value = other["optim"]
-        remedy = "Keep it, or start a new run from the checkpoint's weights."
-        raise InputError("optim", value, f"{was}, whose state is in {checkpoint}", remedy)
-    if any(before.get(name) != now.get(name) for name in ("dtype", "quantization")):
-        return  # the same weights have other values then
-    if "base" in other:
-        was, value = other["base"]
-        expected = f"{before.get('model')}, {was}, on which the adapter in {checkpoint} was trained"
-        raise InputError(
-            "model", f"the base {now.get('model')}, {value}", expected, "Name that base, or start a new run."
-        )
-    if "reference" in other:
-        was, value = other["reference"]
-        expected = f"that of the run, {before.get('model')}, {was}"
-        remedy = "It is the model that the run began with: build the trainer from that one, or start a new run."
-        raise InputError("model", f"the reference of the KL term {now.get('model')}, {value}", expected, remedy)
-
-
-def in_words(differing: Iterable[tuple[str, Any, Any]], form: str = "{} {} -> {}") -> str:
-    """Differences as a message shows them."""
-    return "; ".join(form.format(name, shortened(was), shortened(now)) for name, was, now in differing)
 
 
 def _digest(value: Any) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.rewards.sample import prompt_key
-from trl_drgrpo.rewards.texts import prompt_text
+from trl_drgrpo.rewards.texts import prompt_key, prompt_text
 
 _FIELDS = "{'key': ..., 'pass_rate': ..., 'completions': ...}"
 _PROMPT_CHARACTERS = 120

@@ -38,8 +38,6 @@ class PromptSampling(Feature):
         pass_rates ([`PassRates`]): Estimates by prompt.
     """
 
-    takes = ("dynamic_sampling", "max_sampling_rounds", "curriculum", "curriculum_q_min", "prior_pass_rates")
-
     def __init__(self, trainer: Any):
         super().__init__(trainer)
         self.pass_rates = PassRates()

@@ -13,7 +13,7 @@ from datasets import Dataset, IterableDataset
 
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS, bucket_index
 from trl_drgrpo.objective.advantages import Selection
-from trl_drgrpo.rewards.sample import prompt_key
+from trl_drgrpo.rewards.texts import prompt_key
 
 
 @dataclass

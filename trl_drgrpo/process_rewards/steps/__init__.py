@@ -8,9 +8,19 @@ that hold nothing to read (EOS). Texts are slices of the decoded completion, spe
 inclusive indices of completion tokens, what `step_token_advantages` takes.
 
 Reading order: `alignment.py` (where a completion can be cut), `segmenter.py` (where a step should end, and the cut).
-No torch, trl or transformers: the tokenizer is passed in.
+No torch, trl or transformers: the tokenizer is passed in. Names resolve on first use.
 """
 
-from trl_drgrpo.process_rewards.steps.segmenter import Steps, StepSegmenter, one_step_frac, step_segmenter
+from typing import TYPE_CHECKING
 
-__all__ = ["StepSegmenter", "Steps", "one_step_frac", "step_segmenter"]
+from trl_drgrpo.common.lazy import attach
+
+if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.steps.segmenter import Steps as Steps
+    from trl_drgrpo.process_rewards.steps.segmenter import StepSegmenter as StepSegmenter
+    from trl_drgrpo.process_rewards.steps.segmenter import one_step_frac as one_step_frac
+    from trl_drgrpo.process_rewards.steps.segmenter import step_segmenter as step_segmenter
+
+DEFAULT_SEPARATOR = "\n\n"  # of everything that cuts completions or joins steps
+
+attach(__name__)

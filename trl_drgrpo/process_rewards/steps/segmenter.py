@@ -39,7 +39,6 @@ from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SEPARATOR = "\n\n"  # of everything that cuts completions or joins steps
 LINE_BREAK = r"\r?\n"  # a lone "\r" is none: whether it is one would depend on the next token
 
 

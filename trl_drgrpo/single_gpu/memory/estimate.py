@@ -27,8 +27,9 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory import passes
 from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, LOADED_IN, Setup, readable
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
-from trl_drgrpo.single_gpu.memory.meta_model import MASKS, NOT_PLANNED, Skeleton, context_length, reason
+from trl_drgrpo.single_gpu.memory.meta_model import MASKS, NOT_PLANNED, Skeleton, reason
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape, scored_shapes, trained_shapes
+from trl_drgrpo.single_gpu.vocabulary import context_length
 
 MIB = 2**20
 # On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels and the workspace

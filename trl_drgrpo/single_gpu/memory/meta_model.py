@@ -8,7 +8,6 @@ seconds to import and want real tensors.
 import copy
 import re
 import sys
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,21 +55,6 @@ def read_config(name: str) -> tuple[Any, bool]:
         config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
     text = config.get_text_config(decoder=True)
     return text, text is not config
-
-
-def context_length(config: Any) -> int | None:
-    """The tokens that a model has positions for, prompt and completion together, with what a scaling of its rotary
-    positions adds; `None` where positions have no end."""
-    text = config.get_text_config()
-    length = getattr(text, "max_position_embeddings", None)
-    if not isinstance(length, int) or getattr(text, "alibi", False):
-        return None
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    for scaling in (rope, *rope.values()):  # newer configurations have one mapping per kind of layer
-        if isinstance(scaling, Mapping) and isinstance(factor := scaling.get("factor"), (int, float)):
-            original = scaling.get("original_max_position_embeddings") or text.max_position_embeddings
-            length = max(length, int(factor * original))
-    return length
 
 
 class Skeleton:

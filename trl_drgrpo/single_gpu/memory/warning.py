@@ -12,8 +12,8 @@ import torch
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner, propose
 from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, default_margin, from_keys, readable
+from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
 from trl_drgrpo.upstream.description import DescribingCallback
-from trl_drgrpo.upstream.weight_sync import REFERENCE
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from trl_drgrpo.features.resume.checkpoints import (
     run_in,
     why_incomplete,
 )
-from trl_drgrpo.features.resume.resume import load_rollouts, save_rollouts
+from trl_drgrpo.features.resume.restoring import load_rollouts
+from trl_drgrpo.features.resume.resume import save_rollouts
 
 
 def written(output_dir, step, run_id="a", saved_at=1.0, **files):

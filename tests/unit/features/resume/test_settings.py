@@ -8,7 +8,8 @@ from datasets import Dataset
 
 from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS
-from trl_drgrpo.features.resume.settings import FACTS, ON_RESUME, classes_of, dataset_mark, differences, refuse_another
+from trl_drgrpo.features.resume.restoring import differences, refuse_another
+from trl_drgrpo.features.resume.settings import FACTS, ON_RESUME, classes_of, dataset_mark
 from trl_drgrpo.rewards import MathReward, gated, weighted_sum
 from trl_drgrpo.rewards.options import reward_options
 

@@ -6,7 +6,7 @@ import pytest
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates, write_pass_rates
-from trl_drgrpo.rewards.sample import prompt_key
+from trl_drgrpo.rewards.texts import prompt_key
 
 
 def test_an_estimate_is_shrunk_to_the_mean_and_forgets():

@@ -1,0 +1,90 @@
+"""Step reward functions against the configuration: what does not fit, and what should be known."""
+
+import logging
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config.rules import Rules
+from trl_drgrpo.rewards.columns import parameters
+from trl_drgrpo.rewards.contract import declared, reward_name
+
+logger = logging.getLogger(__name__)
+
+
+def step_contradictions(args: Any, steps: list[Any]) -> Rules:
+    """Settings that do not fit step reward functions."""
+    cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
+    for func in steps:
+        if _is_rule_of_a_step(func):  # the commonest mix-up
+            name = reward_name(func)
+            remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
+            yield InputError(
+                "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
+            )
+    later = _declaring(steps, "is_causal", False)
+    for field, applies in {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}.items():
+        if later and applies:
+            got = f"{getattr(args, field)!r} with {_quoted(later)}, whose score of a step depends on later text"
+            remedy = f"It would bias the gradient. {_causal_remedies(later)}"
+            yield InputError(field, got, "scores that read no further than the end of their step", remedy)
+    if args.importance_sampling_level == "sequence":
+        remedy = "One ratio per row averages the step rewards over the row: set 'token'."
+        yield InputError("importance_sampling_level", "'sequence' with step_reward_funcs", "'token'", remedy)
+    if args.process_weight != 0 and args.mask_truncated_completions:
+        got = f"True with the step rewards of {_quoted(steps)}"
+        remedy = (
+            "Tokens behind a step decide whether its row is masked, which biases the credit of the step: remove it, "
+            "or return the sum of the scores as one outcome reward (reward_funcs)."
+        )
+        yield InputError("mask_truncated_completions", got, "False", remedy)
+
+
+def warn_of_steps(args: Any, steps: list[Any]) -> None:
+    """What is allowed of step reward functions, and should be known."""
+    if later := _declaring(steps, "is_causal", False):
+        logger.warning(
+            "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
+            "not credited with it, so the gradient is not that of the expected sum of the scores. Return it as one "
+            "outcome reward (reward_funcs) instead. %s",
+            _quoted(later),
+            _causal_remedies(later),
+        )
+    unknown = _declaring(steps, "is_causal", None)
+    if unknown and (args.process_role == "baseline" or (args.forks > 1 and args.fork_at == "doubt")):
+        logger.warning(
+            "%s: the gradient is unbiased only if the score of a step reads no further than the end of that step. "
+            "%s does not say. %s",
+            "process_role='baseline'" if args.process_role == "baseline" else "fork_at='doubt'",
+            _quoted(unknown),
+            _causal_remedies(unknown),
+        )
+    learned = _declaring(steps, "is_learned", True)
+    if learned and args.process_role == "reward":
+        logger.warning(
+            "process_role: %s is a model whose scores are rewarded: the policy learns to exploit its mistakes "
+            "(recipes/guides/process_rewards.md). Set process_role='baseline' to subtract the scores instead.",
+            _quoted(learned),
+        )
+
+
+def _declaring(funcs: list[Any], attribute: str, value: bool | None) -> list[Any]:
+    """The functions that declare this of themselves; `None`: those that declare nothing."""
+    said = [(func, declared(func, attribute)) for func in funcs]
+    return [func for func, given in said if (None if given is None else bool(given)) is value]
+
+
+def _quoted(funcs: list[Any]) -> str:
+    return ", ".join(repr(reward_name(func)) for func in funcs)
+
+
+def _causal_remedies(funcs: list[Any]) -> str:
+    """How scores come to read no later text: as a scorer of ours says, else by a declaration."""
+    by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
+    said = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
+    return " ".join(dict.fromkeys(said))
+
+
+def _is_rule_of_a_step(func: Any) -> bool:
+    """Whether it is a rule for one step where a function of whole batches is due."""
+    names = {parameter.name for parameter in parameters(func) or ()}
+    return "step" in names and "steps" not in names

@@ -1,0 +1,51 @@
+"""The objective of a run in words: for its card, its log and a resumed run."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from trl_drgrpo.common import markdown
+
+
+def template(name: str) -> Any:
+    """A template of this room."""
+    return markdown.template("trl_drgrpo.features.model_card", name, {}, keep_trailing_newline=True)
+
+
+def lines_of(name: str, **values: Any) -> list[str]:
+    """The lines of a rendered template, without empty ones."""
+    return [line for line in template(name).render(values).splitlines() if line.strip()]
+
+
+def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
+    """The objective that a trainer minimizes, also before its first step: the formula with the run's numbers, in lines
+    of plain text, and one sentence per choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
+
+    Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
+    compared with another.
+    """
+    args, scorer = trainer.args, trainer.step_scorer
+    values = {
+        "args": args,
+        "trainer": trainer,
+        "scorer": scorer,
+        "reward_weights": trainer.reward_weights.tolist(),
+        "on_policy": args.gradient_accumulation_steps % trainer.generate_every == 0,
+        "rows": args.num_generations or 1,
+        "adapters": getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {}),
+        "segmenter": scorer.segmenter.name if scorer else None,
+    }
+    return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
+
+
+def plain_data(value: Any) -> Any:
+    """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
+    if isinstance(value, Enum):
+        return plain_data(value.value)
+    if isinstance(value, Mapping):
+        return {key if type(key) in (str, int) else str(key): plain_data(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_data(each) for each in value]
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)

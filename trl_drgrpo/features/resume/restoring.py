@@ -1,0 +1,213 @@
+"""What only a run that goes on from a checkpoint needs: is it the same run, what differs, and its state."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+
+from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.output_folders import checkpoint_folders
+from trl_drgrpo.features.diagnostics.run_facts import objective_facts
+from trl_drgrpo.features.resume.checkpoints import (
+    FEATURES_FILE,
+    FORMAT,
+    STATE_FILE,
+    features_by_name,
+    has_optimizer,
+    read_state,
+    rollouts_file,
+    state_or_none,
+    why_changed,
+)
+from trl_drgrpo.features.resume.fitting import refuse_misfit
+from trl_drgrpo.features.resume.settings import ON_RESUME, geometry
+
+logger = logging.getLogger(__name__)
+
+_NOT_ALONE = ("model", "base", "reference")  # refused, or other values of the same weights: the dtype is said
+
+
+def refuse_another_run(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> None:
+    """What cannot go on with the checkpoint's optimizer, adapter or objective."""
+    before = (_state_of(checkpoint) or {"settings": {}})["settings"]
+    if not has_optimizer(checkpoint):
+        before = {name: value for name, value in before.items() if name != "optim"}
+    refuse_another(before, settings, checkpoint)
+    refuse_misfit(trainer, checkpoint)
+
+
+def _state_of(checkpoint: Path) -> dict[str, Any] | None:
+    state = read_state(checkpoint)
+    if state is not None and state["format"] != FORMAT:
+        remedy = "Resume with the trl-drgrpo version that wrote it."
+        raise InputError(str(checkpoint / STATE_FILE), f"format {state['format']}", f"format {FORMAT}", remedy)
+    return state
+
+
+def restore(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Restores what a checkpoint holds beside weights, optimizer and scheduler; returns its state, empty where it has
+    none. `settings`: the run's `resume_facts`."""
+    if not has_optimizer(checkpoint):
+        message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
+        logger.warning(message, checkpoint)
+    file = checkpoint / FEATURES_FILE
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for name, feature in features_by_name(trainer.features).items():
+        feature.load_state_dict(kept.get(name))
+    trainer.read_step_settings()
+    state = _state_of(checkpoint)
+    if state is None:
+        _say_what_is_missing(trainer, checkpoint)
+        return {}
+    loss_normalizer = state["loss_normalizer"]
+    if trainer.args.loss_normalizer not in (None, loss_normalizer):
+        raise InputError(
+            "loss_normalizer",
+            str(trainer.args.loss_normalizer),
+            f"{loss_normalizer}, with which the run in {checkpoint} was started",
+            "Changing L mid-run changes the step size: remove loss_normalizer, or start a new run.",
+        )
+    if loss_normalizer != trainer.loss_normalizer:
+        message = "Keeping L = %d of the resumed run (max_completion_length is now %d)."
+        logger.warning(message, loss_normalizer, trainer.loss_normalizer)
+    trainer.loss_normalizer = loss_normalizer
+    _say_what_changed(trainer, state, settings, checkpoint)
+    _resume_position(trainer, state, checkpoint)
+    trainer.advance_train_sampler(int((trainer.state.epoch or 0.0) + 1e-6))
+    return state
+
+
+def _say_what_changed(trainer: Any, state: dict[str, Any], own_settings: dict[str, Any], checkpoint: Path) -> None:
+    """Other settings in the middle of a run are allowed, but never silent."""
+    others = changed(state["objective"], objective_facts(trainer))
+    objective = "; ".join(f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in others)
+    stays = ON_RESUME["kept"] * has_optimizer(checkpoint)
+    settings = list(differences(state["settings"], own_settings))
+    anew = in_words(setting for setting in settings if setting[0] not in stays)
+    kept = in_words((setting for setting in settings if setting[0] in stays), form="{} {}, not {}")
+    for message, differing in (
+        ("The objective differs from that of %s: %s. The run continues with the new one.", objective),
+        ("Settings differ from those of %s: %s. The run continues with the new ones.", anew),
+        ("Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights.", kept),
+    ):
+        if differing:
+            logger.warning(message, checkpoint, differing)
+
+
+def _say_what_is_missing(trainer: Any, checkpoint: Path) -> None:
+    """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
+    logger.warning(
+        "%s holds no Dr. GRPO state: continuing with L = %d. Completions not trained on yet are generated again, "
+        "and the optimizer keeps its moments: after an objective other than Dr. GRPO, the first hundreds of steps "
+        "are smaller. To avoid this, start a new run from the weights.",
+        checkpoint,
+        trainer.loss_normalizer,
+    )
+    states = filter(None, map(state_or_none, checkpoint_folders(checkpoint.parent)))
+    ours = next((state["loss_normalizer"] for state in states), trainer.loss_normalizer)  # of the newest
+    if ours != trainer.loss_normalizer:
+        remedy = f"Set loss_normalizer={ours} to keep it."
+        logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
+
+
+def _resume_position(trainer: Any, state: dict[str, Any], checkpoint: Path) -> None:
+    """Restores the position between two generations; with another geometry the next step generates anew."""
+    if other := changed(state["geometry"], geometry(trainer)):
+        message = "Batch sizes changed (%s): completions not trained on yet are generated again."
+        logger.warning(message, ", ".join(f"{name} {was} -> {now}" for name, was, now in other))
+        return
+    trainer.micro_step = state["micro_step"]
+    if not state["has_rollouts"]:
+        return
+    args, rank, device = trainer.args, trainer.accelerator.process_index, trainer.accelerator.device
+    corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
+    # Keys of a micro-batch that the loss reads under settings that may have changed since it was made.
+    needed = {*["ref_per_token_logps"] * bool(args.beta), *["importance_sampling_ratio"] * corrects_sampling}
+    rollouts = load_rollouts(checkpoint, rank, device, state["files"])
+    # All ranks or none: one that generates alone waits forever.
+    if not all(trainer.gathered([rollouts is not None])):
+        logger.warning("Completions not trained on yet are generated again: the run continues, but not bit for bit.")
+    elif missing := needed.difference(*(rollouts or [])):
+        message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
+        logger.warning(message, " and ".join(sorted(missing)))
+    else:
+        trainer.pending_rollouts = rollouts
+
+
+def load_rollouts(
+    checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]
+) -> list[dict[str, Any]] | None:
+    """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read.
+    `files`: sizes and checksums, as the checkpoint's state lists them."""
+    source = rollouts_file(checkpoint, rank)
+    if (mark := files.get(source.name)) and (reason := why_changed(checkpoint, source.name, mark)):
+        logger.warning("Completions not trained on yet in %s are not used: %s.", checkpoint, reason)
+        return None
+    try:
+        # Not onto the device at once: torch reads no storage onto "cpu:0", a process's name for its CPU.
+        micro_batches: Any = send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
+    except (OSError, EOFError, RuntimeError, ValueError) as error:
+        logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
+        return None
+    return micro_batches
+
+
+def _in_words(value: Any) -> str:
+    return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Name, former and new value of what is in both and differs."""
+    return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, former and new value of what differs and may; of a mapping only the keys that do."""
+    for name, was, value in changed(before, now):
+        if name in _NOT_ALONE:
+            continue
+        if not isinstance(was, dict) or not isinstance(value, dict):
+            yield name, was, value
+            continue
+        for key in [*was, *(key for key in value if key not in was)]:
+            if was.get(key) != value.get(key):
+                yield f"{name}: {key}", was.get(key), value.get(key)
+
+
+def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Any) -> None:
+    """Refuse what the run cannot go on with: another optimizer, base of an adapter, or reference of the KL term.
+
+    Args:
+        before, now (`Mapping[str, Any]`): `resume_facts` of the checkpoint, and of the run that is to go on.
+        checkpoint (`Path`): The checkpoint, for the message.
+
+    Raises:
+        `InputError`: Names the setting.
+    """
+    other = {name: (was, value) for name, was, value in changed(before, now) if was and value}
+    if "optim" in other:
+        was, value = other["optim"]
+        remedy = "Keep it, or start a new run from the checkpoint's weights."
+        raise InputError("optim", value, f"{was}, whose state is in {checkpoint}", remedy)
+    if any(before.get(name) != now.get(name) for name in ("dtype", "quantization")):
+        return  # the same weights have other values then
+    if "base" in other:
+        was, value = other["base"]
+        expected = f"{before.get('model')}, {was}, on which the adapter in {checkpoint} was trained"
+        raise InputError(
+            "model", f"the base {now.get('model')}, {value}", expected, "Name that base, or start a new run."
+        )
+    if "reference" in other:
+        was, value = other["reference"]
+        expected = f"that of the run, {before.get('model')}, {was}"
+        remedy = "It is the model that the run began with: build the trainer from that one, or start a new run."
+        raise InputError("model", f"the reference of the KL term {now.get('model')}, {value}", expected, remedy)
+
+
+def in_words(differing: Iterable[tuple[str, Any, Any]], form: str = "{} {} -> {}") -> str:
+    """Differences as a message shows them."""
+    return "; ".join(form.format(name, shortened(was), shortened(now)) for name, was, now in differing)
