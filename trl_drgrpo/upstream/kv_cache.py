@@ -8,11 +8,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import AttentionInterface, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 CACHE_NAMES = ("cache", "past_key_values")  # from 5.24 on, and before
-# Layers of keys and values alone: any of their rows can be selected.
+# Layers of keys and values alone.
 PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
@@ -34,18 +35,47 @@ def cache_of(output: Any) -> Any:
 
 
 def is_plain(cache: Any) -> bool:
-    """Return whether a cache can select its rows: keys and values of every token, and no running state."""
-    return type(cache) is DynamicCache and all(type(layer) in PLAIN_LAYERS for layer in cache.layers)
+    """Return whether a cache holds keys and values of every token, and nothing else."""
+    return type(cache) is DynamicCache and why_not_plain(cache) is None
 
 
-def why_no_plain_cache(config: Any) -> str | None:
-    """Return why a model of this configuration decodes over another cache; `None` where [`is_plain`] holds."""
+def why_not_plain(cache: Any) -> str | None:
+    """Return what a cache holds besides keys and values; `None` where [`is_plain`] holds."""
+    others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in PLAIN_LAYERS})
+    return f"its cache holds more than keys and values ({', '.join(others)})" if others else None
+
+
+def why_no_selection(cache: Any) -> str | None:
+    """Return why [`select_rows`] cannot be tried on a cache; `None` where it can. Only a comparison tells whether it
+    selects all that a layer holds."""
+    if type(cache) is not DynamicCache:
+        return f"its cache is {type(cache).__name__}, whose rows cannot be selected"
+    others = sorted({type(layer).__name__ for layer in cache.layers if not hasattr(layer, "reorder_cache")})
+    return f"its cache has layers whose rows cannot be selected ({', '.join(others)})" if others else None
+
+
+def select_rows(cache: Any, rows: torch.Tensor) -> None:
+    """
+    Make these rows of the batch the rows of a cache: keys, values and running states. A row may be repeated.
+
+    Every kind of layer selects by `reorder_cache`, which beam search calls. Only layers of keys and values have
+    `batch_select_indices`, and a layer of both kinds has the one that leaves its states as they are.
+
+    Args:
+        cache ([`~transformers.DynamicCache`]): Changed in place.
+        rows (`torch.Tensor` of shape `(n,)`, int64): For each new row the old one.
+    """
+    cache.reorder_cache(rows)
+
+
+def why_no_dynamic_cache(config: Any) -> str | None:
+    """Return why a model of this configuration decodes over a cache of its own; `None` where it is a `DynamicCache`
+    whose rows [`select_rows`] may select."""
     try:
-        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+        cache = DynamicCache(config=config.get_text_config(decoder=True))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return f"it has a cache of its own ({type(error).__name__})"
-    others = sorted({type(layer).__name__ for layer in layers if type(layer) not in PLAIN_LAYERS})
-    return f"its cache holds more than keys and values ({', '.join(others)})" if others else None
+    return why_no_selection(cache)
 
 
 def selects_tokens(config: Any) -> bool:
@@ -67,7 +97,7 @@ DECODING_SEAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "PreTrainedModel.set_attn_implementation": (PreTrainedModel, ()),
     "AttentionInterface.register": (AttentionInterface, ("key", "value")),
     "DynamicCache.__init__": (DynamicCache, ("config",)),
-    "DynamicCache.batch_select_indices": (DynamicCache, ("indices",)),
+    "DynamicCache.reorder_cache": (DynamicCache, ("beam_idx",)),
     "DynamicLayer.update": (DynamicLayer, ("key_states", "value_states")),
     "DynamicLayer.get_seq_length": (DynamicLayer, ()),
     "DynamicSlidingWindowLayer.__init__": (DynamicSlidingWindowLayer, ("sliding_window",)),
