@@ -13,6 +13,7 @@ from transformers import AttentionInterface, DynamicCache, GenerationMixin, PreT
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 CACHE_NAMES = ("cache", "past_key_values")  # from 5.24 on, and before
+OTHER_CACHE_NAMES = ("cache_params", "state")  # of models that have nothing but running states
 # Layers of keys and values alone.
 PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
@@ -34,6 +35,15 @@ def cache_of(output: Any) -> Any:
     return getattr(output, CACHE, None)
 
 
+def why_no_cache(model: Any) -> str | None:
+    """Return why a model cannot be handed a cache under the usual name; `None` where it can. A loop that does not hand
+    on what Mamba and RWKV keep under names of their own would forget what came before."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # behind adapters
+    parameters = inspect.signature(inner.forward).parameters
+    name = next((name for name in (CACHE, *OTHER_CACHE_NAMES) if name in parameters), CACHE)
+    return None if name == CACHE else f"its forward takes a cache as {name}"
+
+
 def is_plain(cache: Any) -> bool:
     """Return whether a cache holds keys and values of every token, and nothing else."""
     return type(cache) is DynamicCache and why_not_plain(cache) is None
@@ -48,6 +58,8 @@ def why_not_plain(cache: Any) -> str | None:
 def why_no_selection(cache: Any) -> str | None:
     """Return why [`select_rows`] cannot be tried on a cache; `None` where it can. Only a comparison tells whether it
     selects all that a layer holds."""
+    if cache is None:
+        return "it makes its cache itself"
     if type(cache) is not DynamicCache:
         return f"its cache is {type(cache).__name__}, whose rows cannot be selected"
     others = sorted({type(layer).__name__ for layer in cache.layers if not hasattr(layer, "reorder_cache")})

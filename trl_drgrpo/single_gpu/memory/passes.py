@@ -17,8 +17,6 @@ from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import (
     CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
 )
 
@@ -28,7 +26,14 @@ from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import APART, Ledger, fused_head
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape
-from trl_drgrpo.upstream.kv_cache import CACHE
+from trl_drgrpo.upstream.kv_cache import (
+    CACHE,
+    OTHER_CACHE_NAMES,
+    is_plain,
+    select_rows,
+    why_no_cache,
+    why_no_dynamic_cache,
+)
 
 Peaks = dict[str, int]  # per segment, in bytes
 LONG: Any = {"dtype": torch.long, "device": "meta"}
@@ -181,11 +186,15 @@ def _taken(model: Any, **inputs: Any) -> dict[str, Any]:
 def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     """The first step, over the prompts, and the last, over one token of every row; and, as `"cache"`, what keys,
     values and running states take in the end."""
-    is_fast = setup.exact and setup.fast_generation and _selects_rows(skeleton.config)
-    has_chunks = getattr(skeleton.config, "attention_chunk_size", None)
+    config = skeleton.config
+    runs_once = not (why_no_cache(skeleton.model) or why_no_dynamic_cache(config))
+    is_fast = setup.exact and setup.fast_generation and runs_once
+    has_groups = (
+        runs_once and is_plain(DynamicCache(config=config)) and not getattr(config, "attention_chunk_size", None)
+    )
     # Prompts held once; prompts run once, then copied; every row by itself.
     for once, groups in ((True, True), (True, False)):
-        if is_fast and not (groups and has_chunks):
+        if is_fast and (has_groups or not groups):
             try:
                 return _generate(skeleton, setup, once, groups)
             except NOT_SERVED:  # a cache that cannot be shared, or whose rows cannot be selected
@@ -193,17 +202,8 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     return _generate(skeleton, setup, once=False, groups=False)
 
 
-def _selects_rows(config: Any) -> bool:
-    """Whether prompts are run once: the cache holds keys and values of tokens, and no running state."""
-    try:
-        layers = DynamicCache(config=config).layers
-    except (AttributeError, KeyError, TypeError, ValueError):  # a cache of its own
-        return False
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
-
-
 # Where a model's output has its cache, and its forward takes it: of keys and values, Mamba's, RWKV's.
-_CACHES = (CACHE, "cache_params", "state")
+_CACHES = (CACHE, *OTHER_CACHE_NAMES)
 
 
 def _cache_in(output: Any) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
             copied = _group_cache(prefilled, rows, setup.completion)
             del tested, copied
         elif prompts < rows:
-            prefilled.batch_select_indices(torch.empty(rows, **LONG))
+            select_rows(prefilled, torch.empty(rows, **LONG))
     peaks = {name: ledger.peaks[name] for name in ("prompts", "copies")}
     whole: Any = None
     if groups:

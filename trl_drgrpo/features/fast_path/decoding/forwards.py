@@ -104,7 +104,8 @@ class Forwards:
     def _run_prompts(self, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
         inputs = self._model.prepare_inputs_for_generation(ids, is_first_iteration=True, **model_kwargs)
         outputs = self._model(**inputs, return_dict=True)
-        self._kwargs[CACHE] = cache_of(outputs)
+        if (cache := cache_of(outputs)) is not None:  # some models fill the one they got, and do not return it
+            self._kwargs[CACHE] = cache
         return outputs.logits[:, -1].clone()  # those of whole prompts may go
 
     def _run_once(self, input_ids: torch.Tensor) -> str | None:
@@ -134,24 +135,27 @@ class Forwards:
         Three copies of each prompt go on with a token each. One of them leaves; the others take a second step.
         """
         tokens = logits.topk(3).indices
-        kept = torch.tensor([0, 2], device=ids.device)
-        expected = []
+        copies = torch.arange(tokens.numel(), device=ids.device).view_as(tokens)
+        staying = [0, 2]
         try:
             with without_noise(self._model):
-                for column in kept.tolist():
-                    alone = _CopiedRows(self._model, ids, prompts)
-                    alone.step(tokens[:, column])
-                    expected.append(alone.step(tokens[:, column]))
+                expected = [self._alone(ids, prompts, tokens[:, copy_number]) for copy_number in staying]
                 group = _CopiedRows(self._model, ids, prompts)
                 group.select(torch.arange(len(ids), device=ids.device).repeat_interleave(3))
                 group.step(tokens.flatten())
-                group.select(torch.arange(tokens.numel(), device=ids.device).view_as(tokens)[:, kept].flatten())
-                wrong = group.step(tokens[:, kept].flatten())
-                return differs(wrong, torch.stack(expected, dim=1).flatten(0, 1), self._agreement(logits.dtype))
+                group.select(copies[:, staying].flatten())
+                selected = group.step(tokens[:, staying].flatten())
         except torch.OutOfMemoryError:
             raise
         except NOT_SERVED as error:
             return f"rows of its cache cannot be selected ({type(error).__name__}: {error})"
+        return differs(selected, torch.stack(expected, dim=1).flatten(0, 1), self._agreement(logits.dtype))
+
+    def _alone(self, ids: torch.Tensor, prompts: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
+        """Logits after each prompt has gone on with a token twice; no row of the cache is selected."""
+        rows = _CopiedRows(self._model, ids, prompts)
+        rows.step(tokens)
+        return rows.step(tokens)
 
     def __enter__(self) -> "Forwards":
         return self
