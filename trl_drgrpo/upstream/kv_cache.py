@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
 CACHE_NAMES = ("cache", "past_key_values")  # from 5.24 on, and before
 OTHER_CACHE_NAMES = ("cache_params", "state")  # of models that have nothing but running states
@@ -46,13 +51,22 @@ def why_no_cache(model: Any) -> str | None:
 
 def is_plain(cache: Any) -> bool:
     """Return whether a cache holds keys and values of every token, and nothing else."""
-    return type(cache) is DynamicCache and why_not_plain(cache) is None
+    return type(cache) is DynamicCache and all(type(layer) in PLAIN_LAYERS for layer in cache.layers)
 
 
-def why_not_plain(cache: Any) -> str | None:
-    """Return what a cache holds besides keys and values; `None` where [`is_plain`] holds."""
-    others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in PLAIN_LAYERS})
-    return f"its cache holds more than keys and values ({', '.join(others)})" if others else None
+def has_only_states(layer: Any) -> bool:
+    """Return whether a layer of a cache holds running states, and no keys and values."""
+    return type(layer) is LinearAttentionLayer
+
+
+def why_no_groups(cache: Any) -> str | None:
+    """Return why a `GroupCache` cannot take over from a cache; `None` where each layer holds keys and values alone, or
+    running states alone."""
+    others = [layer for layer in cache.layers if type(layer) not in PLAIN_LAYERS and not has_only_states(layer)]
+    if others:
+        names = sorted({type(layer).__name__ for layer in others})
+        return f"its cache has layers of other kinds ({', '.join(names)})"
+    return "its cache holds no keys and values" if all(map(has_only_states, cache.layers)) else None
 
 
 def why_no_selection(cache: Any) -> str | None:
@@ -64,6 +78,16 @@ def why_no_selection(cache: Any) -> str | None:
         return f"its cache is {type(cache).__name__}, whose rows cannot be selected"
     others = sorted({type(layer).__name__ for layer in cache.layers if not hasattr(layer, "reorder_cache")})
     return f"its cache has layers whose rows cannot be selected ({', '.join(others)})" if others else None
+
+
+def why_states_elsewhere(cache: Any) -> str | None:
+    """Return that a model has run its prompts and left nothing in its layers of running states; `None`: it has not."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
+            if all(state is None for state in states):
+                return "it keeps running states outside of its cache"
+    return None
 
 
 def select_rows(cache: Any, rows: torch.Tensor) -> None:

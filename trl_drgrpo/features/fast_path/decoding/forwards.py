@@ -14,7 +14,15 @@ from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, Group
 from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
 from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
-from trl_drgrpo.upstream.kv_cache import CACHE, cache_of, is_plain, select_rows, why_no_selection, why_not_plain
+from trl_drgrpo.upstream.kv_cache import (
+    CACHE,
+    cache_of,
+    is_plain,
+    select_rows,
+    why_no_groups,
+    why_no_selection,
+    why_states_elsewhere,
+)
 
 
 def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
@@ -121,7 +129,8 @@ class Forwards:
         logits = self._run_prompts(ids, prompts)
         self._prefilled, self._mask, self._prompts = self._kwargs[CACHE], prompts.get("attention_mask"), copies
         if not is_tested:
-            reason = self._why_wrong_rows(ids, prompts | {CACHE: self._prefilled}, logits)
+            reason = why_states_elsewhere(self._prefilled)
+            reason = reason or self._why_wrong_rows(ids, prompts | {CACHE: self._prefilled}, logits)
             _why_not_selected[model] = reason
         if reason:
             self._kwargs[CACHE], self._prefilled = empty, None
@@ -233,7 +242,7 @@ class Forwards:
         text = self._model.config.get_text_config(decoder=True)
         if getattr(text, "attention_chunk_size", None):  # held like a window, but its beginning jumps
             raise Refused("its attention is chunked")
-        if reason := why_not_plain(prefilled):
+        if reason := why_no_groups(prefilled):
             raise Refused(reason)
         if self._kwargs.get("position_ids") is None:
             raise Refused("it gets no position_ids")
@@ -249,6 +258,8 @@ class Forwards:
 
     def _record_steps(self, device: torch.device) -> None:
         reason = why_not_recorded(self._model, device) or _why_not_replayed.get(self._model)
+        if reason is None and self._groups.states:  # a step runs twice where it is recorded or compared
+            reason = "its steps change running states"
         if reason:
             self._speed.off(reason, SpeedPart.RECORDED_STEPS, expected=device.type != "cuda")
             return
@@ -270,7 +281,7 @@ class Forwards:
                 if isinstance(error, Refused):
                     raise
                 raise Refused(f"{type(error).__name__}: {error}") from error
-        wrong = differs(logits[rows], expected, self._agreement(*(layer.computes_in for layer in self._groups.layers)))
+        wrong = differs(logits[rows], expected, self._agreement(*(layer.computes_in for layer in self._groups.groups)))
         self._groups = None
         if wrong:
             raise Refused(wrong)
