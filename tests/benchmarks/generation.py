@@ -6,7 +6,8 @@ Process CPU time (wall time on a GPU):
 - completions that end after a quarter of the longest on average (a random model with that many end tokens);
 - 4 prompts x 8 completions of up to 192 tokens on a Qwen3 of 192 wide and 4 layers, one token in 256 is an end;
 - the same, against continuous batching of transformers (with forks, a cache of fixed size): seconds per 1000 tokens,
-  for it samples others.
+  for it samples others;
+- a hybrid: 4 prompts x 8 completions on a Qwen3.5 of 192 wide, three layers of running states and one of attention.
 
 The last column: keys and values in the last step.
 
@@ -19,13 +20,13 @@ from functools import partial
 import torch
 from bench import command_line, interleaved, medians, now, print_head, print_row, quietly, random_model
 from fast_path import build_model
-from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config
+from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3_5TextConfig, Qwen3Config
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.upstream.kv_cache import CACHE
 
 GROUP = 8
-TABLES = ["prompts", "ends", "long-ends", "continuous"]
+TABLES = ["prompts", "ends", "long-ends", "continuous", "hybrid"]
 
 
 def groups_of(model, prompt, prompts):
@@ -109,6 +110,25 @@ def small_model(device, vocabulary=2048, width=192, layers=4):
     return random_model(config, device).eval()
 
 
+def hybrid_model(device, vocabulary=2048, width=192):
+    """A Qwen3.5 of three layers of running states and one of attention."""
+    config = Qwen3_5TextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
+        num_hidden_layers=4,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64 or 1,
+        head_dim=32,
+        linear_num_key_heads=width // 64 or 1,
+        linear_num_value_heads=width // 32,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        max_position_embeddings=4096,
+    )
+    return random_model(config, device).eval()
+
+
 def main():
     parser = command_line(__doc__, pairs=5)
     parser.add_argument("--device", default="cpu")
@@ -116,7 +136,7 @@ def main():
     arguments = quietly(parser)
     print_head("case", "stock, s", "ours, s", "ratio (min to max)", "", "keys and values, MB")
     pairs, device = arguments.pairs, arguments.device
-    large, small = build_model(512, 8, 4096, device).eval(), small_model(device)
+    large, small, hybrid = build_model(512, 8, 4096, device).eval(), small_model(device), hybrid_model(device)
     mean_32 = {"max_new_tokens": 128, "eos_token_id": list(range(4096 // 32))}  # one token in 32 ends a completion
     some = {"max_new_tokens": 192, "eos_token_id": list(range(2048 // 256))}
     lines = {
@@ -132,6 +152,7 @@ def main():
             4,
             some,
         ),
+        "hybrid": ("hybrid, 192 tokens, some end before", (64, 256, 512), compare, hybrid, pairs, 4, some),
     }
     for name in arguments.tables:
         label, lengths, line, model, pairs, prompts, settings = lines[name]

@@ -90,6 +90,7 @@ STATES = {
         "num_experts_per_tok": 1,
         "shared_intermediate_size": 32,
     },
+    "Bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "FalconH1": {**_MAMBA, "mamba_d_ssm": 64},
     "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False},
     "DeepseekV32": _SPARSE,

@@ -185,7 +185,7 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 3
             "bamba",
             "BambaForCausalLM",
             {"attn_layer_indices": [9, 18, 27], "num_key_value_heads": 8},
-            {"prompts run once": "its cache holds more than keys and values", "shared prompts": "linear_attention"},
+            {"prompts run once": "yes", "group cache": "yes", "shared prompts": "linear_attention"},
         ),
         (
             "glm_moe_dsa",
@@ -200,7 +200,7 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 3
             "recurrent_gemma",
             "RecurrentGemmaForCausalLM",
             {"num_key_value_heads": 1, "lru_width": 4096},
-            {"planned micro-batches": "what a row computes depends on its padding", "group cache": "LinearAttention"},
+            {"planned micro-batches": "what a row computes depends on its padding", "group cache": "outside of"},
         ),
         ("qwen3_vl", "Qwen3VLForConditionalGeneration", {"text_config": {**LARGE, "head_dim": 128}}, {}),
     ],

@@ -8,11 +8,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import AttentionInterface, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
 CACHE_NAMES = ("cache", "past_key_values")  # from 5.24 on, and before
-# Layers of keys and values alone: any of their rows can be selected.
+OTHER_CACHE_NAMES = ("cache_params", "state")  # of models that have nothing but running states
+# Layers of keys and values alone.
 PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
@@ -33,19 +40,78 @@ def cache_of(output: Any) -> Any:
     return getattr(output, CACHE, None)
 
 
+def why_no_cache(model: Any) -> str | None:
+    """Return why a model cannot be handed a cache under the usual name; `None` where it can. A loop that does not hand
+    on what Mamba and RWKV keep under names of their own would forget what came before."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # behind adapters
+    parameters = inspect.signature(inner.forward).parameters
+    name = next((name for name in (CACHE, *OTHER_CACHE_NAMES) if name in parameters), CACHE)
+    return None if name == CACHE else f"its forward takes a cache as {name}"
+
+
 def is_plain(cache: Any) -> bool:
-    """Return whether a cache can select its rows: keys and values of every token, and no running state."""
+    """Return whether a cache holds keys and values of every token, and nothing else."""
     return type(cache) is DynamicCache and all(type(layer) in PLAIN_LAYERS for layer in cache.layers)
 
 
-def why_no_plain_cache(config: Any) -> str | None:
-    """Return why a model of this configuration decodes over another cache; `None` where [`is_plain`] holds."""
+def has_only_states(layer: Any) -> bool:
+    """Return whether a layer of a cache holds running states, and no keys and values."""
+    return type(layer) is LinearAttentionLayer
+
+
+def why_no_groups(cache: Any) -> str | None:
+    """Return why a `GroupCache` cannot take over from a cache; `None` where each layer holds keys and values alone, or
+    running states alone."""
+    others = [layer for layer in cache.layers if type(layer) not in PLAIN_LAYERS and not has_only_states(layer)]
+    if others:
+        names = sorted({type(layer).__name__ for layer in others})
+        return f"its cache has layers of other kinds ({', '.join(names)})"
+    return "its cache holds no keys and values" if all(map(has_only_states, cache.layers)) else None
+
+
+def why_no_selection(cache: Any) -> str | None:
+    """Return why [`select_rows`] cannot be tried on a cache; `None` where it can. Only a comparison tells whether it
+    selects all that a layer holds."""
+    if cache is None:
+        return "it makes its cache itself"
+    if type(cache) is not DynamicCache:
+        return f"its cache is {type(cache).__name__}, whose rows cannot be selected"
+    others = sorted({type(layer).__name__ for layer in cache.layers if not hasattr(layer, "reorder_cache")})
+    return f"its cache has layers whose rows cannot be selected ({', '.join(others)})" if others else None
+
+
+def why_states_elsewhere(cache: Any) -> str | None:
+    """Return that a model has run its prompts and left nothing in its layers of running states; `None`: it has not."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
+            if all(state is None for state in states):
+                return "it keeps running states outside of its cache"
+    return None
+
+
+def select_rows(cache: Any, rows: torch.Tensor) -> None:
+    """
+    Make these rows of the batch the rows of a cache: keys, values and running states. A row may be repeated.
+
+    Every kind of layer selects by `reorder_cache`, which beam search calls. Only layers of keys and values have
+    `batch_select_indices`, and a layer of both kinds has the one that leaves its states as they are.
+
+    Args:
+        cache ([`~transformers.DynamicCache`]): Changed in place.
+        rows (`torch.Tensor` of shape `(n,)`, int64): For each new row the old one.
+    """
+    cache.reorder_cache(rows)
+
+
+def why_no_dynamic_cache(config: Any) -> str | None:
+    """Return why a model of this configuration decodes over a cache of its own; `None` where it is a `DynamicCache`
+    whose rows [`select_rows`] may select."""
     try:
-        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+        cache = DynamicCache(config=config.get_text_config(decoder=True))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return f"it has a cache of its own ({type(error).__name__})"
-    others = sorted({type(layer).__name__ for layer in layers if type(layer) not in PLAIN_LAYERS})
-    return f"its cache holds more than keys and values ({', '.join(others)})" if others else None
+    return why_no_selection(cache)
 
 
 def selects_tokens(config: Any) -> bool:
@@ -67,7 +133,7 @@ DECODING_SEAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "PreTrainedModel.set_attn_implementation": (PreTrainedModel, ()),
     "AttentionInterface.register": (AttentionInterface, ("key", "value")),
     "DynamicCache.__init__": (DynamicCache, ("config",)),
-    "DynamicCache.batch_select_indices": (DynamicCache, ("indices",)),
+    "DynamicCache.reorder_cache": (DynamicCache, ("beam_idx",)),
     "DynamicLayer.update": (DynamicLayer, ("key_states", "value_states")),
     "DynamicLayer.get_seq_length": (DynamicLayer, ()),
     "DynamicSlidingWindowLayer.__init__": (DynamicSlidingWindowLayer, ("sliding_window",)),

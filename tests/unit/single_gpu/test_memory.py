@@ -430,7 +430,7 @@ def test_every_family_is_planned(family, tokenizer):
 @pytest.mark.parametrize("family", [name for name in STATES if name not in ("RecurrentGemma", "Rwkv", "Mamba2")])
 def test_states_take_in_the_plan_what_they_take_in_a_cache(family, tokenizer):
     config = configuration_with_states(family, tokenizer)
-    setup = from_keys(SHORT, 8, "cpu")
+    setup = from_keys({**SHORT, "fast_generation": False}, 8, "cpu")
     planned = Planner(config, setup).estimate(setup).phases["generate"]["keys and values"]
     model = random_weights(AutoModelForCausalLM.from_config, config).eval()
     with torch.no_grad():

@@ -17,8 +17,6 @@ from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import (
     CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
 )
 
@@ -28,7 +26,14 @@ from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import APART, Ledger, fused_head
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape
-from trl_drgrpo.upstream.kv_cache import CACHE
+from trl_drgrpo.upstream.kv_cache import (
+    CACHE,
+    OTHER_CACHE_NAMES,
+    select_rows,
+    why_no_cache,
+    why_no_dynamic_cache,
+    why_no_groups,
+)
 
 Peaks = dict[str, int]  # per segment, in bytes
 LONG: Any = {"dtype": torch.long, "device": "meta"}
@@ -181,11 +186,14 @@ def _taken(model: Any, **inputs: Any) -> dict[str, Any]:
 def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     """The first step, over the prompts, and the last, over one token of every row; and, as `"cache"`, what keys,
     values and running states take in the end."""
-    is_fast = setup.exact and setup.fast_generation and _selects_rows(skeleton.config)
-    has_chunks = getattr(skeleton.config, "attention_chunk_size", None)
+    config = skeleton.config
+    runs_once = not (why_no_cache(skeleton.model) or why_no_dynamic_cache(config))
+    is_fast = setup.exact and setup.fast_generation and runs_once
+    is_chunked = bool(getattr(config, "attention_chunk_size", None))
+    has_groups = runs_once and not is_chunked and why_no_groups(DynamicCache(config=config)) is None
     # Prompts held once; prompts run once, then copied; every row by itself.
     for once, groups in ((True, True), (True, False)):
-        if is_fast and not (groups and has_chunks):
+        if is_fast and (has_groups or not groups):
             try:
                 return _generate(skeleton, setup, once, groups)
             except NOT_SERVED:  # a cache that cannot be shared, or whose rows cannot be selected
@@ -193,17 +201,8 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     return _generate(skeleton, setup, once=False, groups=False)
 
 
-def _selects_rows(config: Any) -> bool:
-    """Whether prompts are run once: the cache holds keys and values of tokens, and no running state."""
-    try:
-        layers = DynamicCache(config=config).layers
-    except (AttributeError, KeyError, TypeError, ValueError):  # a cache of its own
-        return False
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
-
-
 # Where a model's output has its cache, and its forward takes it: of keys and values, Mamba's, RWKV's.
-_CACHES = (CACHE, "cache_params", "state")
+_CACHES = (CACHE, *OTHER_CACHE_NAMES)
 
 
 def _cache_in(output: Any) -> dict[str, Any]:
@@ -233,11 +232,11 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         ledger.mark("copies")
         prefilled: Any = next(iter(cache.values()), None)
         if groups:  # by the first step, over a cache of each kind
-            tested = [torch.empty_like(each) for layer in prefilled.layers for each in (layer.keys, layer.values)]
+            tested = [torch.empty_like(tensor) for tensor in _held(cache)]
             copied = _group_cache(prefilled, rows, setup.completion)
             del tested, copied
         elif prompts < rows:
-            prefilled.batch_select_indices(torch.empty(rows, **LONG))
+            select_rows(prefilled, torch.empty(rows, **LONG))
     peaks = {name: ledger.peaks[name] for name in ("prompts", "copies")}
     whole: Any = None
     if groups:
@@ -255,7 +254,7 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         for tensor in _held(cache):
             ledger.enter(tensor)
         if groups:
-            torch.empty_like(whole.layers[-1].keys)  # the old one, while the last layer grows
+            torch.empty_like(whole.groups[-1].keys)  # the old one, while the last layer grows
         ids = torch.empty(rows, 1, **LONG)
         logits = step(ids, mask, cache).logits[:, -1]
         peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
@@ -274,9 +273,9 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
 def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, values_in: Any = None) -> GroupCache:
     """A cache that holds each prompt of `prefilled` once, and so many tokens of each of the rows' completions, whose
     values come in a dtype of their own under autocast."""
-    prompts = prefilled.layers[0].keys.size(0)
+    prompts = _held(prefilled)[0].size(0)
     cache: Any = GroupCache(prefilled, [row * prompts // rows for row in range(rows)], None, most=most)
-    for layer in cache.layers if written else ():
+    for layer in cache.groups if written else ():
         window = written + 1 if layer.window is None else layer.window + max(BLOCK, layer.window // 2)
         held = min(written + 1, window)  # with room for the next one
         shape = layer.grid.shape[0], layer.heads, layer.grid.shape[1], held, layer.prompt_values.size(2)

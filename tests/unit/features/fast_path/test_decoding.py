@@ -10,13 +10,18 @@ from functools import partialmethod
 
 import pytest
 import torch
-import transformers
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from runs import train
-from tiny import tiny_model
-from tiny_families import tiny
-from transformers import DynamicCache, Gemma2PreTrainedModel, GenerationConfig
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from tiny import random_weights, sizes, tiny_model
+from tiny_families import STATES, configuration_with_states, tiny
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma2PreTrainedModel,
+    GenerationConfig,
+    RecurrentGemmaConfig,
+)
+from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards, replay
@@ -63,6 +68,11 @@ def assert_same_tokens(model, prompts=MIXED, **settings):
     theirs, state, _ = generate(model, prompts, shares=False, **settings)
     assert torch.equal(ours, theirs)
     assert torch.equal(our_state, state)  # what comes after the generation is the same run, too
+
+
+def with_states(family, tokenizer):
+    """A model whose cache holds more than keys and values."""
+    return random_weights(AutoModelForCausalLM.from_config, configuration_with_states(family, tokenizer))
 
 
 def why_not(model):
@@ -140,15 +150,6 @@ def test_rows_end_at_their_limits(model, settings):
 # What is left to transformers
 
 
-def stateful(family):
-    """A model whose cache holds a running state."""
-    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "full_attn_idxs": [1]}
-    extra = {"Mamba": {"state_size": 8}, "Lfm2": attention}[family]
-    config = getattr(transformers, f"{family}Config")(**sizes, **extra, eos_token_id=1, pad_token_id=0)
-    return getattr(transformers, f"{family}ForCausalLM")(config)
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -157,16 +158,15 @@ def stateful(family):
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
         ({"prefill_chunk_size": 2}, "prefill_chunk_size is 2"),
         ("an option of the model", "use_cache is False"),  # where the call is silent
-        ("Mamba", "its cache holds more than keys and values (LinearAttentionLayer)"),
-        ("Lfm2", "its cache holds more than keys and values (LinearAttentionLayer)"),
+        ("Rwkv", "its forward takes a cache as state"),
         ("a moved name", "transformers has changed: GenerationMixin.generate no longer takes custom_generate"),
     ],
     ids=str,
 )
-def test_what_it_cannot_do_is_left_to_transformers_and_said(model, settings, reason, monkeypatch, caplog):
+def test_what_it_cannot_do_is_left_to_transformers_and_said(model, tokenizer, settings, reason, monkeypatch, caplog):
     monkeypatch.setattr(decoder, "decode", lambda *args, **kwargs: pytest.fail("was decoded here"))
-    if settings in ("Mamba", "Lfm2"):
-        model, settings = stateful(settings), {"suppress_tokens": None, "max_new_tokens": 2}
+    if isinstance(settings, str) and settings in STATES:
+        model, settings = with_states(settings, tokenizer), {"max_new_tokens": 5}
     elif settings == "a moved name":
         moved = {"GenerationMixin.generate": (Moved, ("custom_generate",))}
         monkeypatch.setattr(kv_cache, "DECODING_SEAMS", moved)
@@ -261,6 +261,106 @@ def test_random_numbers_of_live_rows_are_those_of_all(rows, monkeypatch):
         torch.manual_seed(0)
         torch.testing.assert_close(decoder.exponential(live, rows, like), expected, rtol=1e-6, atol=0)
         assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# Running states
+
+SELECTED = [family for family in STATES if family not in ("RecurrentGemma", "Rwkv")]
+WITHOUT_GROUPS = {
+    "FalconH1": "its cache has layers of other kinds (LinearAttentionAndFullAttentionLayer)",
+    "DeepseekV32": "its cache has layers of other kinds (DynamicIndexedLayer)",
+    "GlmMoeDsa": "its cache has layers of other kinds (DynamicIndexedLayer)",
+    "Mamba2": "its cache holds no keys and values",
+}
+
+
+@pytest.mark.parametrize("family", SELECTED)
+def test_prompts_of_running_states_run_once(tokenizer, family, caplog):
+    model, speed = with_states(family, tokenizer), Speed()
+    if reason := kv_cache.why_no_cache(model):  # Mamba, before transformers 5.24
+        assert_same_tokens(model, speed=speed)
+        pytest.skip(reason)
+    for settings in ({}, {"do_sample": False}):
+        assert_same_tokens(model, ["7*8="] * 6, speed=speed, **settings)
+        assert_same_tokens(model, MIXED, speed=speed, **settings)  # padding, too, reaches a state as in transformers
+    sizes = generate(model, MIXED, speed=speed, eos_token_id=list(range(60)))[2]
+    assert sizes[0][0] == 4
+    assert sizes[-1][0] < len(MIXED)
+    facts = speed.facts()
+    assert (facts["prompts run once"], facts["dropped rows"]) == ("yes", "yes")
+    said = [message for message in caplog.messages if message.startswith("Fast path without")]
+    refusal = WITHOUT_GROUPS.get(family)
+    assert facts["group cache"] == (refusal or "yes")
+    assert said == ([f"Fast path without group cache, recorded steps: {refusal}."] if refusal else [])
+
+
+def test_steps_that_change_running_states_are_not_recorded(tokenizer, replaying):
+    speed = Speed()
+    assert_same_tokens(with_states("Qwen3_5Text", tokenizer), speed=speed)
+    assert not replaying
+    assert speed.facts()["recorded steps"] == "its steps change running states"
+
+
+@pytest.mark.parametrize("family", ["Qwen3_5Text", "FalconH1"])
+def test_running_states_under_lora_limits_and_kept_rows(tokenizer, family):
+    model = with_states(family, tokenizer)
+    assert_same_tokens(model, MIXED, repetition_penalty=1.3)  # no row leaves
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False))
+    assert_same_tokens(adapted)
+    assert_same_tokens(adapted, limits=[8, 1, 5, 12, 30, 40, 40, 3, 2, 1])
+    tokens = generate(adapted, MIXED)[0]
+    adapted(input_ids=tokens, labels=tokens).loss.backward()
+
+
+def _states_as_they_are(self, rows):
+    """Like the `batch_select_indices` of a layer of both kinds."""
+    if not isinstance(self, LinearAttentionLayer):
+        return
+    for layer in type(self).__mro__:
+        if layer is not LinearAttentionCacheLayerMixin and hasattr(layer, "batch_select_indices"):
+            layer.batch_select_indices(self, rows)
+            return
+
+
+def _states_of_the_first_row(self, rows, select=LinearAttentionCacheLayerMixin.reorder_cache):
+    select(self, torch.zeros_like(rows))
+
+
+def _rows_rolled(self, rows, select=LinearAttentionCacheLayerMixin.reorder_cache):
+    select(self, rows.roll(1) if len(rows) < self.conv_states[0].size(0) else rows)  # where rows leave
+
+
+@pytest.mark.parametrize("mutant", [None, _states_as_they_are, _states_of_the_first_row, _rows_rolled])
+@pytest.mark.parametrize("prompts", [["7*8="] * 6, MIXED], ids=len)
+@pytest.mark.parametrize("family", ["Lfm2", "Qwen3_5Text", "FalconH1"])
+def test_rows_of_states_are_compared_before_they_are_used(tokenizer, family, prompts, mutant):
+    model, speed = with_states(family, tokenizer), Speed()
+    settings = {"eos_token_id": list(range(60))}
+    expected = generate(model, prompts, shares=False, **settings)[0]
+    swap = {} if mutant is None else {"reorder_cache": mutant}
+    with swapped(LinearAttentionCacheLayerMixin, **swap):
+        assert torch.equal(generate(model, prompts, speed=speed, **settings)[0], expected)
+    reason = speed.facts()["prompts run once"]
+    assert (reason == "yes") == (mutant is None)
+    assert speed.facts()["dropped rows"] == reason
+
+
+@pytest.mark.parametrize("mutant", [_states_of_the_first_row, _rows_rolled])
+def test_tokens_show_states_of_other_rows(tokenizer, mutant, monkeypatch):
+    model, settings = with_states("Qwen3_5Text", tokenizer), {"eos_token_id": list(range(60))}
+    expected = generate(model, MIXED, shares=False, **settings)[0]
+    monkeypatch.setattr(forwards, "differs", lambda *args: None)
+    with swapped(LinearAttentionCacheLayerMixin, reorder_cache=mutant):
+        assert not torch.equal(generate(model, MIXED, **settings)[0], expected)
+
+
+def test_states_outside_of_the_cache_are_refused(tokenizer):
+    layers = {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16, "num_key_value_heads": 1}
+    config = RecurrentGemmaConfig(**sizes(tokenizer, intermediate_size=64, **layers))
+    model, speed = random_weights(AutoModelForCausalLM.from_config, config), Speed()
+    for prompts in (["7*8="] * 6, MIXED):
+        assert_same_tokens(model, prompts, speed=speed)
+        assert speed.facts()["prompts run once"] == "it keeps running states outside of its cache"
 
 
 # Keys and values of groups

@@ -20,7 +20,7 @@ from transformers.generation import logits_process as processors
 
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
-from trl_drgrpo.upstream.kv_cache import moved_in_decoding, why_no_plain_cache
+from trl_drgrpo.upstream.kv_cache import moved_in_decoding, why_no_cache, why_no_dynamic_cache
 from trl_drgrpo.upstream.private_state import swapped
 
 BLOCK = 2**16  # numbers at a time: half a megabyte
@@ -94,7 +94,7 @@ _OPTIONS = {
 
 def why_not_decoded(model: Any, kwargs: dict[str, Any]) -> str | None:
     """Return why `model.generate(**kwargs)` is left to transformers; `None` where it samples, or takes the likeliest
-    token, over a cache of keys and values."""
+    token, over a cache whose rows can be selected."""
     config, default = kwargs.get("generation_config"), model.generation_config
     if config is None:
         return "generate is called without a generation_config"
@@ -111,7 +111,7 @@ def why_not_decoded(model: Any, kwargs: dict[str, Any]) -> str | None:
             value = getattr(default, name, None)
         if value not in usual:
             return f"{name} is {value!r}"
-    return moved_in_decoding() or why_no_plain_cache(model.config)
+    return moved_in_decoding() or why_no_cache(model) or why_no_dynamic_cache(model.config)
 
 
 # A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values. Where

@@ -14,7 +14,15 @@ from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, Group
 from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
 from trl_drgrpo.features.fast_path.noise import random_state, without_noise
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
-from trl_drgrpo.upstream.kv_cache import CACHE, cache_of, is_plain
+from trl_drgrpo.upstream.kv_cache import (
+    CACHE,
+    cache_of,
+    is_plain,
+    select_rows,
+    why_no_groups,
+    why_no_selection,
+    why_states_elsewhere,
+)
 
 
 def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
@@ -64,7 +72,9 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
 AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
 AGREEMENT_REPLAYED = 1e-2  # of the same kernels over the same shapes, whatever the numbers
-# Of models that were tested: why they have no group cache, and why their steps are not replayed.
+# Of models that were tested: why rows of their cache are not selected, why they have no group cache, and why their
+# steps are not replayed.
+_why_not_selected: MutableMapping[Any, str | None] = WeakKeyDictionary()
 _why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
 _why_not_replayed: MutableMapping[Any, str | None] = WeakKeyDictionary()
 
@@ -91,22 +101,70 @@ class Forwards:
         self._groups: Any = None  # a `GroupCache`, from the first step on
         self._replay: Replay | None = None
         self._prefilled: Any = None  # of each prompt once, until the first step has passed
-        reason = _why_no_selection(model_kwargs)
+        reason = _why_no_selection(model_kwargs) or self._run_once(input_ids)
         self.can_drop = reason is None
-        first = copies = None
         if reason:
             speed.off(reason, *GENERATION)
-        if self.can_drop:
-            first, copies = equal_rows(input_ids, model_kwargs.get("attention_mask"))
+            self.logits = self._run_prompts(input_ids, model_kwargs)
+        else:
             speed.on(SpeedPart.PROMPTS_ONCE)
-        ids, prompts = _select(input_ids, first), _select_rows(model_kwargs, first)
-        outputs = model(
-            **model.prepare_inputs_for_generation(ids, is_first_iteration=True, **prompts), return_dict=True
-        )
-        self._kwargs[CACHE] = cache_of(outputs)
-        self.logits = _select(outputs.logits[:, -1].clone(), copies)  # those of whole prompts may go
-        if copies is not None:
-            self._prefilled, self._mask, self._prompts = cache_of(outputs), prompts.get("attention_mask"), copies
+
+    def _run_prompts(self, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
+        inputs = self._model.prepare_inputs_for_generation(ids, is_first_iteration=True, **model_kwargs)
+        outputs = self._model(**inputs, return_dict=True)
+        if (cache := cache_of(outputs)) is not None:  # some models fill the one they got, and do not return it
+            self._kwargs[CACHE] = cache
+        return outputs.logits[:, -1].clone()  # those of whole prompts may go
+
+    def _run_once(self, input_ids: torch.Tensor) -> str | None:
+        """Runs each prompt once, padded as all of them are: what padding does to a state it does in transformers'
+        loop, too. Returns why the rows of its cache cannot be selected, with an empty cache again."""
+        model, cache = self._model, self._kwargs[CACHE]
+        is_tested = is_plain(cache) or model in _why_not_selected
+        if reason := _why_not_selected.get(model):
+            return reason
+        empty = None if is_tested else copy.deepcopy(cache)
+        first, copies = equal_rows(input_ids, self._kwargs.get("attention_mask"))
+        ids, prompts = _select(input_ids, first), _select_rows(self._kwargs, first)
+        logits = self._run_prompts(ids, prompts)
+        self._prefilled, self._mask, self._prompts = self._kwargs[CACHE], prompts.get("attention_mask"), copies
+        if not is_tested:
+            reason = why_states_elsewhere(self._prefilled)
+            reason = reason or self._why_wrong_rows(ids, prompts | {CACHE: self._prefilled}, logits)
+            _why_not_selected[model] = reason
+        if reason:
+            self._kwargs[CACHE], self._prefilled = empty, None
+            return reason
+        self.logits = _select(logits, copies)
+        return None
+
+    def _why_wrong_rows(self, ids: torch.Tensor, prompts: dict[str, Any], logits: torch.Tensor) -> str | None:
+        """Return how selected rows of a cache differ from rows that ran alone; `None` where they do not.
+
+        Three copies of each prompt go on with a token each. One of them leaves; the others take a second step.
+        """
+        tokens = logits.topk(3).indices
+        copies = torch.arange(tokens.numel(), device=ids.device).view_as(tokens)
+        staying = [0, 2]
+        try:
+            with without_noise(self._model):
+                expected = [self._alone(ids, prompts, tokens[:, copy_number]) for copy_number in staying]
+                group = _CopiedRows(self._model, ids, prompts)
+                group.select(torch.arange(len(ids), device=ids.device).repeat_interleave(3))
+                group.step(tokens.flatten())
+                group.select(copies[:, staying].flatten())
+                selected = group.step(tokens[:, staying].flatten())
+        except torch.OutOfMemoryError:
+            raise
+        except NOT_SERVED as error:
+            return f"rows of its cache cannot be selected ({type(error).__name__}: {error})"
+        return differs(selected, torch.stack(expected, dim=1).flatten(0, 1), self._agreement(logits.dtype))
+
+    def _alone(self, ids: torch.Tensor, prompts: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
+        """Logits after each prompt has gone on with a token twice; no row of the cache is selected."""
+        rows = _CopiedRows(self._model, ids, prompts)
+        rows.step(tokens)
+        return rows.step(tokens)
 
     def __enter__(self) -> "Forwards":
         return self
@@ -133,18 +191,14 @@ class Forwards:
         elif self._groups is not None:
             self._groups.keep(rows)
         else:
-            self._kwargs[CACHE].batch_select_indices(rows)
+            select_rows(self._kwargs[CACHE], rows)
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """Runs the last token of each row. Returns `(n, V)`: what comes next."""
         self._kwargs = _one_token_on(self._kwargs, with_mask=self._groups is None)
         if self._prefilled is not None:
             return self._first_step(ids)
-        return self._plain_step(ids, self._kwargs) if self._groups is None else self._group_step(ids)
-
-    def _plain_step(self, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
-        inputs = self._model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
-        return self._model(**inputs, return_dict=True).logits[:, -1]
+        return _plain_step(self._model, ids, self._kwargs) if self._groups is None else self._group_step(ids)
 
     def _group_step(self, ids: torch.Tensor) -> torch.Tensor:
         inputs = ids[:, -1:], self._kwargs["position_ids"][..., -1:]
@@ -182,14 +236,16 @@ class Forwards:
                 self._group_attention.close()
                 self._groups = None
         self._speed.off(str(_why_not[self._model]), SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
-        prefilled.batch_select_indices(self._prompts)
-        return self._plain_step(ids, self._kwargs)
+        select_rows(prefilled, self._prompts)
+        return _plain_step(self._model, ids, self._kwargs)
 
     def _first_group_step(self, ids: torch.Tensor, prefilled: Any) -> torch.Tensor:
         tested = self._model in _why_not
         text = self._model.config.get_text_config(decoder=True)
         if getattr(text, "attention_chunk_size", None):  # held like a window, but its beginning jumps
             raise Refused("its attention is chunked")
+        if reason := why_no_groups(prefilled):
+            raise Refused(reason)
         if self._kwargs.get("position_ids") is None:
             raise Refused("it gets no position_ids")
         if not tested:
@@ -204,6 +260,8 @@ class Forwards:
 
     def _record_steps(self, device: torch.device) -> None:
         reason = why_not_recorded(self._model, device) or _why_not_replayed.get(self._model)
+        if reason is None and self._groups.states:  # a step runs twice where it is recorded or compared
+            reason = "its steps change running states"
         if reason:
             self._speed.off(reason, SpeedPart.RECORDED_STEPS, expected=device.type != "cuda")
             return
@@ -225,7 +283,7 @@ class Forwards:
                 if isinstance(error, Refused):
                     raise
                 raise Refused(f"{type(error).__name__}: {error}") from error
-        wrong = differs(logits[rows], expected, self._agreement())
+        wrong = differs(logits[rows], expected, self._agreement(*(layer.computes_in for layer in self._groups.groups)))
         self._groups = None
         if wrong:
             raise Refused(wrong)
@@ -241,19 +299,49 @@ class Forwards:
         row_of = {prompt: row for row, prompt in reversed(list(enumerate(self._prompts.tolist())))}
         rows = torch.tensor(list(row_of.values()), device=ids.device)
         past = copy.deepcopy(prefilled)
-        past.batch_select_indices(self._prompts[rows])
+        select_rows(past, self._prompts[rows])
         model_kwargs = _select_rows(self._kwargs, rows) | {CACHE: past}
-        return rows, self._plain_step(ids[rows], model_kwargs).float()
+        return rows, _plain_step(self._model, ids[rows], model_kwargs).float()
 
-    def _agreement(self) -> float:
+    def _agreement(self, *dtypes: torch.dtype) -> float:
         if getattr(self._model, "is_quantized", False):
             return AGREEMENT_BELOW
-        return max(AGREEMENT.get(layer.computes_in, AGREEMENT_BELOW) for layer in self._groups.layers)
+        return max(AGREEMENT.get(dtype, AGREEMENT_BELOW) for dtype in dtypes)
+
+
+class _CopiedRows:
+    """Rows that are decoded over a copy of transformers' cache.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): Decoder-only.
+        ids (`torch.Tensor` of shape `(n, L)`, int64): Prompts.
+        model_kwargs (`dict`): As of [`Forwards`], with the cache after the prompts.
+    """
+
+    def __init__(self, model: Any, ids: torch.Tensor, model_kwargs: dict[str, Any]):
+        self._model, self._ids = model, ids
+        self._kwargs = model_kwargs | {CACHE: copy.deepcopy(model_kwargs[CACHE])}
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Make these rows the batch."""
+        self._ids, self._kwargs = self._ids[rows], _select_rows(self._kwargs, rows)
+        select_rows(self._kwargs[CACHE], rows)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Run one more token `(n,)` of each row. Returns `(n, V)`: what comes next."""
+        self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
+        self._kwargs = _one_token_on(self._kwargs, with_mask=True)
+        return _plain_step(self._model, self._ids, self._kwargs)
+
+
+def _plain_step(model: Any, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
+    inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+    return model(**inputs, return_dict=True).logits[:, -1]
 
 
 def differs(logits: torch.Tensor, expected: torch.Tensor, agreement: float) -> str | None:
     """What is wrong with logits `(n, V)` that are further from the expected ones than this share of their scale."""
-    apart = (logits.float() - expected).abs().max().item()
+    apart = (logits.float() - expected.float()).abs().max().item()
     scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
     # Also when one of them is NaN.
     return None if apart <= agreement * scale else f"its logits differ by {apart:.1e} (scale {scale:.1e})"
@@ -286,8 +374,7 @@ def _why_no_selection(model_kwargs: dict[str, Any]) -> str | None:
     others = [key for key, value in model_kwargs.items() if isinstance(value, torch.Tensor) and key not in _OF_ROWS]
     if others:
         return f"its forward takes {', '.join(others)}"
-    cache = model_kwargs.get(CACHE)
-    return None if is_plain(cache) else f"its cache is {type(cache).__name__}, whose rows cannot be selected"
+    return why_no_selection(model_kwargs.get(CACHE))
 
 
 def _select(values: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:

@@ -2,11 +2,13 @@
 
 The cache takes over from a `DynamicCache` in which each prompt has been run once. Completions sit in a grid of P
 prompts and W places, as many as the prompt with most completions needs. A row that ends leaves by its index alone;
-when a quarter of the grid is empty, the others move together.
+when a quarter of the grid is empty, the others move together. Layers of running states stay transformers' own beside
+them, with a state for each row.
 
 `n` rows in the batch, `H` key-value heads of width `D`, `L` columns of the prompts, `T` tokens written since.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
+
+from trl_drgrpo.upstream.kv_cache import has_only_states
 
 LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
 COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies once what a step reads
@@ -226,33 +230,53 @@ class FixedStep:
 
 
 class GroupCache(Cache):
-    """Keys and values of rows that share prompts.
+    """Keys and values of rows that share prompts, and the running states of each row.
 
     Args:
-        prefilled ([`~transformers.DynamicCache`]): Of the prompts, each once; left as it is.
+        prefilled ([`~transformers.DynamicCache`]): Of the prompts, each once; left as it is. Of layers that
+            `why_no_groups` allows.
         prompts (`list[int]`): For each row of the batch the number of its prompt.
         mask (`torch.Tensor` of shape `(P, L)`, *optional*): 0 at padding.
         most (`int`): Tokens that a row may write at most.
 
     Attributes:
         grid ([`Grid`]): Where the rows sit.
+        groups (`list[GroupLayer]`): Layers of keys and values.
+        states (`list`): Layers of running states, of transformers' own kind: a state does not grow, a row has its own.
     """
 
     layers: Any
 
     def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int):
-        keys = prefilled.layers[0].keys
-        self.grid = Grid.of(prompts, len(keys), keys.device)
+        first = next(layer for layer in prefilled.layers if not has_only_states(layer))
+        device = first.keys.device
+        self.grid = Grid.of(prompts, len(first.keys), device)
         self.bias = None
         if mask is not None and not mask.all():
             self.bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[:, None]
-        super().__init__(layers=[GroupLayer(each, self.grid, self.bias, most) for each in prefilled.layers])
+        rows = torch.tensor(prompts, device=device)
+        self.groups: list[GroupLayer] = []
+        self.states: list[Any] = []
+        layers: list[Any] = []
+        for layer in prefilled.layers:
+            if has_only_states(layer):
+                states = copy.deepcopy(layer)
+                states.reorder_cache(rows)
+                self.states.append(states)
+                layers.append(states)
+            else:
+                group = GroupLayer(layer, self.grid, self.bias, most)
+                self.groups.append(group)
+                layers.append(group)
+        super().__init__(layers=layers)
 
     def keep(self, rows: torch.Tensor) -> None:
         """Only these rows of the batch go on, in this order."""
+        for states in self.states:
+            states.reorder_cache(rows)
         self.grid = self.grid.without(rows.tolist())
         if len(rows) > (1 - COMPACT_WHEN_EMPTY) * self.grid.size:
-            for layer in self.layers:
+            for layer in self.groups:
                 layer.grid = self.grid
             return
         alive = sorted(set(self.grid.prompts))
@@ -261,21 +285,21 @@ class GroupCache(Cache):
         places[grid.prompts, grid.places] = torch.tensor(self.grid.places)
         prompts, places = torch.tensor(alive, device=rows.device), places.to(rows.device)
         self.bias = None if self.bias is None else self.bias[prompts]
-        for layer in self.layers:
+        for layer in self.groups:
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
 
     def fix_steps(self) -> list[FixedStep]:
         """Gives steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves;
         one for the layers of each window."""
-        of_window = {layer.window: FixedStep(layer) for layer in self.layers}
-        for layer in self.layers:
+        of_window = {layer.window: FixedStep(layer) for layer in self.groups}
+        for layer in self.groups:
             layer.fixed = of_window[layer.window]
         return list(of_window.values())
 
     def free_steps(self) -> None:
         """Steps look at the columns that are written, and at no others."""
-        for layer in self.layers:
+        for layer in self.groups:
             layer.fixed = None
 
 

@@ -47,7 +47,7 @@ class Replay:
         Raises:
             [`Refused`]: The model cannot be recorded. Nothing of the step has been counted: it can be run otherwise.
         """
-        layers = self._groups.layers
+        layers = self._groups.groups
         for layer in layers:
             layer.make_room(layer.keys, layer.values)
         memory = self._groups.grid, [layer.keys.data_ptr() for layer in layers]
