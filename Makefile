@@ -17,7 +17,7 @@ NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_AR
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps gpu bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps gpu bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -69,6 +69,14 @@ test-programs: $(VENV)/.dev
 # Those with the pretrained model.
 test-smollm2: $(VENV)/.dev $(VENV)/.smollm2
 	$(OFFLINE) $(VENV)/bin/python -m pytest -m smollm2
+
+# Tables of completions in the real wandb (offline) and trackio, about 110 MB.
+$(VENV)/.trackers: $(VENV)/.dev
+	$(PIP) --editable ".[dev,trackers]"
+	touch $@
+
+test-trackers: $(VENV)/.trackers
+	$(OFFLINE) $(VENV)/bin/python -m pytest tests/trainer/test_trackers.py
 
 # Properties are tested here with more examples than in `make test`. Files come in their order, those with the longest
 # tests first: by the number of their tests these would be last, and one process would wait for the other.
