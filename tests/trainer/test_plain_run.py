@@ -37,7 +37,7 @@ ON_USE = (
     "upstream.weight_sync",
 )
 TOOLS = ("report", "evaluation", "search", "demo", "check", "cli")
-MOST_TOKENS = 95_500
+MOST_TOKENS = 97_500
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 RUN = """
 import sys

@@ -49,3 +49,7 @@ AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped")
 REWARDS |= {name: Entry(_OURS, None, name) for name in (*_PENALTIES, *AROUND_OTHERS)}
 STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")
 REWARDS |= {stack: Entry(_OURS, None, f"from_{stack}") for stack in STACKS}
+
+# Options of these name no code and no server, so that a recipe that nobody has read may set them. Not so of rewards
+# that rooms above add: this set is closed before they do.
+HARMLESS = frozenset(REWARDS) - {*STACKS, "code_reward", "judge_reward"}

@@ -28,7 +28,7 @@ from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.rewards.columns import adapter_hint
 from trl_drgrpo.rewards.contract import Limits, RewardFunction
-from trl_drgrpo.rewards.recipe_names import AROUND_OTHERS, REWARDS, STACKS
+from trl_drgrpo.rewards.recipe_names import AROUND_OTHERS, HARMLESS, REWARDS
 
 FILE_PREFIX = "trl_drgrpo_user_reward_"  # modules that were named by their file
 
@@ -131,10 +131,6 @@ class RewardSpec:
     """A reward as a recipe writes it: text, or a mapping with one key."""
 
 
-# Options of these name no code and no server, so that a recipe that nobody has read may set them. Not so of rewards
-# that rooms above add.
-_HARMLESS = REWARDS.keys() - {*STACKS, "code_reward", "judge_reward"}
-
 # Options that are a reward, and options that hold several, whichever name they belong to.
 _ONE, _SEVERAL = ("reward", "gate"), ("rewards", "parts")
 
@@ -166,7 +162,7 @@ def needs_trust(spec: Any) -> bool:
     if isinstance(spec, str):
         return spec not in REWARDS
     (name, options), *_ = spec.items()
-    if name not in _HARMLESS:
+    if name not in HARMLESS:
         return True
     if not isinstance(options, Mapping):  # the first option, which of those around others is a reward or several
         options = {"parts" if isinstance(options, list) else "reward": options} if name in AROUND_OTHERS else {}

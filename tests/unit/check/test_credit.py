@@ -31,6 +31,7 @@ from trl_drgrpo.check.policies import (
     two_turns,
 )
 from trl_drgrpo.objective.advantages import select_groups
+from trl_drgrpo.objective.step_advantages import with_closings
 
 CASES = credit_cases()
 
@@ -126,13 +127,13 @@ def test_bent_credit_turns_the_check_red(bend, monkeypatch):
 
 
 def test_an_eos_paid_with_the_step_before_it_turns_the_check_red(monkeypatch):
-    monkeypatch.setattr("trl_drgrpo.trainer.with_closings", lambda rewards, ends, *, apart: joined(rewards, ends))
+    monkeypatch.setattr(
+        "trl_drgrpo.objective.step_advantages.with_closings", lambda rewards, ends, *, apart: joined(rewards, ends)
+    )
     assert run_credit_case(named("stop or go", "to_go")).difference > 1e-2
 
 
 def joined(rewards, ends):
-    from trl_drgrpo.objective.step_advantages import with_closings
-
     return with_closings(rewards, ends, apart=False)
 
 

@@ -263,7 +263,8 @@ def test_the_trainer_warns_when_the_plan_does_not_fit(
 ):
     monkeypatch.setattr("trl_drgrpo.single_gpu.memory.warning.device_memory", lambda device: memory)
     with caplog.at_level(logging.WARNING, logger="trl_drgrpo"):
-        trainer = train(DrGRPOTrainer, {**settings, "max_steps": 1}, prompts, tokenizer, reward)
+        watched = {"callbacks": [MemoryWatch()]}  # which a trainer builds where the device is a GPU
+        trainer = train(DrGRPOTrainer, {**settings, "max_steps": 1}, prompts, tokenizer, reward, **watched)
     assert setup_of(trainer.args, trainer.model).batch == 4
     warnings = [record.getMessage() for record in caplog.records if "planned peak" in record.getMessage()]
     assert len(warnings) == count
