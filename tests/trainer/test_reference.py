@@ -75,7 +75,12 @@ def resized(base, tokenizer):
 
 def with_transformers_adapter(base, tokenizer):
     model = load(base)
-    model.add_adapter(LORA)
+    try:
+        model.add_adapter(LORA)
+    except ValueError as error:
+        if "version of PEFT" not in str(error):
+            raise
+        pytest.skip(f"transformers: {error}")  # 5.24 asks for a peft that is not released yet
     return shifted(model)
 
 

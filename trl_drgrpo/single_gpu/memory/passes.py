@@ -207,8 +207,10 @@ _CACHES = (CACHE, *OTHER_CACHE_NAMES)
 
 def _cache_in(output: Any) -> dict[str, Any]:
     """The cache of an output by the name that a forward takes; empty for a model that keeps it in its layers."""
-    caches = {name: getattr(output, name, None) for name in _CACHES}
-    return {name: cache for name, cache in caches.items() if cache is not None}
+    for name in _CACHES:  # the first: transformers 5.24 also gives its cache under older names
+        if (cache := getattr(output, name, None)) is not None:
+            return {name: cache}
+    return {}
 
 
 @torch.no_grad()
