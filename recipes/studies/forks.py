@@ -29,6 +29,7 @@ from trl_drgrpo.common.drawing import COLORS, new_figure
 from trl_drgrpo.demo.build import GAP_PROBABILITY, warm_start
 from trl_drgrpo.features.forks import step_means
 from trl_drgrpo.objective.fork_advantages import Forks
+from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 from trl_drgrpo.upstream.private_state import swapped
 
 FLAT, STEPS = "flat", "rule/to_go"  # STEPS: rewards of `credit.py`, the outcome is paid beside them
@@ -83,7 +84,8 @@ def make_stage(settings: dict[str, Any], folder: Path, name: str) -> list[Row]:
     completions = batch.scored.completion_ids
     prompts = zip(rollouts["prompt_ids"], rollouts["prompt_mask"].bool(), strict=True)
     entropies = trainer.completion_entropies([ids[mask].tolist() for ids, mask in prompts], completions)
-    ends = [trainer.forks.segmenter(ids, trainer.text_tokenizer).ends for ids in completions]
+    cut = configured_segmenter(trainer.args.step_separator)
+    ends = [cut(ids, trainer.text_tokenizer).ends for ids in completions]
     steps = [step for row, end in zip(entropies, ends, strict=True) for step in step_means(row, end)]
     found = {
         "stage": name,

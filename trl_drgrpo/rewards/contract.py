@@ -7,6 +7,7 @@ one error that names the function, or, for those who opted in, unscorable rows a
 
 import functools
 import inspect
+import io
 import keyword
 import logging
 import math
@@ -151,7 +152,8 @@ class Guard:
 
     def _warn_of_messages_unread(self, kwargs: dict[str, Any], rewards: Rewards) -> None:
         """Warns of a function that gives all messages one value and tells their texts apart: it was written for texts,
-        and `len` of a list with one message is 1. For that it is called once more, with texts."""
+        and `len` of a list with one message is 1. For that a copy of it is called, with texts. What the function itself
+        keeps, such as a counter, does not hear of this call."""
         completions = kwargs.get("completions", ())
         if not are_messages(completions) or len(set(rewards)) > 1 or is_async(self.reward_func):
             return
@@ -159,9 +161,9 @@ class Guard:
             return
         silent = {key: _unheard for key in ("log_metric", "log_extra") if key in kwargs}
         try:
-            output = self.reward_func(**in_other_form(kwargs), **silent)
+            output = _small_copy(self.reward_func)(**in_other_form(kwargs), **silent)
             of_texts = validate_rewards(output, len(completions), self.name)
-        except (Exception, SystemExit):  # it reads messages only, then
+        except (Exception, SystemExit):  # it reads messages only, or cannot be copied
             return
         if len(set(of_texts)) > 1:
             message = "%s '%s' gives all %d completions of a batch %s, and their texts different rewards. %s"
@@ -181,6 +183,24 @@ class Guard:
                 logger.error(f"{message} %s", self.name, error)
             else:
                 logger.error(message, self.name, exc_info=error)
+
+
+class _SmallBuffer(io.BytesIO):
+    """Takes a megabyte: a function that holds a model is not worth a copy."""
+
+    def write(self, content: Any) -> int:
+        if self.tell() + len(content) > 2**20:
+            raise BufferError("too large")
+        return super().write(content)
+
+
+def _small_copy(function: Any) -> Any:
+    """Return a copy of a function with all that it holds; an error where that cannot be pickled, or is large."""
+    import cloudpickle
+
+    buffer = _SmallBuffer()
+    cloudpickle.dump(function, buffer)
+    return cloudpickle.loads(buffer.getvalue())
 
 
 def _unheard(*args: Any) -> None:

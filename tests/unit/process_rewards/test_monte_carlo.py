@@ -109,9 +109,7 @@ def test_the_verifier_is_called_as_the_trainer_calls_it():
     assert generated == [([[1, 113, 2, 97]], 2)]  # exact to the token: the rendered prompt, and the first step's ids
     said = [[{"role": "assistant", "content": text}] for text in ("ago", "aon")]  # the format of the completion
     ids = [[97, 103, 111], [97, 111, 110, *map(ord, "<eos>")]]
-    # It is called once more, with texts: completions are messages, and all rewards are equal.
-    assert len(calls) == 2
-    assert calls[:1] == [([prompt] * 3, [completion, *said], [[97, 98, 3], *ids], "state", ["z"] * 3)]
+    assert calls == [([prompt] * 3, [completion, *said], [[97, 98, 3], *ids], "state", ["z"] * 3)]
 
 
 def test_rollouts_that_cannot_be_scored_are_not_counted():
