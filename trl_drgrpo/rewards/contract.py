@@ -152,8 +152,8 @@ class Guard:
 
     def _warn_of_messages_unread(self, kwargs: dict[str, Any], rewards: Rewards) -> None:
         """Warns of a function that gives all messages one value and tells their texts apart: it was written for texts,
-        and `len` of a list with one message is 1. For that a copy of it is called, with texts. What the function itself
-        keeps, such as a counter, does not hear of this call."""
+        and `len` of a list with one message is 1. For that a copy of it is called, with texts. A counter or the like
+        that the function keeps does not hear of this call."""
         completions = kwargs.get("completions", ())
         if not are_messages(completions) or len(set(rewards)) > 1 or is_async(self.reward_func):
             return
