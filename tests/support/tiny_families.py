@@ -76,7 +76,7 @@ STATES = {
     "Qwen3Next": {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 32},
     "OlmoHybrid": _LINEAR,
     "NemotronH": {
-        "layer_types": ["mamba", "attention"],
+        "layer_types": ["linear_attention", "full_attention"],
         "mamba_num_heads": 8,
         "mamba_head_dim": 8,
         "ssm_state_size": 16,

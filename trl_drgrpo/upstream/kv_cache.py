@@ -81,12 +81,15 @@ def why_no_selection(cache: Any) -> str | None:
 
 
 def why_states_elsewhere(cache: Any) -> str | None:
-    """Return that a model has run its prompts and left nothing in its layers of running states; `None`: it has not."""
+    """Return that a model has run its prompts and left a layer of its cache empty; `None`: it has not."""
     for layer in cache.layers:
+        states: list[Any] = []
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
-            if all(state is None for state in states):
-                return "it keeps running states outside of its cache"
+        elif type(layer) in PLAIN_LAYERS:  # as transformers 5.17 has for layers of any kind
+            states = [layer.keys]
+        if states and all(state is None for state in states):
+            return "it keeps running states outside of its cache"
     return None
 
 

@@ -120,9 +120,10 @@ class Forwards:
         """Runs each prompt once, padded as all of them are: what padding does to a state it does in transformers'
         loop, too. Returns why the rows of its cache cannot be selected, with an empty cache again."""
         model, cache = self._model, self._kwargs[CACHE]
-        is_tested = is_plain(cache) or model in _why_not_selected
+        is_tested = model in _why_not_selected
         if reason := _why_not_selected.get(model):
             return reason
+        holds_states = not is_plain(cache)
         empty = None if is_tested else copy.deepcopy(cache)
         first, copies = equal_rows(input_ids, self._kwargs.get("attention_mask"))
         ids, prompts = _select(input_ids, first), _select_rows(self._kwargs, first)
@@ -130,7 +131,8 @@ class Forwards:
         self._prefilled, self._mask, self._prompts = self._kwargs[CACHE], prompts.get("attention_mask"), copies
         if not is_tested:
             reason = why_states_elsewhere(self._prefilled)
-            reason = reason or self._why_wrong_rows(ids, prompts | {CACHE: self._prefilled}, logits)
+            if holds_states and not reason:
+                reason = self._why_wrong_rows(ids, prompts | {CACHE: self._prefilled}, logits)
             _why_not_selected[model] = reason
         if reason:
             self._kwargs[CACHE], self._prefilled = empty, None
