@@ -8,6 +8,9 @@ not find under the model's names stays as it was when the model was built.
 from pathlib import Path
 from typing import Any
 
+from peft import set_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 REFERENCE = "ref"  # where a model has an adapter of this name, TRL takes it for the reference of KL
@@ -20,6 +23,17 @@ def load_translated(model: Any, folder: Path) -> Any:
         return None
     loaded = type(model).from_pretrained(folder, dtype=model.dtype)
     return model.load_state_dict(loaded.state_dict(), strict=False)
+
+
+def load_default_adapter(model: Any, folder: Path) -> None:
+    """Load the adapter in the root of a checkpoint that has others in folders of their own.
+
+    transformers 5.17 then loads those alone, and the trained adapter stays as it was when the run began.
+    """
+    file = folder / SAFETENSORS_WEIGHTS_NAME
+    adapters = getattr(model, "peft_config", {})
+    if len(adapters) > 1 and "default" in adapters and file.is_file():
+        set_peft_model_state_dict(model, load_file(file), adapter_name="default")
 
 
 def without_tied(model: Any, load_result: Any) -> Any:

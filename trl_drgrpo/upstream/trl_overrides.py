@@ -27,7 +27,7 @@ from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.secrets import without_secrets
 from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
-from trl_drgrpo.upstream.checkpoint_weights import load_translated, without_tied
+from trl_drgrpo.upstream.checkpoint_weights import load_default_adapter, load_translated, without_tied
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.hooks import Completions, Hooks, LossTerm, owned
 from trl_drgrpo.upstream.private_state import PrivateState, swapped
@@ -329,6 +329,8 @@ class HostTrainer(Hooks, PrivateState):
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         with swapped(self, _loads_from=resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if not self.in_lockstep:
+            load_default_adapter(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self):
         with swapped(self, _loads_from=self.state.best_model_checkpoint):
