@@ -150,12 +150,12 @@ def test_columns_that_parquet_has_no_type_for_become_text():
 def test_one_odd_value_costs_no_table(train, output, caplog):
     def odd(completions, log_extra, **kwargs):
         log_extra("odd", [1, "a"] * (len(completions) // 2))
-        log_extra("short", [1])
+        log_extra("one of eight", [1])
         return [float(row % 3) for row in range(len(completions))]
 
     trainer = train(odd, max_steps=2, log_completions=True, num_completions_to_print=0)
     assert not trainer.describing.failures
-    assert caplog.text.count("log of 'short': got 1 values") == 1
+    assert caplog.text.count("log of 'one of eight': got 1 values") == 1
     table = pq.read_table(output / "completions" / "completions_00002.parquet").to_pylist()
     assert [row["odd"] for row in table[:2]] == ["1", "a"]
-    assert "short" not in table[0]
+    assert "one of eight" not in table[0]
