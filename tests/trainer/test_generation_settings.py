@@ -1,4 +1,4 @@
-"""What a configuration says of sampling is what samples are drawn with, whatever the model brings along; and where
+"""Sampling as the configuration says, whatever the model brings along; and where
 completions end."""
 
 import json

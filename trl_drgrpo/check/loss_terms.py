@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.check.parity import DEFAULTS, Case, CaseResult, Recording, record, relative_difference
+from trl_drgrpo.check.parity import Case, CaseResult, Recording, record, relative_difference
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.hooks import LossTerm
@@ -60,16 +60,7 @@ def check_loss_terms(terms: Sequence[LossTerm | type[LossTerm]]) -> Iterator[Cas
     recordings: dict[Case, Recording] = {}
 
     def recorded(case: Case, features: Sequence[Any]) -> Recording:
-        settings = {
-            **DEFAULTS,
-            "per_device_train_batch_size": case.micro_batch,
-            "gradient_accumulation_steps": case.accumulation,
-            "steps_per_generation": case.steps_per_generation,
-            "num_iterations": case.num_iterations,
-            "beta": case.beta,
-            "max_steps": 4,
-            **dict(case.settings),
-        }
+        settings = case.training_settings(max_steps=4)
         arguments = {"features": features}
         return record(
             DrGRPOTrainer, DrGRPOConfig, lora=case.lora, plain_head=True, trainer_arguments=arguments, **settings

@@ -1,4 +1,4 @@
-"""What a model gets of the fast path, and whether its gradient and its tokens are right: `trl-drgrpo check --model`.
+"""Parts of the fast path that a model gets, and a test of its gradient and tokens: `trl-drgrpo check --model`.
 
 A small random model of the configuration trains for two optimizer steps on the fast path, and once more in TRL's
 micro-batches with transformers' generation. The same seed must give the same completions and the same gradients.
@@ -55,7 +55,7 @@ class ModelResult:
 
     @property
     def passed(self) -> bool:
-        """Whether gradients and completions are those of TRL and transformers."""
+        """Tell whether gradients and completions are those of TRL and transformers."""
         return self.gradient_difference <= TOLERANCE and self.equal_tokens == 1
 
 

@@ -277,6 +277,19 @@ class Case:
     stock: bool = False
     control: bool = False
 
+    def training_settings(self, max_steps: int) -> dict[str, Any]:
+        """Fields of the training configuration; `settings` win over the rest."""
+        return {
+            **DEFAULTS,
+            "per_device_train_batch_size": self.micro_batch,
+            "gradient_accumulation_steps": self.accumulation,
+            "steps_per_generation": self.steps_per_generation,
+            "num_iterations": self.num_iterations,
+            "beta": self.beta,
+            "max_steps": max_steps,
+            **dict(self.settings),
+        }
+
     @property
     def tolerance(self) -> float:
         """Largest difference that still counts as equal."""
@@ -308,7 +321,7 @@ class CaseResult:
 
     @property
     def control(self) -> bool:
-        """Whether it must differ."""
+        """Tell whether it must differ."""
         return self.case.control
 
 
@@ -383,16 +396,7 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     """
     config_class = GRPOConfig if case.stock else DrGRPOConfig
     updates_per_generation = max(1, case.steps_per_generation * case.num_iterations // case.accumulation)
-    settings = {
-        **DEFAULTS,
-        "per_device_train_batch_size": case.micro_batch,
-        "gradient_accumulation_steps": case.accumulation,
-        "steps_per_generation": case.steps_per_generation,
-        "num_iterations": case.num_iterations,
-        "beta": case.beta,
-        "max_steps": updates_per_generation + 2,
-        **dict(case.settings),
-    }
+    settings = case.training_settings(max_steps=updates_per_generation + 2)
     trainer_class = trainer_class or (GRPOTrainer if case.stock else DrGRPOTrainer)
     recording = record(
         trainer_class,
@@ -451,7 +455,7 @@ def _specification(
 
 
 def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording) -> bool:
-    """Whether every row that has a gradient was part of as many losses as there are iterations."""
+    """Tell whether every row that has a gradient was part of as many losses as there are iterations."""
     for rollouts in recording.rollouts:
         if rollouts.micro_batches < case.steps_per_generation * case.num_iterations:
             continue  # the run ended in the middle of it

@@ -63,7 +63,7 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that prints results: rank 0 of all."""
+    """Tell whether this is the process that prints results: rank 0 of all."""
     return os.environ.get("RANK", "0") == "0"
 
 

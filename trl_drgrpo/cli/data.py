@@ -256,12 +256,12 @@ def _check_folder(path: Path, source: str) -> None:
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether [`load_data`] would look for the name on the Hub."""
+    """Tell whether [`load_data`] would look for the name on the Hub."""
     return not source.startswith(_GENERATED) and not _is_local(source)
 
 
 def _is_local(source: str) -> bool:
-    """Whether the name is that of a file or folder: one that exists, or one that cannot be a Hub id."""
+    """Tell whether the name is that of a file or folder: one that exists, or one that cannot be a Hub id."""
     path = user_path(source)
     is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
     return is_path or path.suffix in FILE_TYPES or os.path.exists(path)

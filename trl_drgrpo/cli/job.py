@@ -95,7 +95,7 @@ def run_folder(given: dict[str, Any], dry_run: bool) -> Iterator[None]:
 
 
 def _input_folders(given: Mapping[str, Any]) -> dict[str, str]:
-    """What a run reads from folders, by setting."""
+    """Folders that a run reads, by setting."""
     model = model_path(given.get("model_name_or_path") or "")
     folders = {"model_name_or_path": model, "its base model": recorded_base(model)}
     folders |= {name: given.get(name) for name in ("reward_model_name_or_path", "dataset_name")}
@@ -264,7 +264,7 @@ _RESULTS |= {"eval_process/reward_mean": "eval_step_reward"}
 
 
 def _is_zero_by_definition(key: str, logged: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether this is the reward of a run that has step rewards only."""
+    """Tell whether this is the reward of a run that has step rewards only."""
     from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
 
     return key in ("reward", "eval_reward") and any(PROCESS_ONLY in entry for entry in logged)

@@ -198,7 +198,7 @@ def brought_values(args: argparse.Namespace, folder: str | None, keys_in_use: Se
 
 
 def needs_trust_recipe(key: str, values: Mapping[str, Any]) -> bool:
-    """Whether a key of a recipe has a value that counts with `--trust_recipe` only."""
+    """Tell whether a key of a recipe has a value that counts with `--trust_recipe` only."""
     if key in ("reward_funcs", "step_reward_funcs"):
         return any(map(needs_trust, values.get(key) or ()))
     return bool(values.get(key)) and key not in _FROM_ANYBODY
@@ -230,7 +230,7 @@ def kept_recipe(model: str) -> Path | None:
 
 
 def was_trained_on_messages(model: str) -> bool | None:
-    """Whether the prompts of a model's run were messages; `None` where nothing says it."""
+    """Tell whether the prompts of a model's run were messages; `None` where nothing says it."""
     run = run_folder(model)
     try:
         return run and json.loads((run / LOG_FOLDER / RUN).read_text("utf-8"))["prompts"] == "messages"

@@ -27,7 +27,7 @@ from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.evaluation.results import KIND, read_results
-from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, prompt_text
+from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, logged_prompt
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
@@ -266,7 +266,7 @@ def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
         renamings = recipe.get("rename_columns") or ()
         given = prompt_rows(dataset, source, [], renamings=renamings, **prompting)
         if recorded:  # a run log has prompts as texts
-            prompts = {prompt_text(row["prompt"]): row["prompt"] for row in given if "prompt" in row}
+            prompts = {logged_prompt(row["prompt"]): row["prompt"] for row in given if "prompt" in row}
             rows = [{**row, "prompt": prompts.get(row["prompt"], row["prompt"])} for row in rows]
         rows = scoring.with_columns_of(rows, given)
     for old, new in checked_renamings(args.columns, dict.fromkeys(name for row in rows for name in row)):

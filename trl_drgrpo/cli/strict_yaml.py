@@ -30,7 +30,7 @@ class OldNumber(str):
 
 
 def is_old_number(text: str) -> bool:
-    """Whether versions of YAML disagree on the number that a text is."""
+    """Tell whether versions of YAML disagree on the number that a text is."""
     return bool(_OCTAL.fullmatch(text) or _SEXAGESIMAL.fullmatch(text))
 
 
@@ -159,7 +159,7 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
 
 
 def is_deep(value: Any) -> bool:
-    """Whether a value has more levels than a document may have."""
+    """Tell whether a value has more levels than a document may have."""
     level = [value]
     for _ in range(_DEEPEST):
         parts: list[Any] = []

@@ -154,7 +154,7 @@ def told(error: BaseException) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold a text: half a surrogate pair is no character."""
+    """Tell whether UTF-8 can hold a text: half a surrogate pair is no character."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -19,12 +19,12 @@ _PATH = re.compile(r"^(~|/|[A-Za-z]:[\\/]|\.{1,2}[\\/])")
 
 
 def is_local_path(value: Any) -> bool:
-    """Whether a value is a path of somebody's machine, which says nothing to others."""
+    """Tell whether a value is a path of somebody's machine, which says nothing to others."""
     return isinstance(value, str) and bool(_PATH.match(value))
 
 
 def is_hub_id(name: Any) -> bool:
-    """Whether a name is that of a repository on the Hub, not a folder that is or was on this machine."""
+    """Tell whether a name is that of a repository on the Hub, not a folder that is or was on this machine."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -38,7 +38,7 @@ def is_hub_id(name: Any) -> bool:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a name is that of a local folder with an adapter and no whole model."""
+    """Tell whether a name is that of a local folder with an adapter and no whole model."""
     folder = os.path.expanduser(name)
     holds = [os.path.isfile(os.path.join(folder, file)) for file in ("adapter_config.json", "config.json")]
     return holds == [True, False]
@@ -133,7 +133,7 @@ def quiet_retries() -> Iterator[None]:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether no answer came from the Hub, not one that refuses."""
+    """Tell whether no answer came from the Hub, not one that refuses."""
     from huggingface_hub import errors
 
     found = list(causes(error))

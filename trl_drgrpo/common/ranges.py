@@ -40,7 +40,7 @@ class Range:
     remedy: str = "Leave it out for the default."
 
     def allows(self, value: Any) -> bool:
-        """Whether a value lies in the range; booleans and NaN never do."""
+        """Tell whether a value lies in the range; booleans and NaN never do."""
         if value is None:
             return self.optional
         if isinstance(value, str):
@@ -73,7 +73,7 @@ class Choice:
     remedy: str = "Pick one of them."
 
     def allows(self, value: Any) -> bool:
-        """Whether it is one of the values."""
+        """Tell whether it is one of the values."""
         return value in self.values
 
     def __str__(self) -> str:

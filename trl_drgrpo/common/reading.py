@@ -55,7 +55,7 @@ def _unreadable(field: str, what: str, expected: str, error: BaseException, reme
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust (tokenizers, safetensors) gave up, which Python is told as no `Exception`."""
+    """Tell whether a library in Rust (tokenizers, safetensors) gave up, which Python is told as no `Exception`."""
     return type(error).__name__ == "PanicException"
 
 

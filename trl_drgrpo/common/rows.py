@@ -177,7 +177,7 @@ def known_length(dataset: Any) -> int | None:
 
 
 def can_be_read_again(stream: Any) -> bool:
-    """Whether a stream surely starts from its first row whenever it is read."""
+    """Tell whether a stream surely starts from its first row whenever it is read."""
     if stream.info.builder_name != "generator":
         return True
     generators = list(_generators(getattr(stream, "_ex_iterable", None)))
@@ -287,7 +287,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether the prompts of a dataset are messages; `False` for a stream that cannot be read again."""
+    """Tell whether the prompts of a dataset are messages; `False` for a stream that cannot be read again."""
     if not hasattr(dataset, "__len__") and not can_be_read_again(dataset):
         return False
     first_row = next(iter(dataset), {})

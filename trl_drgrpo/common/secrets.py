@@ -184,7 +184,7 @@ def without_secrets() -> Iterator[None]:
 
 
 def is_saving() -> bool:
-    """Whether a model is being saved, see `without_secrets`."""
+    """Tell whether a model is being saved, see `without_secrets`."""
     return _saving.get()
 
 

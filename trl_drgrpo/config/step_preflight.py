@@ -40,7 +40,7 @@ def step_contradictions(args: Any, steps: list[Any]) -> Rules:
 
 
 def warn_of_steps(args: Any, steps: list[Any]) -> None:
-    """What is allowed of step reward functions, and should be known."""
+    """Warn about step reward functions that are allowed but may surprise."""
     if later := _declaring(steps, "is_causal", False):
         logger.warning(
             "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
@@ -85,6 +85,6 @@ def _causal_remedies(funcs: list[Any]) -> str:
 
 
 def _is_rule_of_a_step(func: Any) -> bool:
-    """Whether it is a rule for one step where a function of whole batches is due."""
+    """Tell whether it is a rule for one step where a function of whole batches is due."""
     names = {parameter.name for parameter in parameters(func) or ()}
     return "step" in names and "steps" not in names

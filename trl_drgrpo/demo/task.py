@@ -290,7 +290,7 @@ def check_steps(numbers: Sequence[int], text: str) -> list[bool]:
 
 
 def _same(digits: Sequence[str], number: int) -> bool:
-    """Whether the boxed number, if any, is `number`. As text: a model may write more digits than `int` takes."""
+    """Tell whether the boxed number, if any, is `number`. As text: a model may write more digits than `int` takes."""
     return [text.lstrip("0") or "0" for text in digits] == [str(number)]
 
 

@@ -93,7 +93,7 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether a folder holds a model or an adapter."""
+    """Tell whether a folder holds a model or an adapter."""
     return any((folder / name).is_file() for name in ("config.json", _ADAPTER_FILE))
 
 

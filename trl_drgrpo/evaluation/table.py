@@ -37,7 +37,7 @@ def title(content: Mapping[str, Any]) -> str:
 
 
 def is_whole(content: Mapping[str, Any]) -> bool:
-    """Whether all prompts of the split were evaluated."""
+    """Tell whether all prompts of the split were evaluated."""
     data = content["dataset"]
     return data["prompts"] == data.get("of", data["prompts"])
 

@@ -112,7 +112,7 @@ class ForkedRollouts(Feature):
 
     @property
     def is_on(self) -> bool:
-        """Whether groups fork in training."""
+        """Tell whether groups fork in training."""
         return self.trainer.args.forks > 1
 
     @property

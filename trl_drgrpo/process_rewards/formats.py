@@ -43,7 +43,7 @@ from trl_drgrpo.process_rewards.texts import (
     ScoringInput,
     encode_marked,
     encode_piecewise,
-    prompt_text,
+    prompt_without_system,
     single_token_id,
     texts_of,
     unread,
@@ -279,7 +279,7 @@ class PRMScorer:
 
     def _text(self, prompt: Any) -> str:
         """The prompt as one clean text."""
-        return self._cleaner.prompt((self._prompt_text or prompt_text)(prompt))
+        return self._cleaner.prompt((self._prompt_text or prompt_without_system)(prompt))
 
     def _messages(self, prompt: Any) -> list[dict[str, str]]:
         """The prompt as clean messages; a text, or what `prompt_text` makes, becomes the user's message."""

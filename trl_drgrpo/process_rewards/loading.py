@@ -127,7 +127,7 @@ def architecture(model: Any) -> str:
 
 
 def is_causal(model: Any) -> bool | None:
-    """Whether no token of a model attends to later ones; `None` where its architecture does not say. Of a token
+    """Tell whether no token of a model attends to later ones; `None` where its architecture does not say. Of a token
     classifier that is not loaded its path or Hub id will do; `None` where there is no configuration to read."""
     if isinstance(model, str):
         from transformers import AutoConfig, AutoModelForTokenClassification

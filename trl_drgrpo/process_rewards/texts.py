@@ -41,7 +41,7 @@ _MARKS = (PROMPT_START, PROMPT_END, STEP)
 _MARK = re.compile("|".join(_MARKS))
 
 
-def prompt_text(prompt: Any) -> str:
+def prompt_without_system(prompt: Any) -> str:
     r"""A prompt as plain text.
 
     Args:
@@ -53,7 +53,7 @@ def prompt_text(prompt: Any) -> str:
     Example:
 
     ```python
-    >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}])
+    >>> prompt_without_system([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}])
     '1+1='
 
     ```

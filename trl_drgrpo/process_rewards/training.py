@@ -37,7 +37,7 @@ from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
 from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.steps.segmenter import joining_text
-from trl_drgrpo.process_rewards.texts import Cleaner, encode_piecewise, prompt_text
+from trl_drgrpo.process_rewards.texts import Cleaner, encode_piecewise, prompt_without_system
 
 logger = logging.getLogger(__name__)
 
@@ -423,7 +423,7 @@ def tokenize_rows(
             for step, label in zip(row["steps"], row["labels"], strict=True)
             if (text := cleaner.step(step))
         ]
-        prompt = cleaner.prompt(prompt_text(row["prompt"]))
+        prompt = cleaner.prompt(prompt_without_system(row["prompt"]))
         encoded = encode_piecewise(tokenizer, prompt, [text for text, _ in labeled], step_separator).fit(max_length)
         if encoded is None or not encoded.input_ids or all(label is None for _, label in labeled):
             continue
@@ -452,7 +452,7 @@ def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether a folder was written up to its trainer's state, which is nearly the last."""
+    """Tell whether a folder was written up to its trainer's state, which is nearly the last."""
     try:
         return isinstance(json.loads((folder / "trainer_state.json").read_text("utf-8")), dict)
     except (OSError, ValueError):

@@ -127,7 +127,7 @@ def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generation
 
 
 def _has_value(key: Any) -> bool:
-    """Whether a key can be hashed and equals its copy, as NaN, `object()` and tensors do not."""
+    """Tell whether a key can be hashed and equals its copy, as NaN, `object()` and tensors do not."""
     with suppress(Exception):
         return pickle.loads(pickle.dumps(key)) in {key}
     with suppress(Exception):  # of a class within a function, say; what is its own copy may equal nothing else

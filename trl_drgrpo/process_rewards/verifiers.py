@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns
-from trl_drgrpo.process_rewards.texts import Cleaner, prompt_text, texts_of, unread
+from trl_drgrpo.process_rewards.texts import Cleaner, prompt_without_system, texts_of, unread
 from trl_drgrpo.rewards.columns import is_required, parameters, select, signature_of
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
@@ -213,7 +213,7 @@ class StepJudge(Judge):
 
     def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:
         solution = "\n".join(f"Step {k}: {_without_headings(step)}" for k, step in enumerate(steps, start=1))
-        values = {"problem": self._cleaner.prompt(prompt_text(prompt)).strip(), "solution": solution}
+        values = {"problem": self._cleaner.prompt(prompt_without_system(prompt)).strip(), "solution": solution}
         # In one pass: braces in what is filled in are text.
         content = re.sub(r"\{(problem|solution)\}", lambda match: values[match[1]], self.template)
         return [{"role": "user", "content": content}]

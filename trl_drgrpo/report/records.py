@@ -254,7 +254,7 @@ class Starts:
         return [step for _, step in self._of_this_run[1:]]
 
     def superseded(self, step: int, time: float | None) -> bool:
-        """Whether a later start did the line of this step again. A line without a Unix time is kept."""
+        """Tell whether a later start did the line of this step again. A line without a Unix time is kept."""
         if time is None:
             return False
         return any(start > time and (began < step or began == 0) for start, began in self._starts)

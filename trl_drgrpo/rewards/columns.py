@@ -43,7 +43,7 @@ def is_async(function: Any) -> bool:
 
 
 def is_required(parameter: inspect.Parameter) -> bool:
-    """Whether a call by name must give the parameter."""
+    """Tell whether a call by name must give the parameter."""
     return parameter.kind in _BY_NAME and parameter.default is parameter.empty
 
 
@@ -324,7 +324,7 @@ _TRLS_ANSWERS: dict[str, Callable] = {"check": _has_math_verify, "check_values":
 
 
 def _is_model(reward_func: Any) -> bool:
-    """Whether it is a model or the id of one, or anything else that nobody calls with columns."""
+    """Tell whether it is a model or the id of one, or anything else that nobody calls with columns."""
     # Without importing torch: if it has not been imported, the object cannot be one of its modules.
     torch = sys.modules.get("torch")
     is_module = torch is not None and isinstance(reward_func, torch.nn.Module)

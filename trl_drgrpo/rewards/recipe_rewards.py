@@ -149,7 +149,7 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
 
 
 def needs_trust(spec: Any) -> bool:
-    """Whether a checked spec names code (a file, a module) or options that may reach a server or open a sandbox.
+    """Tell whether a checked spec names code (a file, a module) or options that may reach a server or open a sandbox.
 
     Example:
 

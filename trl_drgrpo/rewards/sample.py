@@ -175,7 +175,7 @@ class SampleReward:
         raise NotImplementedError
 
     def at_sight(self, completion: str, **columns: Any) -> tuple[bool, float | None]:
-        """Whether a reward is plain without `score`, in this process and at once, and the reward."""
+        """Tell whether a reward is plain without `score`, in this process and at once, and the reward."""
         return False, None
 
     def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:

@@ -175,7 +175,7 @@ _READERS |= {".csv": _read_csv, ".parquet": read_parquet}
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is a text, or messages whose content is one, parts of one, or nothing."""
+    """Tell whether it is a text, or messages whose content is one, parts of one, or nothing."""
     if not isinstance(value, list):
         return isinstance(value, str)
     contents = [message.get("content") if isinstance(message, dict) else 0 for message in value]

@@ -54,7 +54,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def are_messages(completions: Any) -> bool:
-    """Whether completions, of which there are some, are lists of messages."""
+    """Tell whether completions, of which there are some, are lists of messages."""
     return len(completions) > 0 and all(isinstance(completion, list) for completion in completions)
 
 

@@ -135,7 +135,7 @@ def check_preset(name: Any, given: Mapping[str, Any] | None = None, is_planned: 
 
 
 def computes_in_bfloat16(on_cpu: bool = False) -> bool:
-    """Whether training runs on an accelerator that computes in bfloat16; on CPU this package trains in float32."""
+    """Tell whether training runs on an accelerator that computes in bfloat16. On CPU training is in float32."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)

@@ -170,7 +170,7 @@ def note_base_revision(model: nn.Module, revision: str | None) -> None:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether TRL would cast the adapters of this model: its base was loaded in 4 or 8 bit by bitsandbytes."""
+    """Tell whether TRL would cast the adapters of this model: its base was loaded in 4 or 8 bit by bitsandbytes."""
     return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
 
 

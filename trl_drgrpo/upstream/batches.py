@@ -129,7 +129,7 @@ class TokenBatch:
 
     @property
     def is_text_only(self) -> bool:
-        """Whether nothing but tokens goes into the forward, and nothing but their values is wanted from it."""
+        """Tell whether nothing but tokens goes into the forward, and nothing but their values is wanted from it."""
         return all(value is None or value is False for value in self.options.values())
 
 

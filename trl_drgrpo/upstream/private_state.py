@@ -138,7 +138,7 @@ class PrivateState(GRPOTrainer):
 
     @property
     def takes_images(self) -> bool:
-        """Whether some batches may come with images."""
+        """Tell whether some batches may come with images."""
         return self.text_tokenizer is not self.processing_class
 
     @property

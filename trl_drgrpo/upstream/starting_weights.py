@@ -32,7 +32,7 @@ _CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 
 @dataclass
 class Start:
-    """What is known of a policy before its first step.
+    """Facts about a policy before its first step.
 
     Args:
         values (`dict[str, torch.Tensor]`): Values of trainable parameters by name, from before TRL casts those on a

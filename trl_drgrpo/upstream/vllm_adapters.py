@@ -126,7 +126,7 @@ class VLLMSync(of_trl.VLLMGeneration):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the base is: its weights cannot travel."""
+        """Tell whether the base is: its weights cannot travel."""
         return bool(getattr(self.model, "is_quantized", False))
 
     def _why_merged(self) -> str | None:

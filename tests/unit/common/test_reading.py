@@ -1,4 +1,4 @@
-"""What Python and libraries raise about the user's files, in one line; a bug keeps its traceback."""
+"""Errors of Python and libraries about the user's files, in one line; a bug keeps its traceback."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""Which form of completions a reward function reads: texts, messages, and what is said where it gets the other."""
+"""Forms of completions that reward functions read, texts or messages, and the warning where one gets the other."""
 
 import pytest
 from trl.rewards import get_soft_overlong_punishment, think_format_reward

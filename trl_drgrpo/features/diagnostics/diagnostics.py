@@ -24,7 +24,7 @@ from trl_drgrpo.features.diagnostics.run_log import (
     DETAILS,
     RunLog,
     group_records,
-    prompt_text,
+    logged_prompt,
     readable,
     recorded_groups,
     short_text,
@@ -212,7 +212,7 @@ class BatchSnapshot:
             columns = {name: short_text(value) for name, value in scored.inputs[i].items() if name not in _NO_COLUMNS}
             yield {
                 "index": row,
-                "prompt": prompt_text(scored.prompts[i]),
+                "prompt": logged_prompt(scored.prompts[i]),
                 "columns": columns,
                 "spans": list(spans),
                 "rewards": {name: readable(values[row]) for name, values in zip(names, self.per_func, strict=True)},

@@ -119,7 +119,7 @@ def _shares(samples: list[_Sample]) -> dict[str, float]:
 
 
 def is_first_loss(logs: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a log has the first loss of a run, also of a resumed one; that of dead groups is none.
+    """Tell whether a log has the first loss of a run, also of a resumed one; that of dead groups is none.
 
     Args:
         logs (`Mapping[str, Any]`): The newest log.

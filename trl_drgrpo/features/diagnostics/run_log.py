@@ -136,13 +136,13 @@ def spans_of(
         start = stop
 
 
-def prompt_text(prompt: Any) -> str:
+def logged_prompt(prompt: Any) -> str:
     """A prompt to be read: a text as it is, messages as `role: content`, one after the other, images as `<image>`.
 
     Example:
 
     ```python
-    >>> prompt_text([{"role": "user", "content": [{"type": "image", "image": None}, {"type": "text", "text": "?"}]}])
+    >>> logged_prompt([{"role": "user", "content": [{"type": "image", "image": None}, {"type": "text", "text": "?"}]}])
     'user: <image>?'
 
     ```

@@ -51,7 +51,7 @@ class FastPath(Feature):
 
     @property
     def plans(self) -> bool:
-        """Whether micro-batches are planned: the loss must be a plain sum over tokens with a constant divisor."""
+        """Tell whether micro-batches are planned: the loss must be a plain sum over tokens with a constant divisor."""
         return self._may_plan and self._rebatches_rows()
 
     @property
@@ -60,7 +60,7 @@ class FastPath(Feature):
 
     @property
     def skips(self) -> bool:
-        """Whether rows without advantage are skipped: nothing but the advantage may give them a gradient."""
+        """Tell whether rows without advantage are skipped: nothing but the advantage may give them a gradient."""
         return self.plans and self._why_not_skipped() is None
 
     def _why_not_skipped(self) -> str | None:
@@ -208,7 +208,7 @@ class FastPath(Feature):
         return torch.bfloat16 if is_quantized and reduced is None else reduced
 
     def _rebatches_rows(self) -> bool:
-        """Whether rows of the policy may be re-batched. Asked first while a batch is scored, by every rank."""
+        """Tell whether rows of the policy may be re-batched. Asked first while a batch is scored, by every rank."""
         model = self.trainer.model
         if id(model) not in self._rebatches:
             reason = self._agreed(self._why_not_rebatched(model))

@@ -230,7 +230,7 @@ class Line:
 
     @property
     def branches(self) -> bool:
-        """Whether it is more than one chain of tokens; a chain needs no mask."""
+        """Tell whether it is more than one chain of tokens; a chain needs no mask."""
         return self.positions[-1] + 1 < len(self.ids)
 
     def mask(self, width: int) -> torch.Tensor:

@@ -62,7 +62,7 @@ MEASURED = frozenset({"cpu"})
 
 
 def attends_apart(device: str) -> bool:
-    """Whether branches attend apart on a type of device (`"cpu"`, `"cuda"`)."""
+    """Tell whether branches attend apart on a type of device (`"cpu"`, `"cuda"`)."""
     return device in MEASURED
 
 

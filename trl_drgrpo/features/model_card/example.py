@@ -94,7 +94,7 @@ def literal(value: Any) -> str | None:
 
 
 def _template_arguments(trainer: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """What the trainer passes to the chat template beside the messages."""
+    """Arguments that the trainer passes to the chat template beside the messages."""
     arguments = dict(trainer.chat_template_kwargs)
     if tools := trainer.tools_of(row):
         arguments["tools"] = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in tools]

@@ -150,7 +150,7 @@ def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: boo
 
 
 def has_optimizer(checkpoint: Path) -> bool:
-    """Whether a checkpoint holds the state of an optimizer: of transformers, FSDP or DeepSpeed."""
+    """Tell whether a checkpoint holds the state of an optimizer: of transformers, FSDP or DeepSpeed."""
     return any(checkpoint.rglob("*optim*"))
 
 
@@ -310,14 +310,14 @@ def delete_old_checkpoints(newest: Path, limit: int | None, best: str | None) ->
 
 
 def _was_completed(checkpoint: Path) -> bool:
-    """Whether it was written to its end, by anyone; it may be damaged since."""
+    """Tell whether it was written to its end, by anyone; it may be damaged since."""
     if (checkpoint / PART_FILE).exists():
         return False
     return (checkpoint / STATE_FILE).exists() or (checkpoint / TRAINER_STATE).exists()
 
 
 def _is_of_the_run_in(output_dir: Path, checkpoint: Path) -> bool:
-    """Whether a checkpoint lies in the folder, or is a copy of one of the run that wrote there last."""
+    """Tell whether a checkpoint lies in the folder, or is a copy of one of the run that wrote there last."""
     if checkpoint.resolve().parent == output_dir.resolve():
         return True
     own, states = state_or_none(checkpoint), [*states_in(output_dir).values()]

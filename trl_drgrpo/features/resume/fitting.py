@@ -1,4 +1,4 @@
-"""Whether the weights of a checkpoint have a place in the model that is to go on, told before they are loaded.
+"""Tell whether the weights of a checkpoint have a place in the model that is to go on, told before they are loaded.
 
 torch and PEFT say it in a hundred lines, once the model is in memory: one for each layer.
 """

@@ -32,7 +32,7 @@ _NOT_ALONE = ("model", "base", "reference")  # refused, or other values of the s
 
 
 def refuse_another_run(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> None:
-    """What cannot go on with the checkpoint's optimizer, adapter or objective."""
+    """Refuse a run that differs from its checkpoint in the optimizer, the adapter or the objective."""
     before = (_state_of(checkpoint) or {"settings": {}})["settings"]
     if not has_optimizer(checkpoint):
         before = {name: value for name, value in before.items() if name != "optim"}

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def _model_folders(trainer: Any) -> dict[str, str]:
-    """Where the models of a run come from, by what they are: folders or Hub ids."""
+    """Folders or Hub ids of a run's models, by their role."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     folders = {"the model": getattr(model, "name_or_path", None)}
     for name, config in getattr(model, "peft_config", {}).items():

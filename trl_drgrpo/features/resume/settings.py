@@ -1,4 +1,4 @@
-"""What decides a run, as a checkpoint records it, and what becomes of a difference when the run is resumed.
+"""Settings that decide a run, as a checkpoint records them, and what becomes of a difference when the run is resumed.
 
 Every field of the configuration is in exactly one class: those of `ON_RESUME`, the objective, or, all others, the
 settings whose new value wins and is said. So a field that a newer TRL adds is compared, too. Beside the fields stand

@@ -51,7 +51,7 @@ class PromptSampling(Feature):
 
     @property
     def is_on(self) -> bool:
-        """Whether batches are filled by this feature."""
+        """Tell whether batches are filled by this feature."""
         return bool(self.trainer.args.dynamic_sampling) or self.trainer.args.curriculum
 
     def on_trainer_built(self) -> None:

@@ -57,7 +57,7 @@ class Completion:
     tool_mask: list[int] | None
 
     def is_models(self, token: int) -> bool:
-        """Whether the model wrote this token."""
+        """Tell whether the model wrote this token."""
         return self.tool_mask is None or self.tool_mask[token] == 1
 
     def cut_at_or_after(self, token: int) -> int:
@@ -211,7 +211,7 @@ def _sentence_ends(text: str) -> Iterator[Span]:
 
 
 def _ends_a_sentence(text: str, mark: str) -> bool:
-    """Whether a full stop, an exclamation mark or a question mark ends a sentence behind this text."""
+    """Tell whether a full stop, an exclamation mark or a question mark ends a sentence behind this text."""
     if text.count(_FENCE) % 2 == 1:  # in a block of code lines end, sentences do not
         return False
     if mark == "?":
@@ -406,7 +406,7 @@ class StepSegmenter:
         return _steps(alignment, *self.rule.cuts(Completion(alignment, text, None))).texts
 
     def looks_ahead(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> bool:
-        """Whether tokens behind a step's end decide that it ends there: a lookahead, or a greedy match, does that.
+        """Tell whether tokens behind a step's end decide that it ends there: a lookahead or a greedy match does.
 
         Cuts the completion off around each end, with its first token in place of what follows.
 

@@ -63,7 +63,7 @@ class WorkerHandle:
 
     @property
     def is_calling(self) -> bool:
-        """Whether it has calls to do; it may also be loading a function, or have nothing to do."""
+        """Tell whether it has calls to do; it may also be loading a function, or have nothing to do."""
         return bool(self.jobs) and isinstance(self.jobs[0], int)
 
     def frames(self) -> Iterator[tuple[Any, ...]]:
@@ -116,7 +116,7 @@ class NurseryHandle:
             )
 
     def is_alive(self) -> bool:
-        """Whether it can be asked for workers."""
+        """Tell whether it can be asked for workers."""
         return self._process.poll() is None
 
     def fork(self, memory_mb: int) -> WorkerHandle:

@@ -107,7 +107,7 @@ class Setup:
 
     @property
     def sends_adapters(self) -> bool:
-        """Whether vLLM gets an adapter alone."""
+        """Tell whether vLLM gets an adapter alone."""
         return self.adapter is not None and self.vllm_lora != "merged"
 
     @property
@@ -117,7 +117,7 @@ class Setup:
 
     @property
     def scores_old(self) -> bool:
-        """Whether old log-probabilities are computed: where rows are trained on after the weights have moved."""
+        """Tell whether old log-probabilities are computed: where rows are trained on after the weights have moved."""
         moved = self.accumulation % (self.steps_per_generation * self.iterations) != 0
         return moved or self.vllm or self.generates_elsewhere
 

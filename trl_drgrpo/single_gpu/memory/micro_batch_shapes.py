@@ -66,7 +66,7 @@ class Shape:
         return self.packs * self.width
 
     def exceeds(self, other: "Shape") -> bool:
-        """Whether it needs at least what the other one needs, in every tensor; of two that are alike, one does."""
+        """Tell whether it needs at least what the other one needs, in every tensor; of two alike, one does."""
         mine, others = (
             (s.tokens, s.tokens * s.width * s.masked, s.scored, s.layout, s.padded, s.later, *(s.apart or (0, 0)))
             for s in (self, other)

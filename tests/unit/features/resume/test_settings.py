@@ -1,4 +1,4 @@
-"""What decides a run: every field has its place, and every difference a name."""
+"""Settings that decide a run: every field has its place, and every difference a name."""
 
 import dataclasses
 import functools

@@ -62,7 +62,7 @@ def _of_uniform(uniform: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _draws_uniform() -> bool:
-    """Whether this torch makes exponential numbers from uniform float64, and from nothing else."""
+    """Tell whether this torch makes exponential numbers from uniform float64, and from nothing else."""
     own, theirs = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
     made = _of_uniform(torch.empty(4096, dtype=torch.float64).uniform_(generator=own)).float()
     expected = torch.empty(4096).exponential_(1, generator=theirs)

@@ -182,7 +182,7 @@ class Forwards:
 
     @property
     def replays(self) -> bool:
-        """Whether steps are recorded and replayed: a row less saves nothing then, and costs a new recording."""
+        """Tell whether steps are recorded and replayed: a row less saves nothing then, and costs a new recording."""
         return self._replay is not None
 
     def keep(self, rows: torch.Tensor) -> None:

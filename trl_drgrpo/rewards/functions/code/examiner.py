@@ -292,7 +292,7 @@ def verdicts(channel, job, prepared, tally):
 
 
 def run(code, namespace):
-    """Whether it ran without an exception; whatever it raises is put down to the completion."""
+    """Tell whether it ran without an exception; whatever it raises is put down to the completion."""
     try:
         exec(code, namespace)
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit):

@@ -139,7 +139,7 @@ def called(node, kind=(ast.Name, ast.Attribute)):
 
 
 def _fails(nodes):
-    """Whether there is a statement that says: getting here is a failure."""
+    """Tell whether there is a statement that says: getting here is a failure."""
     return any(
         isinstance(each, ast.Raise) or (isinstance(each.test, ast.Constant) and not each.test.value)
         for each in _checks(nodes)

@@ -106,7 +106,7 @@ def encode(value: Any, other):
 
 
 def is_namedtuple(value):
-    """Whether the items of a value have names, which `other` has to keep."""
+    """Tell whether the items of a value have names, which `other` has to keep."""
     return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
 
 

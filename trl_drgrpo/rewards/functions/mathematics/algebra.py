@@ -33,7 +33,7 @@ _MAX_STEPS = 10
 
 @functools.lru_cache(maxsize=_CACHE)
 def algebraically_equal(gold: str, answer: str) -> bool:
-    """Whether two tidied, cheap (`is_cheap`) formulas, equations or intervals are the same by algebra. `False` too
+    """Tell whether two tidied, cheap (`is_cheap`) formulas, equations or intervals are the same by algebra. `False`
     where one of them cannot be read."""
     a, b = _parsed(gold), _parsed(answer)
     if a is None or b is None:
@@ -49,7 +49,7 @@ def algebraically_equal(gold: str, answer: str) -> bool:
 
 
 def _same_values(a: Any, b: Any) -> bool | None:
-    r"""Whether two expressions agree in all points where both have a value; `None` where there is no such point.
+    r"""Tell whether two expressions agree in all points where both have a value; `None` where there is no such point.
 
     Where roots or logarithms of symbols are taken, a symbol is positive unless it alone may be negative: `\ln(ab)` is
     `\ln a+\ln b` and `\sqrt{k/m}` is `\sqrt{km}/m`, yet `\sqrt{x^2}` is not `x`.
@@ -95,7 +95,7 @@ def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
 
 
 def _is_meant_real(a: Any, b: Any) -> bool:
-    r"""Whether roots or logarithms are taken of symbols, and nothing says that these may be negative or complex.
+    r"""Tell whether roots or logarithms are taken of symbols, and nothing says that these may be negative or complex.
 
     `\ln|x|` says more than `\ln x`: what stands in bars may be negative.
     """
@@ -116,7 +116,7 @@ def _may_be_complex(part: Any) -> bool:
 
 
 def _is_real(expression: Any, values: dict[Any, Any]) -> bool:
-    """Whether an expression and all that it takes roots and logarithms of are real in a point."""
+    """Tell whether an expression and all that it takes roots and logarithms of are real in a point."""
     for part in filter(_may_be_complex, _parts(expression)):
         base = _value(part.args[0], values)
         if base is None or not base.is_real or base < 0:
@@ -157,7 +157,7 @@ def _close(x: Any, y: Any, digits: int) -> bool:
 
 
 def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool:
-    """Whether two values that agree in 30 digits do so in all before the point and in 200 behind it."""
+    """Tell whether two values that agree in 30 digits do so in all before the point and in 200 behind it."""
     if x.is_Rational and y.is_Rational:
         return True  # compared exactly
     _, _, exponent, bits = sympy.Float(max(abs(x), abs(y)), 15)._mpf_

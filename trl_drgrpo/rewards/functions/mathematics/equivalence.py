@@ -1,4 +1,4 @@
-r"""Whether two mathematical answers are the same: by spelling, by value, by structure, and only then by algebra.
+r"""Tell whether two mathematical answers are the same: by spelling, by value, by structure, and only then by algebra.
 
 Math-Verify reads the LaTeX and compares what is left for it, such as `\frac{\sqrt{3}}{3}` and `\frac{1}{\sqrt{3}}`.
 It is not asked what the cheap steps before it decide, which are most samples of a run, and neither what it gets wrong:
@@ -41,7 +41,7 @@ _MAX_ENTRIES = 30  # of a set; in a longer one only spelling is compared
 
 
 def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
-    r"""Whether `answer` says the same as `gold`.
+    r"""Tell whether `answer` says the same as `gold`.
 
     Args:
         gold (`str`): A readable gold answer.
@@ -144,7 +144,7 @@ def _same_with_letter(with_unit: Answer, bare: Answer) -> bool:
 
 
 def _is_ratio(gold: Answer, answer: Answer) -> bool:
-    """Whether the answer is a fraction as a ratio, `5:3`, in lowest terms. A gold `5:03` is a time."""
+    """Tell whether the answer is a fraction as a ratio, `5:3`, in lowest terms. A gold `5:03` is a time."""
     ratio = _RATIO.fullmatch(answer.text)
     return bool(ratio and gold.number and (int(ratio[1]), int(ratio[2])) == gold.number.value.as_integer_ratio())
 

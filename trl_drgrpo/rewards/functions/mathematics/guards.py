@@ -30,7 +30,7 @@ _CHEAP_BINOMIAL = re.compile(r"\\binom\{\d{1,6}\}\{\d{1,2}\}")
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether `text` is short, not deeply nested, and closes every brace it opens (intervals may mix theirs)."""
+    """Tell whether `text` is short, not deeply nested, and closes every brace it opens (intervals may mix theirs)."""
     if not text.strip() or len(text) > MAX_CHARS:
         return False
     depth = braces = 0
@@ -102,7 +102,7 @@ def _counts_are_cheap(text: str) -> bool:
 
 
 def _small(text: str, end: int) -> bool:
-    """Whether the group that ends at `end` is small enough for a factorial of it: `(2n-k)!`."""
+    """Tell whether the group that ends at `end` is small enough for a factorial of it: `(2n-k)!`."""
     start, depth = end, 0
     while start >= 0:
         depth += (text[start] in ")}]") - (text[start] in "({[")

@@ -113,7 +113,7 @@ def numbers_equal(a: Number, b: Number) -> bool:
 
 
 def is_rounded(decimal: Number, value: Fraction) -> bool:
-    """Whether `decimal` is `value` rounded to as many places as it shows."""
+    """Tell whether `decimal` is `value` rounded to as many places as it shows."""
     return decimal.places > 0 and abs(decimal.value - value) * 2 * 10**decimal.places <= 1
 
 
@@ -131,7 +131,7 @@ def is_near(rounded: str, value: Fraction, precisely: bool = False) -> bool:
 
 
 def _ends(value: Fraction) -> bool:
-    """Whether the decimal expansion ends: no primes but 2 and 5 in the denominator."""
+    """Tell whether the decimal expansion ends: no primes but 2 and 5 in the denominator."""
     rest = value.denominator
     for prime in (2, 5):
         while rest % prime == 0:
@@ -377,7 +377,7 @@ def _singular(noun: str) -> str:
 
 
 def units_agree(a: str, b: str) -> bool:
-    """Whether two units can be meant alike: equal, one missing, or with nouns of which one is more detailed.
+    """Tell whether two units can be meant alike: equal, one missing, or with nouns of which one is more detailed.
 
     Measures (`cm`, `cm^2`, `dollar`, `%`) have to be equal; `apple` and `red apple` agree, `apple` and `pear` do not;
     `degree` agrees with `degree C`.

@@ -107,7 +107,7 @@ def matrix(text: str) -> list[list[str]] | None:
 
 
 def is_relation(text: str) -> bool:
-    """Whether it is an equation, an inequality or a membership."""
+    """Tell whether it is an equation, an inequality or a membership."""
     return bool(_RELATION.search(_AFTER_A_NAME.sub("", text)))
 
 

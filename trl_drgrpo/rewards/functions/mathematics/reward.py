@@ -90,7 +90,7 @@ class MathReward(SampleReward):
         return float(any(equivalent(gold, answer) for gold in undecided))
 
     def at_sight(self, completion: str, **columns: Any) -> tuple[bool, float | None]:
-        """Whether the reward is decided without algebra, and the reward."""
+        """Tell whether the reward is decided without algebra, and the reward."""
         golds = self._golds(columns)
         is_unfinished = self.think_opened is True and "</think>" not in completion
         answer = None if is_unfinished or not golds else extract_answer(completion, self.answer_format)

@@ -174,7 +174,7 @@ class RegexReward(AgainstColumn):
         return self.normal(str(truth))
 
     def is_right(self, completion: str, truth: str) -> bool:
-        """Whether the last match is the truth."""
+        """Tell whether the last match is the truth."""
         found = deque(self.compiled.finditer(completion, timeout=self.timeout), maxlen=1)
         group = "answer" if "answer" in self.compiled.groupindex else min(self.compiled.groups, 1)
         return bool(found) and found[0][group] is not None and self.normal(found[0][group]) == truth

@@ -81,7 +81,7 @@ class AgainstColumn(SampleReward):
         raise NotImplementedError
 
     def is_right(self, completion: str, truth: Any) -> bool:
-        """Whether a completion says the same."""
+        """Tell whether a completion says the same."""
         raise NotImplementedError
 
 
