@@ -11,7 +11,7 @@ from trl_drgrpo.features.diagnostics import run_log
 from trl_drgrpo.features.diagnostics.run_log import (
     RunLog,
     group_records,
-    prompt_text,
+    logged_prompt,
     recorded_groups,
     short_text,
     spans_of,
@@ -224,8 +224,8 @@ def test_prompts_and_columns_as_text():
         {"role": "user", "content": [{"type": "image", "image": Image()}, {"type": "text", "text": "What is it?"}]},
         {"role": "assistant", "content": None},
     ]
-    assert prompt_text(chat) == "system: Be brief.\n\nuser: <image>What is it?\n\nassistant: "
-    assert prompt_text(None) == "None"
+    assert logged_prompt(chat) == "system: Be brief.\n\nuser: <image>What is it?\n\nassistant: "
+    assert logged_prompt(None) == "None"
     assert short_text([Image(), Image()]) == "<image><image>"
     assert short_text({"bytes": b"...", "path": None}) == "<image>"
     assert len(short_text("x" * 10_000)) == 500
