@@ -36,7 +36,7 @@ ADVANTAGE_BASELINES: tuple[str, ...] = get_args(AdvantageBaseline)
 
 
 def combine_rewards(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> torch.Tensor:
-    """Weighted sum of the reward functions: one outcome reward per row.
+    """Add up the weighted reward functions: one outcome reward per row.
 
     Args:
         rewards_per_func (`torch.Tensor` of shape `(B, F)`, floating): Rewards; NaN where a function did not apply.
@@ -55,7 +55,9 @@ def combine_rewards(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor
 
     ```
     """
-    rewards = (rewards_per_func * reward_weights.to(rewards_per_func.device).unsqueeze(0)).nansum(dim=1)
+    weighted = rewards_per_func * reward_weights.to(rewards_per_func.device).unsqueeze(0)  # (B, F)
+    rewards = weighted.nansum(dim=1)
+    # `nansum` of nothing is 0, which would be a reward: a row that no function could score stays NaN.
     return rewards.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
 
 
@@ -64,7 +66,7 @@ def group_advantages(
     num_generations: int,
     baseline: AdvantageBaseline = "group_mean",
 ) -> torch.Tensor:
-    """Outcome advantages of Dr. GRPO: the reward minus a group baseline, without division by the group's std.
+    """Compute the outcome advantages of Dr. GRPO: reward minus a group baseline, not divided by the group's std.
 
     Args:
         rewards (`torch.Tensor` of shape `(B,)` or a sequence of `B` floats):
@@ -102,9 +104,11 @@ def group_advantages(
         raise InputError("baseline", repr(baseline), expected, "See `group_advantages`.")
     advantages = grouped - torch.nanmean(grouped, dim=1, keepdim=True)
     if baseline == "leave_one_out":
+        # r_i minus the mean of the others is n / (n - 1) times r_i minus the mean of all.
         scorable = (~grouped.isnan()).sum(dim=1, keepdim=True).to(grouped.dtype)  # (P, 1)
         advantages = advantages * (scorable / (scorable - 1).clamp(min=1))
     advantages = advantages.masked_fill(grouped.isnan(), 0.0)  # not nan_to_num, which hides a mean that overflows
+    # Decided on rewards: three rewards of 0.7 minus their rounded mean leave 6e-8, a full step for Adam.
     return advantages.masked_fill(_without_signal(grouped).unsqueeze(1), 0.0).flatten()
 
 
@@ -134,7 +138,7 @@ class RunningRewardScale:
         self.sum_of_squares = 0.0  # sum of squared deviations from the mean
 
     def update(self, rewards: torch.Tensor) -> None:
-        """Take in the rewards of one generation batch.
+        """Add the rewards of one generation batch.
 
         Args:
             rewards (`torch.Tensor` of shape `(B,)`): Rewards of *all* ranks, so that every rank keeps the same scale;
@@ -143,6 +147,7 @@ class RunningRewardScale:
         batch = rewards[~rewards.isnan()].double()
         if batch.numel() == 0:
             return
+        # Two sets of numbers merge by their means: no pass over earlier rewards, no difference of large sums.
         batch_mean = batch.mean().item()
         total = self.count + batch.numel()
         delta = batch_mean - self.mean
@@ -159,20 +164,20 @@ class RunningRewardScale:
         return (self.sum_of_squares / (self.count - 1)) ** 0.5
 
     def state_dict(self) -> dict[str, float]:
-        """The statistics, as JSON-ready numbers."""
+        """Return the statistics, as JSON-ready numbers."""
         return {"count": self.count, "mean": self.mean, "sum_of_squares": self.sum_of_squares}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the statistics that `state_dict` returned."""
         self.count = int(state["count"])
         self.mean = float(state["mean"])
         self.sum_of_squares = float(state["sum_of_squares"])
 
 
 def _grouped(rewards: torch.Tensor | Sequence[float | None], num_generations: int) -> torch.Tensor:
-    """Rewards as a checked floating tensor of shape (P, G)."""
+    """Return rewards as a checked floating tensor of shape (P, G)."""
     if not isinstance(rewards, torch.Tensor):
-        rewards = torch.tensor([torch.nan if reward is None else reward for reward in rewards])
+        rewards = torch.tensor([math.nan if reward is None else reward for reward in rewards])
     if not rewards.is_floating_point():
         rewards = rewards.to(torch.get_default_dtype())
     if rewards.dim() != 1:
@@ -180,14 +185,15 @@ def _grouped(rewards: torch.Tensor | Sequence[float | None], num_generations: in
         raise InputError("rewards", f"shape {tuple(rewards.shape)}", "shape (B,)", remedy)
     check_complete(rewards.numel(), num_generations, "rewards")
     if rewards.isinf().any():
-        got, expected = f"an infinite value in row {int(rewards.isinf().nonzero()[0])}", "finite numbers, or NaN"
+        got = f"an infinite value in row {int(rewards.isinf().nonzero()[0])}"
+        expected = "finite numbers, or NaN for a row that cannot be scored"
         remedy = "An infinite reward would make its whole group infinite: clip it, or return None."
-        raise InputError("rewards", got, f"{expected} for a row that cannot be scored", remedy)
+        raise InputError("rewards", got, expected, remedy)
     return rewards.view(-1, num_generations)
 
 
 def _without_signal(grouped: torch.Tensor) -> torch.Tensor:
-    """(P,) bool: groups of shape (P, G) whose scorable rewards are fewer than two or all equal."""
+    """Return which of the groups `(P, G)` have fewer than two scorable rewards, or only equal ones: `(P,)` bool."""
     unscorable = grouped.isnan()
     highest = grouped.masked_fill(unscorable, -torch.inf).amax(dim=1)
     lowest = grouped.masked_fill(unscorable, torch.inf).amin(dim=1)
@@ -202,7 +208,7 @@ class Selection:
         draws (`list[int]`): Their indices among the draws, ascending; at most K.
         weights (`list[float]`): Factor of each group's advantages, in a batch of K groups.
         drawn (`int`): M, the draws that count; the cap, if it was reached first.
-        capped (`bool`): Whether the cap was reached before K groups were selected.
+        capped (`bool`): True if the cap was reached before K groups were selected.
     """
 
     draws: list[int]
@@ -219,13 +225,13 @@ def select_groups(
     *,
     mean_over_live: bool = False,
 ) -> Selection:
-    """The first K selected draws, with the weights that make their sum unbiased.
+    """Select the first K draws, with the weights that make their sum unbiased.
 
     Args:
-        selected (`Sequence[bool]`): For each draw, in order, whether it was kept and its group is live.
+        selected (`Sequence[bool]`): One per draw, in order: True if it was kept and its group is live.
         wanted (`int`): K, groups of a batch, at least 2.
         cap (`int`): The most draws of a batch, fixed beforehand, at least K.
-        probabilities (`Sequence[float]`, *optional*): With which each draw was kept; 1 by default.
+        probabilities (`Sequence[float]`, *optional*): Probability with which each draw was kept; 1 by default.
         mean_over_live (`bool`, *optional*, defaults to `False`): DAPO's weights: the mean over the live groups.
 
     Returns:
@@ -256,20 +262,23 @@ def select_groups(
         raise InputError("selected", got, f"draws up to the cap of {cap}", "Go on drawing.")
     drawn = cap if capped else draws[-1] + 1
     if mean_over_live:
-        factor = wanted / len(draws) if draws else 0.0
+        factor = wanted / max(1, len(draws))
     elif capped:
         factor = wanted / cap
     else:
+        # The K-th selected draw decided where to stop, so it tells nothing: the other K - 1 estimate the rate.
         factor = (wanted - 1) / (drawn - 1)
-    weights = [factor / (probabilities[i] if probabilities else 1.0) for i in draws]
+    weights = [factor] * len(draws)
+    if probabilities:
+        weights = [factor / probabilities[i] for i in draws]
     return Selection(draws, weights, drawn, capped)
 
 
 def keep_probability(pass_rate: float, floor: float, softness: float = 0.01) -> float:
-    """Probability to keep a prompt: proportional to the standard deviation of its reward, 1 at a pass rate of 1/2.
+    """Return the probability to keep a prompt: proportional to the std of its reward, 1 at a pass rate of 1/2.
 
-    `q = max(floor, sqrt((p (1 - p) + eps) / (1/4 + eps)))`. An estimate `p` from before the draw is unbiased, as the
-    weight is `1 / q`; a good one spares the groups that would not tell anything. After GRESO (arXiv 2506.02177).
+    `q = max(floor, sqrt((p (1 - p) + eps) / (1/4 + eps)))`. Any estimate `p` from before the draw leaves the gradient
+    unbiased, because the weight is `1 / q`; a good one spares groups without signal. After GRESO (arXiv 2506.02177).
 
     Args:
         pass_rate (`float`): Estimate of the prompt's pass rate, 0 to 1.
@@ -284,7 +293,8 @@ def keep_probability(pass_rate: float, floor: float, softness: float = 0.01) -> 
 
     ```
     """
-    return max(floor, math.sqrt((pass_rate * (1 - pass_rate) + softness) / (0.25 + softness)))
+    variance = pass_rate * (1 - pass_rate)
+    return max(floor, math.sqrt((variance + softness) / (0.25 + softness)))
 
 
 def check_complete(rows: int, num_generations: int, what: str) -> None:

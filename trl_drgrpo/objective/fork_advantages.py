@@ -1,14 +1,14 @@
-"""Advantages of forked groups: completions that go on from a common prefix.
+"""Advantages of forked groups: completions that continue a common prefix.
 
-A group is a set of trees: G / b^D parents, each forked D times into b branches, G leaves. A *node* is a stretch of
-tokens between two cuts; its leaves are the rows that pass it. A node `c` is compared with its siblings alone:
+A group is a set of trees: G / b^D parents, each forked D times into b branches, G leaves. A *node* is a run of tokens
+between two cuts; its leaves are the rows that pass it. A node `c` is compared with its siblings alone:
 
     A(c) = mean over the leaves of c  -  mean over the leaves of its siblings
 
-and every token of its stretch carries A(c), in each of its leaves. Siblings begin in the same state and were sampled
-independently, so the other's mean is a baseline that does not depend on this branch's tokens. The gradient is
-unbiased, if a cut is determined by the tokens before it. The mean over all leaves is not such a baseline: of a 2 x 2
-tree it leaves a half of the gradient of the first stretch and three quarters of the second's. `trl-drgrpo check
+and every token of the node carries A(c), in each of its leaves. Siblings begin in the same state and were sampled
+independently, so the mean of one is a baseline that does not depend on the tokens of the other. The gradient is
+unbiased if a cut is determined by the tokens before it. The mean over all leaves is not such a baseline: in a 2 x 2
+tree it leaves a half of the gradient of the first node and three quarters of the second's. `trl-drgrpo check
 --credit` shows both by enumeration.
 
 Sources: SPO (arXiv 2505.23564), TreeRPO (2506.05183), VinePPO (2410.01679), which scale or select in other ways.
@@ -19,6 +19,7 @@ Pure tensors. Shapes: `B = P * G` rows, `D` levels of forks, `K_i` steps of row 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
@@ -45,17 +46,19 @@ class Forks:
         return len(self.cuts[0]) if self.cuts else 0
 
     def copies(self, lengths: Sequence[int]) -> list[bool]:
-        """Rows that were not sampled: they repeat a row without a cut. `lengths`: tokens of each."""
-        return [
-            any(
-                cut >= length and i // self.branches ** (self.depth - level - 1) % self.branches
-                for level, cut in enumerate(cuts)
-            )
-            for i, (cuts, length) in enumerate(zip(self.cuts, lengths, strict=True))
-        ]
+        """Return which rows were not sampled because they repeat a row without a cut. `lengths`: tokens of each."""
+        copies = []
+        for i, (cuts, length) in enumerate(zip(self.cuts, lengths, strict=True)):
+            is_copy = False
+            for level, cut in enumerate(cuts):
+                leaves_of_branch = self.branches ** (self.depth - level - 1)
+                branch = i // leaves_of_branch % self.branches  # 0: the branch that the parent itself went on in
+                is_copy = is_copy or (cut >= length and branch > 0)
+            copies.append(is_copy)
+        return copies
 
     def check(self, num_generations: int) -> None:
-        """Checks that groups are made of such trees.
+        """Check that groups are made of such trees.
 
         Raises:
             `InputError`: G has no room for two parents, or rows that do not fit.
@@ -71,7 +74,7 @@ class Forks:
 
 
 def node_advantages(values: torch.Tensor, num_generations: int, branches: int, depth: int) -> torch.Tensor:
-    """The advantage of the node that each row passes at each level.
+    """Compute the advantage of the node that each row passes at each level.
 
     Args:
         values (`torch.Tensor` of shape `(B, K)`): Values of the leaves at K places; NaN = unscorable.
@@ -93,7 +96,7 @@ def node_advantages(values: torch.Tensor, num_generations: int, branches: int, d
     """
     rows, places = values.shape
     unscorable = values.isnan().view(-1, num_generations, places).any(dim=1).repeat_interleave(num_generations, dim=0)
-    values = values.masked_fill(unscorable, 0.0)  # nothing to tell apart in the whole group
+    values = values.masked_fill(unscorable, 0.0)  # equal leaves in the whole group: advantage 0
     levels = []
     for level in range(depth + 1):
         leaves = branches ** (depth - level)
@@ -114,7 +117,7 @@ def fork_token_advantages(
     completion_mask: torch.Tensor,
     rows: slice = slice(None),
 ) -> torch.Tensor:
-    """Token advantages of forked groups from outcome rewards.
+    """Compute the token advantages of forked groups from outcome rewards.
 
     Args:
         rewards (`torch.Tensor` of shape `(B,)`): One per leaf, NaN = unscorable.
@@ -145,12 +148,15 @@ def fork_token_advantages(
     forks.check(num_generations)
     nodes = node_advantages(rewards.double().unsqueeze(1), num_generations, forks.branches, forks.depth)[..., 0]
     width = completion_mask.size(1)
-    values, ends = [], []
-    for row, cuts in zip(nodes.T[rows].tolist(), forks.cuts[rows], strict=True):  # (b, D + 1)
-        stretches = [(worth, cut) for worth, cut in zip(row, [*cuts, width], strict=True) if cut > 0]
-        kept = {cut: worth for worth, cut in reversed(stretches)}  # of stretches that end together the first
-        ends.append([cut - 1 for cut in sorted(kept)])
-        values.append([kept[cut] for cut in sorted(kept)])
+    values = []
+    ends = []
+    for row_nodes, cuts in zip(nodes.T[rows].tolist(), forks.cuts[rows], strict=True):  # (b, D + 1)
+        advantage_at_end: dict[int, float] = {}
+        for advantage, end in zip(row_nodes, [*cuts, width], strict=True):
+            if end > 0:
+                advantage_at_end.setdefault(end, advantage)  # nodes after the first to end here have no tokens
+        ends.append([end - 1 for end in advantage_at_end])
+        values.append(list(advantage_at_end.values()))
     return broadcast_to_tokens(values, ends, completion_mask)
 
 
@@ -162,10 +168,10 @@ def fork_step_advantages(
     credit: str = "return_to_go",
     unscorable: torch.Tensor | None = None,
 ) -> list[list[float]]:
-    """The advantage of every step in forked groups: `to_go`, among siblings.
+    """Compute the advantage of every step in forked groups: `to_go`, among siblings.
 
-    A step answers for what its node's leaves earn on average from it on, and is compared with what the leaves of the
-    sibling nodes earn from the same step on.
+    The credit of a step is the mean, over the leaves of its node, of their rewards from that step on. Its baseline is
+    the same mean over the leaves of the sibling nodes.
 
     Args:
         step_rewards (`B` lists of `K_i` floats), step_ends (`B` lists of `K_i` ints), num_generations (`int`):
@@ -188,7 +194,8 @@ def fork_step_advantages(
     if unscorable is not None:
         values = values.masked_fill(unscorable.cpu().unsqueeze(1), torch.nan)
     nodes = node_advantages(values, num_generations, forks.branches, forks.depth).tolist()
-    return [
-        [nodes[sum(cut <= end for cut in cuts)][i][k] for k, end in enumerate(ends)]
-        for i, (ends, cuts) in enumerate(zip(step_ends, forks.cuts, strict=True))
-    ]
+    advantages = []
+    for i, (ends, cuts) in enumerate(zip(step_ends, forks.cuts, strict=True)):
+        levels = np.searchsorted(cuts, ends, side="right")  # cuts up to each step's end: the level of its node
+        advantages.append([nodes[level][i][k] for k, level in enumerate(levels)])
+    return advantages

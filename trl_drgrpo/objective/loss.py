@@ -1,6 +1,9 @@
-"""Advantages become a loss: the objective of Dr. GRPO, written down once as a specification.
+"""Specification of the Dr. GRPO loss. Training does not run this file: it runs TRL's loss under two constants.
 
-The trainer computes its loss in TRL; the tests and `trl-drgrpo check` compare it, and its gradient, with this file.
+TRL divides the sum of a micro-batch by its rows times `max_completion_length`. `DrGRPOTrainer.loss_constants` (in
+`trainer.py`) puts `L * nominal rows / rows` in the place of the latter, and so makes the divisor `B * L` for any split
+of the batch; the other constant is the weight of KL. The tests and `trl-drgrpo check` compare TRL's loss under these
+constants, and its gradient, with this file.
 
 Deltas from GRPO:
 
@@ -18,7 +21,7 @@ from trl_drgrpo.common.errors import InputError
 
 
 def k3_divergence(per_token_logps: torch.Tensor, ref_per_token_logps: torch.Tensor) -> torch.Tensor:
-    """The k3 estimate of `KL[pi_theta || pi_ref]` per token: `exp(ref - logp) - (ref - logp) - 1`, never negative.
+    """Estimate `KL[pi_theta || pi_ref]` per token by k3: `exp(ref - logp) - (ref - logp) - 1`, never negative.
 
     Args:
         per_token_logps (`torch.Tensor` of shape `(B, T)`): Log-probabilities of the policy, in nats.
@@ -44,7 +47,7 @@ def dr_grpo_loss(
     beta: float = 0.0,
     ref_per_token_logps: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The Dr. GRPO loss of a batch of rows.
+    """Compute the Dr. GRPO loss of a batch of rows.
 
     With `rho = exp(logp - old_logp)`:
 
@@ -87,25 +90,42 @@ def dr_grpo_loss(
     ```
     """
     mask = completion_mask.bool()
-    _check(per_token_logps, old_per_token_logps, advantages, mask, loss_normalizer, beta, ref_per_token_logps)
-    logps = per_token_logps.masked_fill(~mask, 0.0)
-    old_logps = logps.detach() if old_per_token_logps is None else old_per_token_logps.masked_fill(~mask, 0.0)
-    token_advantages = (advantages.unsqueeze(1) if advantages.dim() == 1 else advantages).expand_as(mask)  # (B, T)
-    token_advantages = token_advantages.masked_fill(~mask, 0.0)
+    _check_inputs(per_token_logps, old_per_token_logps, advantages, mask, loss_normalizer, beta, ref_per_token_logps)
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)  # (B, 1): every token of a row carries the row's advantage
+    if epsilon_high is None:
+        epsilon_high = epsilon_low
 
-    epsilon_high = epsilon_low if epsilon_high is None else epsilon_high
+    # Inputs are masked, not the result: 0 * NaN is NaN, and the gradient of a masked NaN would be NaN as well.
+    token_advantages = advantages.expand_as(mask).masked_fill(~mask, 0.0)  # (B, T)
+    logps = per_token_logps.masked_fill(~mask, 0.0)
+    old_logps = logps.detach()
+    if old_per_token_logps is not None:
+        old_logps = old_per_token_logps.masked_fill(~mask, 0.0)
+
     ratio = torch.exp(logps - old_logps)
     clipped_ratio = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     per_token_loss = -torch.min(ratio * token_advantages, clipped_ratio * token_advantages)
     if beta > 0 and ref_per_token_logps is not None:
-        per_token_loss = per_token_loss + beta * k3_divergence(logps, ref_per_token_logps.masked_fill(~mask, 0.0))
+        ref_logps = ref_per_token_logps.masked_fill(~mask, 0.0)
+        per_token_loss = per_token_loss + beta * k3_divergence(logps, ref_logps)
+
+    # The divisor counts rows, not tokens: nothing that a model writes can change the weight of another token.
     return per_token_loss.sum() / (mask.size(0) * loss_normalizer)
 
 
-def _check(logps, old_logps, advantages, mask, loss_normalizer, beta, ref_logps) -> None:
-    """Refuse what would broadcast silently or divide by nothing."""
-    named = {"old_per_token_logps": old_logps, "completion_mask": mask, "ref_per_token_logps": ref_logps}
-    for name, tensor in named.items():
+def _check_inputs(
+    logps: torch.Tensor,
+    old_logps: torch.Tensor | None,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    loss_normalizer: float,
+    beta: float,
+    ref_logps: torch.Tensor | None,
+) -> None:
+    """Refuse shapes that would broadcast silently, and a divisor or weight without a meaning."""
+    tensors = {"old_per_token_logps": old_logps, "completion_mask": mask, "ref_per_token_logps": ref_logps}
+    for name, tensor in tensors.items():
         if tensor is not None and tensor.shape != logps.shape:
             remedy = "All (B, T) tensors share one shape."
             raise InputError(name, f"shape {tuple(tensor.shape)}", f"{tuple(logps.shape)}", remedy)
@@ -118,6 +138,7 @@ def _check(logps, old_logps, advantages, mask, loss_normalizer, beta, ref_logps)
     if not loss_normalizer > 0:
         raise InputError("loss_normalizer", f"{loss_normalizer}", "a positive constant", "Use max_completion_length.")
     if beta < 0 or (beta > 0 and ref_logps is None):
-        got = f"{beta} {'without' if ref_logps is None else 'with'} ref_per_token_logps"
+        reference = "without" if ref_logps is None else "with"
+        got = f"{beta} {reference} ref_per_token_logps"
         expected = "0, or a positive weight together with ref_per_token_logps"
         raise InputError("beta", got, expected, "Pass the reference's log-probabilities, or set beta to 0.")

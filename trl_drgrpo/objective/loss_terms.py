@@ -50,22 +50,25 @@ def loss_tokens(
 
     Args:
         logps, entropies, old_logps, ref_logps (`torch.Tensor` of shape `(B, T)`): As in [`LossTokens`]. Without
-            `old_logps` the policy itself has sampled.
+            `old_logps` the completions come from the policy itself.
         advantages (`torch.Tensor` of shape `(B,)`, `(B, 1)` or `(B, T)`): One per row, or one per token.
         mask (`torch.Tensor` of shape `(B, T)`): 1 or True on tokens that are trained on.
     """
     is_trained = mask.bool()
-    per_token = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
+    if old_logps is None:
+        old_logps = logps.detach()
 
     def cleared(values: torch.Tensor) -> torch.Tensor:
         return values.expand_as(is_trained).masked_fill(~is_trained, 0.0)
 
     return LossTokens(
         logps=cleared(logps),
-        old_logps=cleared(logps.detach() if old_logps is None else old_logps),
+        old_logps=cleared(old_logps),
         ref_logps=None if ref_logps is None else cleared(ref_logps),
         entropies=cleared(entropies),
-        advantages=cleared(per_token),
+        advantages=cleared(advantages),
         mask=is_trained,
     )
 
@@ -77,8 +80,8 @@ def summed_term(
 
     Args:
         name (`str`): The term, for messages.
-        per_token_loss (`torch.Tensor` of shape `(B, T)`): What the term returned.
-        tokens ([`LossTokens`]): What it was given.
+        per_token_loss (`torch.Tensor` of shape `(B, T)`): Result of the term.
+        tokens ([`LossTokens`]): Tokens that the term was given.
         weights (`torch.Tensor` of shape `(B, 1)` or `(B, T)`, *optional*): Weights of the tokens.
 
     Returns:
@@ -89,10 +92,12 @@ def summed_term(
     """
     shape = tuple(tokens.mask.shape)
     if not isinstance(per_token_loss, torch.Tensor) or tuple(per_token_loss.shape) != shape:
-        shape_of_result = getattr(per_token_loss, "shape", None)
-        got = type(per_token_loss).__name__ if shape_of_result is None else f"the shape {tuple(shape_of_result)}"
+        got = type(per_token_loss).__name__
+        if hasattr(per_token_loss, "shape"):
+            got = f"the shape {tuple(per_token_loss.shape)}"
         remedy = "Return one loss per token, without a mean or a sum: the trainer sums and divides."
         raise InputError(name, got, f"a tensor of the shape {shape}", remedy)
     if weights is not None:
         per_token_loss = per_token_loss * weights
+    # Masked after the weights: a term may return NaN where nothing is trained on.
     return per_token_loss.masked_fill(~tokens.mask, 0.0).sum()

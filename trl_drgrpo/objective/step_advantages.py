@@ -2,19 +2,20 @@
 
 A row's steps partition its completion; each step has one reward. Two choices turn them into advantages:
 
-- the *credit*: which step rewards a token answers for;
-- the *baseline*: what that is compared with, over the completions of the same prompt.
+- the *credit*: the step rewards that count for a token;
+- the *baseline*: the number that is subtracted from them, from the completions of the same prompt.
 
-The gradient is unbiased if a token is compared with a number that does not depend on what this row does from that
-token on: its prefix and all *other* rows are free to use. `to_go` keeps to this. The baselines that were published for
-step rewards do not, because they are subtracted once per remaining step: how much is subtracted depends on whether the
-row goes on. They are kept to reproduce a published run. `trl-drgrpo check --credit` shows both by enumeration.
+The gradient is unbiased if the baseline of a token does not depend on what this row writes from that token on: it may
+read the row's prefix and all *other* rows. `to_go` keeps to this. The baselines that were published for step rewards
+do not, because they are subtracted once per remaining step: the amount depends on how far the row goes on. They are
+here to reproduce a published run. `trl-drgrpo check --credit` shows both by enumeration.
 
-Pure tensors, made of lists by numpy (a quarter of torch's time). Shapes: `B = P * G` rows, `T` completion tokens
-(padded), `K_i` steps of row i, `K` the largest of them.
+Pure tensors; numpy turns lists into arrays in a quarter of torch's time.
+Shapes: `B = P * G` rows, `T` completion tokens (padded), `K_i` steps of row i, `K` the largest of them.
 """
 
 import math
+import statistics
 from collections.abc import Hashable, Sequence
 from itertools import chain
 
@@ -38,7 +39,7 @@ def step_token_advantages(
     *,
     deepseekmath_std: bool = False,
 ) -> torch.Tensor:
-    """Token advantages from step rewards.
+    """Compute token advantages from step rewards.
 
     Args:
         step_rewards (`B` lists of `K_i` floats): Reward of each step; `None` or NaN = unscorable.
@@ -82,7 +83,7 @@ def step_advantages(
     state_keys: Sequence[Sequence[Hashable | None]] | None = None,
     unscorable: torch.Tensor | None = None,
 ) -> list[list[float]]:
-    """The advantage of every step: what each of its tokens will carry.
+    """Compute the advantage of every step; each of its tokens will carry it.
 
     Args:
         step_rewards (`B` lists of `K_i` floats):
@@ -110,10 +111,10 @@ def step_advantages(
             Divide by the standard deviation (n - 1) of all step rewards of the group, as the DeepSeekMath paper does:
             the difficulty bias that Dr. GRPO removes. With `"deepseekmath"`.
         state_keys (`B` lists of `K_i` hashables, *optional*):
-            The state that each step begins in, `None` = unknown; with `"to_go"`. A step is compared with the mean over
-            the other rows of the group that passed the same state, at any step, of what they earned from there on
-            (mean over a row's visits); where there is none, as without keys. After GiGPO (arXiv 2505.10978), which
-            counts the own row and divides by a std.
+            The state that each step begins in, `None` = unknown; with `"to_go"`. The baseline of a step is then the
+            mean, over the other rows of the group that passed the same state at any step, of their credit from there
+            on (mean over a row's visits); no such row: the baseline without keys. After GiGPO (arXiv 2505.10978),
+            which counts the row itself and divides by a std.
         unscorable (`torch.Tensor` of shape `(B,)`, bool, *optional*):
             Rows that cannot be judged, whatever was written: left out of all means, advantage 0.
 
@@ -150,9 +151,8 @@ def step_advantages(
         advantages = published_advantages(rewards, credit, baseline)
     if deepseekmath_std:
         advantages = advantages / pooled_std(rewards)
-    longest = advantages.size(2)
     padded = advantages.flatten(0, 1).tolist()
-    return [row if count == longest else row[:count] for row, count in zip(padded, counts, strict=True)]
+    return [row[:count] for row, count in zip(padded, counts, strict=True)]
 
 
 def broadcast_to_tokens(
@@ -179,31 +179,34 @@ def broadcast_to_tokens(
         if len(row) != len(ends):
             got = f"{len(ends)} ends for {len(row)} step rewards in row {i}"
             raise InputError("step_ends", got, "one end per step", "Score every step that the segmenter found.")
-    # Rows as one line of tokens: a step is as long as the distance of its end to the end before, or the row's start.
+    # All rows as one line of steps: the length of a step is its end minus the end before it, or minus -1 at the
+    # start of a row.
     counts = np.array([len(row) for row in values])
     ends = np.fromiter(chain.from_iterable(step_ends), np.int64)
-    first = np.cumsum(counts)[counts > 0] - counts[counts > 0]  # of each row that has steps
+    first_steps = np.cumsum(counts)[counts > 0] - counts[counts > 0]
     before = np.roll(ends, 1)
-    before[first] = -1
-    if len(invalid := np.flatnonzero((ends <= before) | (ends >= width))):
-        row = int(np.repeat(np.arange(rows), counts)[invalid[0]])
+    before[first_steps] = -1
+    invalid_steps = np.flatnonzero((ends <= before) | (ends >= width))
+    if len(invalid_steps):
+        row = int(np.repeat(np.arange(rows), counts)[invalid_steps[0]])
         expected = f"strictly increasing token indices from 0 to {width - 1}"
         got = f"{list(step_ends[row])} in row {row}"
         raise InputError("step_ends", got, expected, "Ends are inclusive, in completion tokens.")
-    last = np.array([row[-1] if len(row) else -1 for row in step_ends])
-    flat = np.array(list(chain.from_iterable(values)), dtype=np.float64)
-    advantages = np.zeros((rows, width))
-    advantages[np.arange(width) <= last[:, None]] = np.repeat(flat, ends - before)
-    on_tokens = torch.from_numpy(advantages).to(completion_mask.device, torch.get_default_dtype())
+    last_tokens = np.array([row[-1] if len(row) else -1 for row in step_ends])
+    step_values = np.array(list(chain.from_iterable(values)), dtype=np.float64)
+    # Steps leave no gaps, so the tokens up to each row's last end, read row by row, are exactly the repeated values.
+    token_values = np.zeros((rows, width))
+    token_values[np.arange(width) <= last_tokens[:, None]] = np.repeat(step_values, ends - before)
+    on_tokens = torch.from_numpy(token_values).to(completion_mask.device, torch.get_default_dtype())
     return on_tokens.masked_fill(~completion_mask.bool(), 0.0)
 
 
 def with_closings(
     step_rewards: Ragged, step_ends: Sequence[Sequence[int]], *, apart: bool
 ) -> tuple[list[list[float | None]], list[list[int]]]:
-    """Give the closing of each row its place: the tokens behind its last separator, EOS as a rule.
+    """Place the closing of each row: the tokens after its last separator, usually EOS alone.
 
-    The closing is the decision to stop, and what it is paid for lies behind it: nothing.
+    The closing is the decision to stop. No reward comes after it, so its return to go is 0.
 
     Args:
         step_rewards (`B` lists of `K_i` floats): Reward of each step.
@@ -223,52 +226,64 @@ def with_closings(
 
     ```
     """
-    rewards, ends = [], []
+    rewards = []
+    ends = []
     for row, row_ends in zip(step_rewards, step_ends, strict=True):
-        has_closing = len(row_ends) > len(row)
-        rewards.append([*row, None] if has_closing and apart else list(row))
-        ends.append(list(row_ends) if apart or not has_closing else [*row_ends[: len(row) - 1], row_ends[-1]])
+        row_rewards = list(row)
+        row_ends = list(row_ends)
+        if len(row_ends) > len(row):
+            if apart:
+                row_rewards.append(None)
+            else:
+                del row_ends[len(row) - 1 : -1]  # the last step ends where its closing does
+        rewards.append(row_rewards)
+        ends.append(row_ends)
     return rewards, ends
 
 
 def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewards") -> torch.Tensor:
-    """Numbers per step as a float64 tensor of shape `(P, G, K)`; NaN where there is no step, or no number for it.
+    """Pad the numbers of each step to a float64 tensor `(P, G, K)`; NaN where there is no step, or no number for it.
 
     Raises:
         `InputError`: An infinite number.
     """
     counts = np.array([len(row) for row in values])
-    result = np.full((len(counts), max(1, counts.max())), math.nan)
-    try:
-        flat = np.fromiter(chain.from_iterable(values), np.float64)  # a third faster
-    except TypeError:
-        flat = np.array(list(chain.from_iterable(values)), dtype=np.float64)  # None becomes NaN
-    result[np.arange(result.shape[1]) < counts[:, None]] = flat
-    if len(infinite := np.argwhere(np.isinf(result))):
+    longest = max(1, counts.max())
+    padded = np.full((len(counts), longest), math.nan)
+    # Through a list, not `fromiter`: numpy turns None into NaN here.
+    padded[np.arange(longest) < counts[:, None]] = np.array(list(chain.from_iterable(values)), dtype=np.float64)
+    infinite = np.argwhere(np.isinf(padded))
+    if len(infinite):
         row, step = infinite[0]
-        got = f"{result[row, step]} for step {step} of row {row}"
+        got = f"{padded[row, step]} for step {step} of row {row}"
         raise InputError(field, got, "a finite number, or None for a step that cannot be scored", "Clip it.")
-    return torch.from_numpy(result).view(-1, num_generations, result.shape[1])
+    return torch.from_numpy(padded).view(-1, num_generations, longest)
 
 
 def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
-    """Rewards credited to each step `(P, G, K)`, 0 once a row ended. `credit`: of those that go with `to_go`."""
-    paid = rewards.nan_to_num(nan=0.0)
+    """Credit each step with its rewards `(P, G, K)`, 0 once a row ended. `credit`: one of those for `to_go`."""
+    step_credit = rewards.nan_to_num(nan=0.0)
+    if credit == "immediate":
+        return step_credit
     if credit == "min_increments":
         lowest = rewards.nan_to_num(nan=math.inf).cummin(dim=2).values
         lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # nothing scorable yet: m_0
-        paid = lowest.diff(dim=2, prepend=torch.zeros_like(lowest[..., :1]))
-    return paid if credit == "immediate" else to_go(paid)
+        step_credit = lowest.diff(dim=2, prepend=torch.zeros_like(lowest[..., :1]))
+    return to_go(step_credit)
 
 
 def _less_others(values: torch.Tensor, means: torch.Tensor | None) -> torch.Tensor:
-    """`Q_ik` minus the other rows' mean `(P, G, K)`: of the state where `means` has one, else of the step. NaN: rows
-    that are left out."""
-    others = values.nansum(dim=1, keepdim=True) - values
+    """Subtract the other rows' mean from each value `(P, G, K)`.
+
+    The mean is that of the state where `means` has one, else that of the step. Values of rows that are left out are
+    NaN; their advantage is 0.
+    """
+    sum_of_others = values.nansum(dim=1, keepdim=True) - values
     count = (~values.isnan()).sum(dim=1, keepdim=True)
-    advantages = values - others / (count - 1).clamp(min=1)
-    # Decided on values, not on rounded differences: what all rows share says nothing.
-    highest, lowest = values.nan_to_num(nan=-math.inf).amax(dim=1), values.nan_to_num(nan=math.inf).amin(dim=1)
+    advantages = values - sum_of_others / (count - 1).clamp(min=1)
+    # Decided on values, not on rounded differences: a step that is worth the same in all rows gets exactly 0.
+    highest = values.nan_to_num(nan=-math.inf).amax(dim=1)
+    lowest = values.nan_to_num(nan=math.inf).amin(dim=1)
     advantages = advantages.masked_fill((highest <= lowest).unsqueeze(1), 0.0)
     if means is not None:
         advantages = torch.where(means.isnan(), advantages, values - means)
@@ -281,7 +296,7 @@ def _state_means(
     counts: Sequence[int],
     num_generations: int,
 ) -> torch.Tensor:
-    """The other rows' mean value at the state of each step `(P, G, K)`; NaN where none of them passed it."""
+    """Compute the other rows' mean value at the state of each step `(P, G, K)`; NaN where none of them passed it."""
     means = torch.full_like(values, math.nan)
     for i, (keys, count) in enumerate(zip(state_keys, counts, strict=True)):
         if len(keys) != count:  # a mixture of baselines would not be unbiased
@@ -296,19 +311,21 @@ def _state_means(
                     visits.setdefault(key, {}).setdefault(i, []).append(values[p, i, k].item())
         for i, keys in enumerate(group):
             for k, key in enumerate(keys):
-                others = [math.fsum(q) / len(q) for j, q in visits.get(key, {}).items() if j != i]
-                if others:
-                    means[p, i, k] = math.fsum(others) / len(others)
+                visits_of_others = [values_j for j, values_j in visits.get(key, {}).items() if j != i]
+                if visits_of_others:
+                    # `fsum`: the result must not depend on the order in which rows arrive.
+                    row_means = [math.fsum(values_j) / len(values_j) for values_j in visits_of_others]
+                    means[p, i, k] = math.fsum(row_means) / len(row_means)
     return means
 
 
 def to_go(values: torch.Tensor) -> torch.Tensor:
-    """Sums over each step and all later ones `(P, G, K)`."""
+    """Sum over each step and all later ones `(P, G, K)`."""
     return values.flip(2).cumsum(dim=2).flip(2)
 
 
 def published_advantages(rewards: torch.Tensor, credit: str, baseline: str) -> torch.Tensor:
-    """Advantages under a published baseline `(P, G, K)`.
+    """Compute advantages under a published baseline `(P, G, K)`.
 
     Args:
         rewards (`torch.Tensor` of shape `(P, G, K)`, float64): NaN where there is no step, or no number for it.
@@ -317,34 +334,32 @@ def published_advantages(rewards: torch.Tensor, credit: str, baseline: str) -> t
     Returns:
         `torch.Tensor` of shape `(P, G, K)`: An unscored step adds 0; a group of equal rewards gets exactly 0.
     """
-    known = ~rewards.isnan()
-    compared = (rewards - _mean(rewards, baseline)).nan_to_num(nan=0.0)
-    highest = rewards.masked_fill(~known, -math.inf).amax(dim=(1, 2), keepdim=True)
-    lowest = rewards.masked_fill(~known, math.inf).amin(dim=(1, 2), keepdim=True)
-    compared = compared.masked_fill(highest <= lowest, 0.0)
-    return to_go(compared) if credit == "return_to_go" else compared
+    advantages = (rewards - _published_mean(rewards, baseline)).nan_to_num(nan=0.0)
+    highest = rewards.nan_to_num(nan=-math.inf).amax(dim=(1, 2), keepdim=True)
+    lowest = rewards.nan_to_num(nan=math.inf).amin(dim=(1, 2), keepdim=True)
+    advantages = advantages.masked_fill(highest <= lowest, 0.0)
+    return to_go(advantages) if credit == "return_to_go" else advantages
 
 
-def _mean(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
-    """The mean that is subtracted from each reward: broadcasts to `(P, G, K)`, NaN where there is nothing to take."""
+def _published_mean(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
+    """Compute the mean that is subtracted from each reward: broadcasts to `(P, G, K)`, NaN where nothing is scored."""
     if baseline == "same_index":
         return rewards.nanmean(dim=1, keepdim=True)
     if baseline == "per_completion":
         return rewards.nanmean(dim=2, keepdim=True).nanmean(dim=1, keepdim=True)
     if baseline == "deepseekmath":
         return rewards.nanmean(dim=(1, 2), keepdim=True)
-    sums, counts = rewards.nansum(dim=2, keepdim=True), (~rewards.isnan()).sum(dim=2, keepdim=True)
-    return (sums.sum(dim=1, keepdim=True) - sums) / (counts.sum(dim=1, keepdim=True) - counts)  # of the other rows
+    # "pooled_others": all step rewards of the other rows
+    sums = rewards.nansum(dim=2, keepdim=True)
+    counts = (~rewards.isnan()).sum(dim=2, keepdim=True)
+    return (sums.sum(dim=1, keepdim=True) - sums) / (counts.sum(dim=1, keepdim=True) - counts)
 
 
 def pooled_std(rewards: torch.Tensor) -> torch.Tensor:
-    """Standard deviation (n - 1) of all step rewards of each group `(P, 1, 1)`; infinite where it is 0."""
-    std = [_std(group[~group.isnan()].tolist()) for group in rewards]
-    return torch.tensor([each or math.inf for each in std], dtype=torch.float64).view(-1, 1, 1)
-
-
-def _std(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    """Compute the standard deviation (n - 1) of all step rewards of each group `(P, 1, 1)`; infinite where it is 0."""
+    divisors = []
+    for group in rewards:
+        scores = group[~group.isnan()].tolist()
+        std = statistics.stdev(scores) if len(scores) > 1 else 0.0
+        divisors.append(std or math.inf)  # a group without spread keeps its advantages, which are 0, without 0 / 0
+    return torch.tensor(divisors, dtype=torch.float64).view(-1, 1, 1)

@@ -15,14 +15,17 @@ def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: st
 
     Args:
         credit, baseline (`str`), deepseekmath_std (`bool`): As in [`step_advantages`].
-        prefix (`str`, *optional*): Put before field names in messages: `"step_"` for the configuration's.
+        prefix (`str`, *optional*): Prefix of field names in messages: `"step_"` for fields of the configuration.
 
     Raises:
         `InputError`: Names the field.
     """
-    for name, value, allowed in (("credit", credit, STEP_CREDITS), ("baseline", baseline, STEP_BASELINES)):
-        if value not in allowed:
-            raise InputError(f"{prefix}{name}", repr(value), f"one of {', '.join(allowed)}", "Pick one of them.")
+    if credit not in STEP_CREDITS:
+        expected = f"one of {', '.join(STEP_CREDITS)}"
+        raise InputError(f"{prefix}credit", repr(credit), expected, "Pick one of them.")
+    if baseline not in STEP_BASELINES:
+        expected = f"one of {', '.join(STEP_BASELINES)}"
+        raise InputError(f"{prefix}baseline", repr(baseline), expected, "Pick one of them.")
     if credit == "min_increments" and baseline not in ("to_go", "none"):
         remedy = "Increments are compared with the later rewards of the other rows: use 'to_go'."
         raise InputError(f"{prefix}baseline", f"{baseline!r} with credit {credit!r}", "'to_go' or 'none'", remedy)

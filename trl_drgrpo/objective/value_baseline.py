@@ -1,29 +1,29 @@
-"""A process reward model as a baseline: it tells the steps of a row apart, and is never paid for.
+"""A process reward model as a baseline: it tells the steps of a row apart, and no row is rewarded for its scores.
 
 `A_ik = (R_i - mean_j R_j) - c * (V_ik - mean_j V_jk)`, where `V_ik` is the model's score of what row i has written
 *before* step k. The gradient stays unbiased exactly if (1) where a step ends and (2) that score depend on nothing
-behind the end of step k-1, and (3) no row is without an outcome because of what it wrote. The score may be as bad as
-it likes: a row's tokens from step k on cannot change it, so it costs variance and is never paid for. A score that
-reads later text biases the gradient; `trl-drgrpo check --credit` shows both. With `c = 1` and the exact value function
-this is the advantage itself (VinePPO, arXiv 2410.01679).
+behind the end of step k-1, and (3) no row is without an outcome because of what it wrote. A bad score costs variance
+only, because the tokens of a row from step k on cannot change it. A score that reads later text biases the gradient;
+`trl-drgrpo check --credit` shows both. With `c = 1` and the exact value function this is the advantage itself
+(VinePPO, arXiv 2410.01679).
 
 Shapes: `B = P * G` rows, `K` the largest number of steps of a row.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
+import numpy as np
 import torch
 
 from trl_drgrpo.objective.step_advantages import Ragged, padded_groups
 
 
 def value_differences(step_values: Ragged, num_generations: int) -> torch.Tensor:
-    """Value before each step minus the group's.
+    """Compute the value before each step, minus the mean of the group.
 
     Args:
-        step_values (`B` lists of `K_i` floats): The score of each step; `None` or NaN: the one before stays.
+        step_values (`B` lists of `K_i` floats): Score of each step; after `None` or NaN the earlier score stays.
         num_generations (`int`): `G`; the completions of a prompt are consecutive rows.
 
     Returns:
@@ -43,10 +43,10 @@ def value_differences(step_values: Ragged, num_generations: int) -> torch.Tensor
     ```
     """
     scores = padded_groups(step_values, num_generations, "step_values")
-    known = ~scores.isnan()
     steps = torch.arange(scores.size(2)).expand_as(scores)
-    newest = torch.where(known, steps, -1).cummax(dim=2).values  # index of the newest score, -1 before the first
+    newest = torch.where(scores.isnan(), -1, steps).cummax(dim=2).values  # step of the newest score; -1: none so far
     values = scores.gather(2, newest.clamp(min=0)).masked_fill(newest < 0, math.nan)
+    # Shifted by one: the value before step k is the score of step k - 1. It must not read step k itself.
     before = torch.cat([torch.full_like(values[..., :1], math.nan), values[..., :-1]], dim=2)
     return (before - before.nanmean(dim=1, keepdim=True)).nan_to_num(nan=0.0)
 
@@ -92,32 +92,42 @@ class ValueBaseline:
         counts = [len(row) for row in step_ends]
         if not any(counts):
             return [[] for _ in counts], {}
-        unscorable = outcome.cpu().isnan()
-        known = [[None] * len(row) if out else row for row, out in zip(step_values, unscorable.tolist(), strict=True)]
-        differences = value_differences(known, num_generations)  # (P, G, K)
-        sizes = [[end - before for before, end in pairwise((-1, *row))] for row in step_ends]
-        weights = padded_groups(sizes, num_generations).nan_to_num(nan=0.0)
-        grouped = outcome.double().cpu().view(-1, num_generations, 1)
-        weights = weights.masked_fill(grouped.isnan(), 0.0)
-        grouped = grouped.nan_to_num(nan=0.0)
+        outcomes = outcome.double().cpu().view(-1, num_generations, 1)  # (P, G, 1)
+        unscorable = outcomes.isnan()
+        outcomes = outcomes.nan_to_num(nan=0.0)
+
+        # A row without an outcome is in no mean, neither of outcomes nor of values, and has no weight in the fit.
+        scorable_values = list(step_values)
+        for row in unscorable.flatten().nonzero().flatten().tolist():
+            scorable_values[row] = [None] * len(step_values[row])
+        differences = value_differences(scorable_values, num_generations)  # (P, G, K)
+        step_lengths = [np.diff(ends, prepend=-1).tolist() for ends in step_ends]
+        weights = padded_groups(step_lengths, num_generations).nan_to_num(nan=0.0)
+        weights = weights.masked_fill(unscorable, 0.0)
+
+        # Least squares without the group itself: a coefficient that saw a row's outcome would bias its gradient.
         squares = (weights * differences**2).sum(dim=(1, 2))  # (P,)
-        products = (weights * grouped * differences).sum(dim=(1, 2))
+        products = (weights * outcomes * differences).sum(dim=(1, 2))
         other_squares = self.squares + squares.sum() - squares
         other_products = self.products + products.sum() - products
         coefficients = torch.where(other_squares > 1e-12, other_products / other_squares.clamp(min=1e-12), 0.0)
-        advantages = grouped - coefficients.view(-1, 1, 1) * differences
+        advantages = outcomes - coefficients.view(-1, 1, 1) * differences
+
         if update and advantages.isfinite().all():  # else the batch is refused: its sums must not outlive it
             self.squares = self.memory * self.squares + squares.sum().item()
             self.products = self.memory * self.products + products.sum().item()
-        total, left = (weights * grouped**2).sum().item(), (weights * advantages**2).sum().item()
-        metrics = {"coefficient": coefficients.mean().item()} | ({"removes": 1 - left / total} if total > 0 else {})
-        rows = advantages.masked_fill(unscorable.view(-1, num_generations, 1), 0.0).flatten(0, 1).tolist()
+        metrics = {"coefficient": coefficients.mean().item()}
+        total = (weights * outcomes**2).sum().item()
+        if total > 0:
+            metrics["removes"] = 1 - (weights * advantages**2).sum().item() / total
+        rows = advantages.masked_fill(unscorable, 0.0).flatten(0, 1).tolist()
         return [row[:count] for row, count in zip(rows, counts, strict=True)], metrics
 
     def state_dict(self) -> dict[str, float]:
-        """The sums over earlier batches, as JSON-ready numbers."""
+        """Return the sums over earlier batches, as JSON-ready numbers."""
         return {"squares": self.squares, "products": self.products}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restore what `state_dict` returned."""
-        self.squares, self.products = float(state["squares"]), float(state["products"])
+        """Restore the sums that `state_dict` returned."""
+        self.squares = float(state["squares"])
+        self.products = float(state["products"])
