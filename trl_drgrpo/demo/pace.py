@@ -29,7 +29,10 @@ class Pace(TrainerCallback):
     """
 
     def __init__(self, run: dict[str, Any], measure: Callable[[Any], float], every_steps: int | None = None):
-        self.run, self.measure, self.every_steps, self.begun = run, measure, every_steps, 0.0
+        self.run = run
+        self.measure = measure
+        self.every_steps = every_steps
+        self.begun = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begun = time.process_time()
@@ -60,7 +63,8 @@ def reached(run: Run, target: float, x: str = "seconds") -> float:
     >>> reached({"seconds": [0.0, 4.0, 6.0], "pass_rate": [0.25, 0.5, 0.25]}, 0.375)
     2.0
     """
-    at, rates = run[x], run["pass_rate"]
+    at = run[x]
+    rates = run["pass_rate"]
     first = next((i for i, rate in enumerate(rates) if rate >= target), None)
     if not first:
         return math.inf if first is None else at[0]

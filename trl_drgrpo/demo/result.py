@@ -26,8 +26,13 @@ from trl_drgrpo.upstream.versions import installed_versions
 
 REQUIRED_GAIN_POINTS = 40.0
 MADE_BY = "trl-drgrpo demo"
-RESULTS_FILE, PLOT_FILE, MODEL_FOLDER = "results.json", "curves.png", "model"
-REPORT_FILE, COMPARISON_FILE, START_FOLDER, PACE_FILE = "report.html", "comparison.html", "start", "pace.png"
+RESULTS_FILE = "results.json"
+PLOT_FILE = "curves.png"
+MODEL_FOLDER = "model"
+REPORT_FILE = "report.html"
+COMPARISON_FILE = "comparison.html"
+START_FOLDER = "start"
+PACE_FILE = "pace.png"
 _OWN = (
     RESULTS_FILE,
     PLOT_FILE,
@@ -38,7 +43,8 @@ _OWN = (
     PACE_FILE,
     *STOCK_OBJECTIVES,
 )
-PACE_PROBLEMS, PACE_EVALUATIONS = 128, 10  # on the way, of a run that is compared
+PACE_PROBLEMS = 128
+PACE_EVALUATIONS = 10  # on the way, of a run that is compared
 OURS = "DrGRPOTrainer"
 _SAMPLES = 8
 
@@ -111,7 +117,8 @@ class DemoResult:
     """
 
     def __init__(self, output_dir: Path, problems: list[tuple[int, ...]], settings: dict[str, Any]):
-        self.output_dir, self.problems = output_dir, problems
+        self.output_dir = output_dir
+        self.problems = problems
         self.samples: dict[str, list[str]] = {}
         self.numbers: dict[str, Any] = {
             "made_by": MADE_BY,
@@ -272,7 +279,8 @@ def _shown(value: float | None, is_share: bool) -> str:
 
 def samples_table(result: DemoResult) -> Table:
     """The first held-out problems with the model's samples before and after training, in one line each; not picked."""
-    problems, stages = result.problems[:_SAMPLES], ("before", "after")
+    problems = result.problems[:_SAMPLES]
+    stages = ("before", "after")
     sums = [sum(numbers) for numbers in problems]
     verdicts = {stage: list_sum_reward(result.samples[stage][:_SAMPLES], sums) for stage in stages}
     correct = ", ".join(f"{sum(verdicts[stage]):.0f} correct {stage}" for stage in stages)

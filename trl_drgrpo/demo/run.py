@@ -50,8 +50,10 @@ from trl_drgrpo.features.diagnostics.progress import ProgressCallback, show_prog
 from trl_drgrpo.report import write_report
 from trl_drgrpo.trainer import DrGRPOTrainer
 
-_PROMPTS_PER_STEP, _NUM_GENERATIONS = 8, 8  # P, G
-STEPS, PROCESS_STEPS = 200, 60  # a step on long list sums takes twice as long
+_PROMPTS_PER_STEP = 8
+_NUM_GENERATIONS = 8  # P, G
+STEPS = 200
+PROCESS_STEPS = 60  # a step on long list sums takes twice as long
 
 
 def training_arguments(

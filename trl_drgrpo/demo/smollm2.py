@@ -59,7 +59,8 @@ def smollm2_folder() -> str:
         return str(folder)
     gguf_folder = _checked_gguf_folder()
     with FileLock(folder.with_suffix(".lock")):
-        if not (damage := _damage(folder)):  # another process has made it meanwhile
+        damage = _damage(folder)
+        if not damage:  # another process has made it meanwhile
             return str(folder)
         if any(folder.iterdir()):
             logger.warning("%s is damaged: %s. It is made again.", folder, damage)

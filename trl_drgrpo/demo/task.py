@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
 
 
-PAD, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -73,7 +75,8 @@ def build_tokenizer(characters: str = _CHARACTERS, longest: int = 256) -> "Qwen2
 
 Split = Literal["train", "held_out"]
 
-MIN_TERMS, MAX_TERMS = 3, 5
+MIN_TERMS = 3
+MAX_TERMS = 5
 _HELD_OUT_SHARE = 8  # one multiset of digits in eight is held out
 
 _ADDITION = re.compile(r"([0-9]{1,9})\+([0-9]{1,9})=([0-9]{1,9})")
@@ -271,7 +274,10 @@ def check_steps(numbers: Sequence[int], text: str) -> list[bool]:
     ```
     """
     verdicts: list[bool] = []
-    total, used, previous, closed = numbers[0], 1, None, False
+    total = numbers[0]
+    used = 1
+    previous = None
+    closed = False
     for line in filter(None, map(str.strip, text.split("\n"))):
         right = False
         if closed:
@@ -279,12 +285,15 @@ def check_steps(numbers: Sequence[int], text: str) -> list[bool]:
         elif match := _ADDITION.fullmatch(line):
             left, term, result = map(int, match.groups())
             right = used < len(numbers) and (left, term) == (total, numbers[used]) and left + term == result
-            total, used, previous = result, used + 1, (left, term, result)
+            total = result
+            used = used + 1
+            previous = (left, term, result)
         elif line.startswith("ok ") and (match := _ADDITION.fullmatch(line[3:])):
             left, term, result = map(int, match.groups())
             right = (left, term, result) == previous and left + term == result
         elif match := _BOXED.fullmatch(line):
-            right, closed = used >= len(numbers) and _same(match.groups(), total), True
+            right = used >= len(numbers) and _same(match.groups(), total)
+            closed = True
         verdicts.append(right)
     return verdicts
 
@@ -331,7 +340,8 @@ def demonstrate(
         `str`: the completion, without an end token.
     """
     lines: list[str] = []
-    total, mistaken = numbers[0], False
+    total = numbers[0]
+    mistaken = False
     for term in numbers[1:]:
         result = add(total, term, rng)
         mistaken = mistaken or result != total + term

@@ -80,7 +80,9 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
     ```
     """
     array = np.asarray(values, dtype=np.float64)
-    mean, low, high = float(array.mean()) if len(array) else None, None, None
+    mean = float(array.mean()) if len(array) else None
+    low = None
+    high = None
     if len(array) and array.min() < array.max():
         low, high = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
     return {"value": mean, "low": low, "high": high, "prompts": len(array)}

@@ -26,7 +26,8 @@ def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: in
     from trl_drgrpo.features.fast_path.speed import Speed
     from trl_drgrpo.process_rewards.sampling import ModelSampler
 
-    generation, around = decoding.for_transformers(), partial(shared_prefill, speed=Speed())
+    generation = decoding.for_transformers()
+    around = partial(shared_prefill, speed=Speed())
     return ModelSampler(model, tokenizer, generation, batch_size, by_length=False, around=around)
 
 

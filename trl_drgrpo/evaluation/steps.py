@@ -68,7 +68,8 @@ def compared(
 
 
 def _numbers(scores: Sequence[float], truths: Sequence[bool], prompts: Sequence[str]) -> dict[str, Any]:
-    score, truth = np.asarray(scores, dtype=np.float64), np.asarray(truths, dtype=np.float64)
+    score = np.asarray(scores, dtype=np.float64)
+    truth = np.asarray(truths, dtype=np.float64)
     auc, low, high = _auc(score, truth, prompts)
     numbers = {"count": len(score), "true_frac": float(truth.mean()), "auc": auc, "auc_low": low, "auc_high": high}
     if score.min() < 0 or score.max() > 1:
@@ -129,7 +130,8 @@ def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
     for axes, (name, found) in zip(panels, numbers.items(), strict=True):
         axes.plot((0, 1), (0, 1), color="#888888", linewidth=0.8, linestyle="--")
         for kind, each in found["against"].items():
-            bins, auc = each["bins"], "-" if each["auc"] is None else f"{each['auc']:.2f}"
+            bins = each["bins"]
+            auc = "-" if each["auc"] is None else f"{each['auc']:.2f}"
             line = [[one[key] for one in bins] for key in ("score", "true_frac")]
             axes.plot(*line, marker="o", markersize=4, label=f"{kind} (AUC {auc})")
         axes.set(title=name.replace("$", r"\$"), xlabel="score", ylabel="share good or correct")

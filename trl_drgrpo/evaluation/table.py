@@ -21,7 +21,8 @@ _FEW_PROMPTS = 30
 
 def title(content: Mapping[str, Any]) -> str:
     """Data and sampling in one line."""
-    data, sampling = content["dataset"], content["sampling"]
+    data = content["dataset"]
+    sampling = content["sampling"]
     where = f"{data['name']}{', ' + data['config'] if data.get('config') else ''}, split {data['split']}"
     how = "greedy" if sampling["temperature"] == 0 else f"temperature {sampling['temperature']:g}"
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
@@ -43,7 +44,8 @@ def is_whole(content: Mapping[str, Any]) -> bool:
 
 
 def _prompting(prompt: Mapping[str, Any]) -> str:
-    template, system = prompt["prompt_template"], prompt["system_prompt"]
+    template = prompt["prompt_template"]
+    system = prompt["system_prompt"]
     named = "" if template is None else f"; prompt template {template if template.isidentifier() else 'of its own'}"
     return named + ("" if system is None else "; with a system prompt")
 
@@ -84,7 +86,8 @@ def notes(content: Mapping[str, Any]) -> list[str]:
         said.append(f"Fewer than {_FEW_PROMPTS} prompts: the intervals are too narrow.")
     for model in content["models"]:
         for k, each in model["pass_at"].items():
-            if missing := model["prompts"] - each["prompts"]:
+            missing = model["prompts"] - each["prompts"]
+            if missing:
                 said.append(
                     f"{model['role']}: {counted(missing, 'prompt')} with fewer than {k} scored "
                     f"completion{'s' * (k != '1')} left out of pass@{k}."
@@ -140,7 +143,8 @@ def counted(number: int, noun: str) -> str:
 
 
 MEASURED_WITH = "trl-drgrpo eval"
-_START, _END = "<!-- trl-drgrpo eval -->", "<!-- /trl-drgrpo eval -->"
+_START = "<!-- trl-drgrpo eval -->"
+_END = "<!-- /trl-drgrpo eval -->"
 _DATA_FILES = (".json", ".jsonl", ".parquet", ".csv")
 _BEFORE = "## Limits"  # of our own card; at the end of any other
 
@@ -175,7 +179,8 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
 def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
     from huggingface_hub import EvalResult
 
-    data, sampling = content["dataset"], content["sampling"]
+    data = content["dataset"]
+    sampling = content["sampling"]
     arguments = {name: value for name, value in sampling.items() if value is not None}
     (model,) = (each for each in content["models"] if each["role"] == "model")
     return [

@@ -90,7 +90,8 @@ class ImplicitRewardScorer(PRMScorer):
         if not isinstance(self.reference, str):
             return
         theirs = load_tokenizer(self.reference, None, self._loading["trust_remote_code"])
-        if differing := len(_own_vocabulary(self.tokenizer).items() ^ _own_vocabulary(theirs).items()):
+        differing = len(_own_vocabulary(self.tokenizer).items() ^ _own_vocabulary(theirs).items())
+        if differing:
             got = f"a tokenizer in which {differing} entries differ"
             remedy = "Name the model that it was trained from."
             raise InputError(f"reference of '{self.__name__}'", got, "the model's own tokenizer", remedy)

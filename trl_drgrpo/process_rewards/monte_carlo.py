@@ -59,7 +59,8 @@ class TrainerRollouts:
 
     def __init__(self, trainer: Any = None, *, batch_size: int = 32):
         refuse_outside("batch_size", batch_size, whole(1, remedy="Give a positive number."))
-        self.trainer, self.batch_size = trainer, batch_size
+        self.trainer = trainer
+        self.batch_size = batch_size
 
     def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
         """Sample.
@@ -127,7 +128,10 @@ class TransformersRollouts:
         refuse_outside("temperature", temperature, positive(remedy="Greedy rollouts are all the same: raise it."))
         decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0, **(generation or {})}
         self.sampler = ModelSampler(model, tokenizer, decoding, batch_size)
-        self.tokenizer, self.max_new_tokens, self.seed, self.calls = tokenizer, max_new_tokens, seed, 0
+        self.tokenizer = tokenizer
+        self.max_new_tokens = max_new_tokens
+        self.seed = seed
+        self.calls = 0
 
     def __call__(self, prefixes: Sequence[Sequence[int]], k: int) -> list[list[str]]:
         """Sample.
@@ -199,8 +203,11 @@ class MonteCarloScorer:
         if inspect.iscoroutinefunction(verifier):
             remedy = "Rollouts are scored one by one: wrap it in a plain function."
             raise InputError("verifier", f"the asynchronous {reward_name(verifier)!r}", "a plain function", remedy)
-        self.generate, self.verifier, self.tokenizer = generate, checked_reward(verifier), tokenizer
-        self.k, self.accept_above = k, accept_above
+        self.generate = generate
+        self.verifier = checked_reward(verifier)
+        self.tokenizer = tokenizer
+        self.k = k
+        self.accept_above = accept_above
         self.template = template
         self.__name__ = name
         self._cleaner = Cleaner(tokenizer.all_special_tokens)
@@ -245,7 +252,8 @@ class MonteCarloScorer:
         judged: dict[Any, list[tuple[int, Any, list[int]]]] = defaultdict(list)  # by key: row, completion, tokens
         prefixes: dict[Any, _Prefix] = {}  # by key: equal ones are rolled out once
         for row in (row for row, texts in enumerate(steps) if texts):
-            prompt, ids = tuple(prompt_ids(prompts[row], self.tokenizer, self.template)), list(completion_ids[row])
+            prompt = tuple(prompt_ids(prompts[row], self.tokenizer, self.template))
+            ids = list(completion_ids[row])
             judged_alike = repr((prompts[row], sorted((name, values[row]) for name, values in columns.items())))
             for count, end in enumerate(step_ends[row], start=1):
                 if count == len(steps[row]) and end + 1 == len(ids):  # the completion stops right behind it
@@ -273,7 +281,8 @@ class MonteCarloScorer:
             log_extra=log_nothing,
             **{name: [values[row] for row in rows] for name, values in columns.items()},
         )
-        given, value_of = iter(rewards), {}
+        given = iter(rewards)
+        value_of = {}
         for key, group in judged.items():
             counted = [reward > self.accept_above for reward in islice(given, len(group)) if reward is not None]
             value_of[key] = sum(counted) / len(counted) if counted else None
@@ -286,8 +295,10 @@ class MonteCarloScorer:
         continuations = self.generate([[*prefix.prompt_ids, *prefix.token_ids] for prefix in prefixes], self.k)
         counts = [len(group) for group in continuations]
         if counts != [self.k] * len(prefixes):
-            field, got = f"generator of '{self.__name__}'", f"{len(counts)} groups of {sorted(set(counts))} texts"
-            expected, remedy = f"{len(prefixes)} groups of {self.k}", "Return k texts for every prefix."
+            field = f"generator of '{self.__name__}'"
+            got = f"{len(counts)} groups of {sorted(set(counts))} texts"
+            expected = f"{len(prefixes)} groups of {self.k}"
+            remedy = "Return k texts for every prefix."
             raise RewardError(field, got, expected, remedy)
         return continuations
 

@@ -82,7 +82,10 @@ class ModelSampler:
         by_length: bool = True,
         around: Callable[[Any], AbstractContextManager] = nullcontext,
     ):
-        self.model, self.batch_size, self.by_length, self.around = model, batch_size, by_length, around
+        self.model = model
+        self.batch_size = batch_size
+        self.by_length = by_length
+        self.around = around
         # As in training: the model's and the tokenizer's.
         self.ends = frozenset(end_tokens(model.generation_config.eos_token_id, tokenizer.eos_token_id))
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -120,7 +123,8 @@ class ModelSampler:
 
     def _written(self, rows: Sequence[Request], **options: Any) -> list[list[int]]:
         """The new tokens of each row, padded behind those that end it; prefixes are padded on the left."""
-        width, device = max(len(row.prefix) for row in rows), self.model.device
+        width = max(len(row.prefix) for row in rows)
+        device = self.model.device
         input_ids = torch.tensor([[self.pad] * (width - len(row.prefix)) + [*row.prefix] for row in rows])  # (B, S)
         mask = torch.tensor([[0] * (width - len(row.prefix)) + [1] * len(row.prefix) for row in rows])
         config = GenerationConfig(**self.generation, max_new_tokens=max(row.limit for row in rows))

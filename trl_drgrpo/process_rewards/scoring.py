@@ -128,7 +128,8 @@ class StepScorer:
                 got = f"{type(func).__name__} at position {i}"
                 raise InputError("step_reward_funcs", got, "a function", "Pass the function itself.")
         if weights is not None and len(weights) != len(funcs):
-            got, expected = f"{len(weights)} weights", f"{len(funcs)}, one per step reward function"
+            got = f"{len(weights)} weights"
+            expected = f"{len(funcs)}, one per step reward function"
             raise InputError("step_reward_weights", got, expected, "Give one number per function.")
         self.funcs = list(funcs)
         self.guards = [Guard(func, on_error == "raise", reward_name(func), *_FAILING) for func in funcs]
@@ -141,7 +142,8 @@ class StepScorer:
     def on_trainer_built(self, trainer: Any) -> None:
         """Introduce the trainer to the functions that have a method of this name."""
         for func in self.funcs:
-            if (hook := getattr(func, "on_trainer_built", None)) is not None:
+            hook = getattr(func, "on_trainer_built", None)
+            if hook is not None:
                 hook(trainer)
 
     def fields(self, trainer: Any, batch: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +154,8 @@ class StepScorer:
             batch ([`ScoredBatch`]): As in `score_batch`.
             rollouts (`dict[str, Any]`): The same rows, as TRL trains on them.
         """
-        args, tokenizer = trainer.args, trainer.text_tokenizer
+        args = trainer.args
+        tokenizer = trainer.text_tokenizer
         tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
         with trainer.scoring():
             steps, metrics, columns = self.score_batch(batch, tool_mask, tokenizer, trainer.state)

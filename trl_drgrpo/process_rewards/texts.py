@@ -36,7 +36,9 @@ END_TOKENS = (
 )
 
 # Private-use characters that mark places in a text while a chat template is rendered around it; removed afterwards.
-PROMPT_START, PROMPT_END, STEP = "\ue000", "\ue001", "\ue002"
+PROMPT_START = "\ue000"
+PROMPT_END = "\ue001"
+STEP = "\ue002"
 _MARKS = (PROMPT_START, PROMPT_END, STEP)
 _MARK = re.compile("|".join(_MARKS))
 
@@ -253,7 +255,8 @@ def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separato
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prompt_ids = _ids(tokenizer, prompt)
     separator_ids = _ids(tokenizer, separator)
-    input_ids, positions = start + prompt_ids, []
+    input_ids = start + prompt_ids
+    positions = []
     for step in steps:
         input_ids += _ids(tokenizer, step) + separator_ids
         positions.append(len(input_ids) - 1)
@@ -282,11 +285,13 @@ def encode_marked(
     """
     text, places = take_out_marks(marked_text)
     encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=True)
-    input_ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    input_ids = list(encoded["input_ids"])
+    offsets = encoded["offset_mapping"]
     if not places[PROMPT_START] or not places[PROMPT_END]:
         remedy = "Use the tokenizer and the chat template that the model was trained with."
         raise InputError("tokenizer", "a chat template that leaves the prompt out", "one that includes it", remedy)
-    first, last = places[PROMPT_START][0], places[PROMPT_END][-1]
+    first = places[PROMPT_START][0]
+    last = places[PROMPT_END][-1]
     prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
     positions: list[int | None] = [None] * marks
     if len(places[STEP]) == marks and token_id is not None:

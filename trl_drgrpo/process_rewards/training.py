@@ -73,13 +73,15 @@ def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> lis
     ```
     """
     try:
-        problem, rated_steps = record["question"]["problem"], record["label"]["steps"]
+        problem = record["question"]["problem"]
+        rated_steps = record["label"]["steps"]
     except (KeyError, TypeError) as error:
         raise _wrong_shape("PRM800K", f"no {error}", "'question.problem' and 'label.steps'") from error
     rows: list[Row] = []
     path: list[tuple[str, Label]] = []
     for rated in rated_steps:
-        alternatives, chosen = rated.get("completions") or [], rated.get("chosen_completion")
+        alternatives = rated.get("completions") or []
+        chosen = rated.get("chosen_completion")
         for index, alternative in enumerate(alternatives):
             if index != chosen:
                 rows.append(_row(problem, [*path, _rated(alternative, neutral)]))
@@ -116,7 +118,8 @@ def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
 
     ```
     """
-    text, labeled = record.get("input"), record.get("label")
+    text = record.get("input")
+    labeled = record.get("label")
     if not isinstance(text, str) or not isinstance(labeled, str):
         raise _wrong_shape("Math-Shepherd", f"the keys {sorted(record)}", "the texts 'input' and 'label'")
     begin = text.find("Step 1:")
@@ -193,7 +196,8 @@ def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -
     """
     checked: list[Row] = []
     for index, row in enumerate(rows):
-        steps, labels = row.get("steps", row.get("completions")), row.get(labels_in)
+        steps = row.get("steps", row.get("completions"))
+        labels = row.get(labels_in)
         if "prompt" not in row or not isinstance(steps, (list, tuple)) or not isinstance(labels, (list, tuple)):
             expected = f"the keys 'prompt', 'steps' (list of texts) and '{labels_in}' (list of labels)"
             raise InputError(f"labeled row {index}", f"{sorted(row)}", expected, "Rename or add what is missing.")
@@ -299,10 +303,12 @@ def train_prm(
     half = torch.bfloat16 if peft_config is not None and training_arguments.bf16 else torch.float32
     network = _with_head(model, training_arguments.seed, half)  # seeds before the new head is made
     network.config.step_separator = step_separator
-    base, causal = getattr(network.config, "_name_or_path", ""), is_causal(network)
+    base = getattr(network.config, "_name_or_path", "")
+    causal = is_causal(network)
     if peft_config is not None:
         network = _with_adapter(network, peft_config)
-    limit, training_arguments.save_total_limit = training_arguments.save_total_limit, None
+    limit = training_arguments.save_total_limit
+    training_arguments.save_total_limit = None
     trainer = _trainer_class()(
         model=network,
         callbacks=[_limits_checkpoints(limit)],
@@ -326,7 +332,8 @@ def train_prm(
     numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
     # Without held-out steps the end of the loss is seen on those trained on, for the warning alone.
     measured = trainer.evaluate(held_out or examples[:_LOOKED_AT], metric_key_prefix="eval")  # type: ignore[arg-type]
-    loss, chance = measured["eval_loss"], measured["eval_chance_loss"]
+    loss = measured["eval_loss"]
+    chance = measured["eval_chance_loss"]
     if loss > 0.99 * chance:
         which = "training" if held_out is None else "held-out"
         logger.warning(_AT_CHANCE, which, loss, chance)
@@ -346,7 +353,8 @@ def _trainer_class() -> Any:
     class FiniteTrainer(Trainer):
         def _refuse_divergence(self, what: str | None) -> None:
             if what is not None:
-                rate, folder = self.args.learning_rate, self.args.output_dir
+                rate = self.args.learning_rate
+                folder = self.args.output_dir
                 cause = f"Likely cause: learning_rate {rate:g} (lower it), or a base model that overflows."
                 remedy = f"Checkpoints in {folder} are of earlier steps; start again with that changed."
                 step = self.state.global_step
@@ -380,7 +388,8 @@ def _mean_loss(state: Any, reported: float, steps_before: int) -> float:
     the steps that were logged. NaN where none was."""
     if steps_before == 0:
         return reported
-    total, last_step = 0.0, 0
+    total = 0.0
+    last_step = 0
     for entry in state.log_history:
         if "loss" in entry:  # the mean over the steps since the entry before
             total += entry["loss"] * (entry["step"] - last_step)
@@ -524,11 +533,13 @@ def _with_adapter(network: Any, peft_config: Any) -> Any:
 
     refuse_bad_adapter(vars(peft_config), "peft_config.")
     config = copy.copy(peft_config)
-    config.task_type, config.exclude_modules = "TOKEN_CLS", config.exclude_modules or ["score", "classifier"]  # heads
+    config.task_type = "TOKEN_CLS"
+    config.exclude_modules = config.exclude_modules or ["score", "classifier"]  # heads
     try:
         adapted = get_peft_model(network, config)
     except ValueError as error:  # layers that are not there
-        got, remedy = f"one that does not fit the model ({error})", "Name layers of the model in target_modules."
+        got = f"one that does not fit the model ({error})"
+        remedy = "Name layers of the model in target_modules."
         raise InputError("peft_config", got, "an adapter of this model", remedy) from error
     for parameter in adapted.parameters():
         if parameter.requires_grad:
@@ -559,7 +570,8 @@ def _label_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = No
 def _recognized(prediction: Any) -> dict[str, float]:
     """Shares of all, good and bad steps that are recognized; the loss of the best constant answer."""
     labels = prediction.label_ids
-    is_good, is_bad = labels > 0.5, (labels >= 0) & (labels < 0.5)
+    is_good = labels > 0.5
+    is_bad = (labels >= 0) & (labels < 0.5)
     is_correct = prediction.predictions.argmax(-1) == is_good
     kinds = {"accuracy": is_good | is_bad, "good_recall": is_good, "bad_recall": is_bad}
     shares = {name: float(is_correct[kind].mean()) if kind.any() else float("nan") for name, kind in kinds.items()}

@@ -89,14 +89,16 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
                 try:
                     reward = func(prompt, tuple(texts[:k]), text, **given)
                 except Exception as error:
-                    got, expected = f"{told(error)} {where}", "a number, or None for a step it cannot score"
+                    got = f"{told(error)} {where}"
+                    expected = "a number, or None for a step it cannot score"
                     remedy = "Fix the function; its traceback is with this message."
                     raise RewardError(field, got, expected, remedy).caught_as(error) from error
                 rewards[row].append(reward_number(reward, field, where))
         return rewards
 
     verify: Any = rewards_of
-    verify.__name__, verify.__doc__ = name, inspect.getdoc(func)
+    verify.__name__ = name
+    verify.__doc__ = inspect.getdoc(func)
     verify.is_causal = True  # it sees nothing behind the step
     # With the columns that the rule requires: they are checked before training.
     verify.__signature__ = signature_of(["steps", *(each.name for each in known[3:] if is_required(each))])

@@ -217,7 +217,8 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
     """First and last level of every curve of the panels, means over as many steps in all runs (`tenth_of`); its `end`,
     the last logged value; and `change`, the last level minus that of the first run. One per run, `None` where a run
     did not log it. `trained`: curves per run, not thinned."""
-    rows, window = [], tenth_of(curves.values() for curves in trained)
+    rows = []
+    window = tenth_of(curves.values() for curves in trained)
     for panel in panels:
         for line in panel.lines:
             found = [next((curves[name] for name in line.metrics if name in curves), None) for curves in trained]

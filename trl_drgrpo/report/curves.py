@@ -67,7 +67,8 @@ def _curve(pairs: Sequence[tuple[int, float | None]], points: int | None) -> Cur
         bins = [pairs[start : min(start + size, len(pairs) - 1)] for start in range(0, len(pairs) - 1, size)]
         bins.append(pairs[-1:])
         pairs = [(members[-1][0], mean([value for _, value in members])) for members in bins]
-    steps, values = [step for step, _ in pairs], [value for _, value in pairs]
+    steps = [step for step, _ in pairs]
+    values = [value for _, value in pairs]
     distances = [after - before for before, after in pairwise(steps)]
     usual = statistics.median(distances) if distances else 0
     for position in range(len(steps) - 1, 0, -1):  # a stretch without entries is a gap, not a straight line
@@ -99,7 +100,8 @@ def axes_of(logged: Sequence[Logged], resumed_at: Sequence[int], points: int = 1
         for (a, start), (b, end) in pairwise(clocks)
     ]
     pace = statistics.median([seconds / steps for steps, seconds in passed if steps and seconds] or [0.0])
-    total, times = 0.0, clocks[:1] and [(clocks[0][0], 0.0)]
+    total = 0.0
+    times = clocks[:1] and [(clocks[0][0], 0.0)]
     for (step, _), (steps, seconds) in zip(clocks[1:], passed, strict=True):
         total += seconds or pace * steps  # across a pause: at the usual pace
         times.append((step, total))
@@ -131,8 +133,10 @@ def ends_of(curve: Curve, window: int) -> tuple[float, float]:
     ```
     """
     known = known_points(curve)
-    start, end = known[0][0] + window, known[-1][0] - window
-    first, last = [value for step, value in known if step < start], [value for step, value in known if step > end]
+    start = known[0][0] + window
+    end = known[-1][0] - window
+    first = [value for step, value in known if step < start]
+    last = [value for step, value in known if step > end]
     return statistics.fmean(first), statistics.fmean(last)
 
 
@@ -204,7 +208,8 @@ def headline(
         `last` (values logged at these steps; `first` is `None` for a mean over all of them) and `last_tenth` (mean of
         the last tenth of the values). `last` is `None` where nothing was logged or recorded.
     """
-    rate, speed = curves.get("drgrpo/pass_rate"), curves.get("time/tokens_per_s")
+    rate = curves.get("drgrpo/pass_rate")
+    speed = curves.get("time/tokens_per_s")
     dead = curves.get("drgrpo/dead_groups_frac", curves.get("frac_reward_zero_std"))
     live = dead and Curve(dead.steps, [None if value is None else 1 - value for value in dead.values])
     warned = None if run.kind == "trl" else len(run.warnings)
@@ -230,7 +235,8 @@ def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False)
     number: dict[str, Any] = {"name": name, "unit": unit, "share": share, "steps": [], "first": None, "last": None}
     if curve is None:
         return {**number, "last_tenth": None}
-    (start, first), (end, last) = known_points(curve)[0], known_points(curve)[-1]
+    (start, first) = known_points(curve)[0]
+    (end, last) = known_points(curve)[-1]
     number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
     return {**number, "last_tenth": rounded(ends_of(curve, tenth_of([[curve]]))[1])}
 

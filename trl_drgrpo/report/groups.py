@@ -115,7 +115,8 @@ def _between(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
     """The parts of spans from one character to another."""
     at = 0
     for span in spans:
-        first, last = max(start - at, 0), min(end - at, len(span.text))
+        first = max(start - at, 0)
+        last = min(end - at, len(span.text))
         if first < last:
             yield replace(span, text=span.text[first:last])
         at += len(span.text)
@@ -203,7 +204,8 @@ def group_widget_html(rewards: Sequence[float] | None = None, lengths: Sequence[
     """
     group = {}
     if rewards is not None or lengths is not None:
-        rewards, lengths = list(rewards or []), list(lengths or [])
+        rewards = list(rewards or [])
+        lengths = list(lengths or [])
         if len(rewards) != len(lengths) or len(rewards) < 2 or min(lengths) < 1:
             got = f"{len(rewards)} rewards and {len(lengths)} lengths"
             expected = "as many of each, two or more, lengths of at least 1"

@@ -168,7 +168,8 @@ def draw_figure(contents: dict[str, Any], path: Path) -> Path | None:
     """Draws every panel of a report (`report_contents`) into a PNG file; `None` without matplotlib."""
     if find_spec("matplotlib") is None:
         return None
-    panels, runs = contents["panels"], contents["runs"]
+    panels = contents["panels"]
+    runs = contents["runs"]
     rows = max(1, math.ceil(len(panels) / _COLUMNS))
     figure, drawn = new_figure(rows, _COLUMNS, 4.4 * _COLUMNS, 2.7 * rows + 0.4)
     for axes, panel in zip(drawn, panels, strict=False):

@@ -110,7 +110,8 @@ def read_run(folder: str | Path) -> Run:
     log = folder if folder.name == LOG_FOLDER else folder / LOG_FOLDER
     if any((log / name).is_file() for name in _FILES):
         return read_run_log(log)
-    if (run := read_plain_run(folder)) is not None:
+    run = read_plain_run(folder)
+    if run is not None:
         return run
     held = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
@@ -188,7 +189,8 @@ def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dic
 
 
 def _weighted(functions: Mapping[str, Any]) -> str:
-    names, weights = listed(functions.get("names")), listed(functions.get("weights"))
+    names = listed(functions.get("names"))
+    weights = listed(functions.get("weights"))
     weights = weights if len(weights) == len(names) else [1] * len(names)
     return " + ".join(
         text(name) if weight in (1, None) else f"{weight} {text(name)}"
@@ -227,7 +229,8 @@ def _status(about: dict[str, Any], logged: list[Logged]) -> str:
 def _entries(path: Path, starts: records.Starts, notes: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     """Step and line of what still counts, in the order of the steps; and how many lines no longer do."""
     lines = records.JsonLines(path)
-    entries, superseded = [], 0
+    entries = []
+    superseded = 0
     for line in lines:
         step = whole(line.get("step"))
         if step is None:
@@ -260,7 +263,8 @@ def read_plain_run(folder: Path) -> Run | None:
     state, path = max(states, key=lambda each: each[0]["global_step"], default=({}, folder))
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
     run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
-    if torn := [str(other.relative_to(folder)) for other in paths if other not in [each for _, each in states]]:
+    torn = [str(other.relative_to(folder)) for other in paths if other not in [each for _, each in states]]
+    if torn:
         run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
     run.logged = [entry for line in state.get("log_history") or [] if (entry := _logged(line)) is not None]
     completions = records.SavedCompletions(folder)
@@ -273,7 +277,8 @@ def read_plain_run(folder: Path) -> Run | None:
     run.notes += completions.notes
     if state:
         run.facts = {"max_steps": str(state.get("max_steps")), "read from": str(path.relative_to(folder))}
-        step, last = whole(state.get("global_step")), whole(state.get("max_steps"))
+        step = whole(state.get("global_step"))
+        last = whole(state.get("max_steps"))
         run.status = f"finished at step {step}" if step == last else f"saved at step {step} of {last}"
     else:
         run.status = "no trainer state saved yet"

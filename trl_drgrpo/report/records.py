@@ -215,7 +215,8 @@ class JsonLines:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for _, line in self.raw():
-            if (value := self.parse(line)) is not None:
+            value = self.parse(line)
+            if value is not None:
                 yield value
 
 
@@ -325,7 +326,8 @@ class RecordedCompletions:
 
     def _head(self, line: bytes) -> tuple[int, float | None, str, int] | None:
         """Step, time, mode and group of a line."""
-        if (match := _HEAD.match(line)) and line.rstrip().endswith(b"}"):  # else torn by a crash, or being written
+        match = _HEAD.match(line)
+        if match and line.rstrip().endswith(b"}"):  # else torn by a crash, or being written
             step, time, mode, group = match.groups()
             return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
         value = None if match else self._lines.parse(line)  # keys in another order: another tool wrote it
@@ -403,7 +405,8 @@ class SavedCompletions:
         self._rows = 0
         self._groups: list[tuple[Path, int]] = []
         self._open: tuple[Path, list[Group]] | None = None
-        unreadable, seen = 0, None
+        unreadable = 0
+        seen = None
         files = folder.glob("completions/completions_*.parquet")
         for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             try:
@@ -462,7 +465,8 @@ class SavedCompletions:
     def _read_groups(self, path: Path) -> list[Group]:
         table = read_parquet(path)
         prompts = [conversation(row["prompt"]) for row in table]
-        groups, at = [], 0
+        groups = []
+        at = 0
         for index, size in enumerate(_group_sizes(prompts)):
             rows = [_row(row) for row in table[at : at + size]]
             step = table[at].get("step")

@@ -112,7 +112,8 @@ class FollowServer(ThreadingHTTPServer):
         self._folders = [Path(folder) for folder in run_dirs]
         self._max_groups = max_groups
         self._lock = threading.Lock()
-        self._version, self._page = "", b""
+        self._version = ""
+        self._page = b""
         self.now()
         try:
             super().__init__((HOST, port), _Handler)
@@ -127,7 +128,8 @@ class FollowServer(ThreadingHTTPServer):
             version = f'"{hash(tuple(self._files())):x}"'
             if version != self._version:
                 page = html_page(report_contents(read_runs(self._folders), self._max_groups), version)
-                self._version, self._page = version, page.encode("utf-8", errors="backslashreplace")
+                self._version = version
+                self._page = page.encode("utf-8", errors="backslashreplace")
             return self._version, self._page
 
     def _files(self) -> list[tuple[str, int, int]]:

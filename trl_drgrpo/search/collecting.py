@@ -186,7 +186,8 @@ def search_rows(
     rows: Sequence[Mapping[str, Any]], sampler: Callable, tokenizer: Any, appraiser: Appraiser, first: int = 0
 ) -> Iterator[list[Row]]:
     """As [`collect`], with the parts put together."""
-    settings, by_steps = appraiser.settings, appraiser.prm is not None
+    settings = appraiser.settings
+    by_steps = appraiser.prm is not None
     for begin in range(first, len(rows), settings.problems_at_once):
         numbers = range(begin, min(begin + settings.problems_at_once, len(rows)))
         group = [Problem(i, rows[i], tokenizer, settings, by_steps) for i in numbers]

@@ -175,7 +175,8 @@ class SearchSettings:
 
     def __post_init__(self):
         for name, known in (("strategy", STRATEGIES), ("path_value", PATH_VALUES)):
-            if (given := getattr(self, name)) not in known:
+            given = getattr(self, name)
+            if given not in known:
                 remedy = did_you_mean(given, known, "Choose one of them.")
                 raise InputError(name, repr(given), f"one of {', '.join(known)}", remedy)
         check_on_error(self.on_reward_error)
@@ -241,7 +242,8 @@ class Budget:
 
         ```
         """
-        left, paid = self.left, []
+        left = self.left
+        paid = []
         for count, room in zip(wanted, rooms, strict=True):
             paid.append((min(count, left // room), room))
             left -= paid[-1][0] * room
@@ -290,9 +292,12 @@ class Problem:
     """
 
     def __init__(self, index: int, row: Mapping[str, Any], tokenizer: Any, settings: SearchSettings, by_steps: bool):
-        self.index, self.prompt = index, row["prompt"]
+        self.index = index
+        self.prompt = row["prompt"]
         self.columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
-        self.tokenizer, self.settings, self.by_steps = tokenizer, settings, by_steps
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.by_steps = by_steps
         self.segmenter = settings.segmenter()
         self.prompt_ids = tuple(prompt_ids(self.prompt, tokenizer))
         self.budget = Budget(settings.budget_tokens, settings.max_completion_length)
@@ -331,7 +336,8 @@ class Problem:
         """Count a continuation and make it part of the tree. None where the budget has cut it short."""
         self.budget.sampled_tokens += continuation.sampled
         self.budget.prompt_tokens += len(request.prefix)
-        ids, node = continuation.token_ids, branch.node
+        ids = continuation.token_ids
+        node = branch.node
         is_full = len(ids) >= self.room(node)
         if continuation.end == "length" and not is_full:
             return None
@@ -340,7 +346,8 @@ class Problem:
         if branch.to_end:
             steps = self.segmenter(list(ids), self.tokenizer)
             ends = [*steps.ends, *(() if steps.closing is None else (steps.closing,))]
-        before, begin = self.completion_ids(node), 0
+        before = self.completion_ids(node)
+        begin = 0
         for end in ends:
             node = self._add(node, before + ids[:begin], ids[begin : end + 1], finish if end == ends[-1] else "")
             begin = end + 1

@@ -47,7 +47,8 @@ class StepEnd:
     """
 
     def __init__(self, segmenter: StepSegmenter, tokenizer: Any):
-        self.segmenter, self.tokenizer = segmenter, tokenizer
+        self.segmenter = segmenter
+        self.tokenizer = tokenizer
         lasts = {each[-1] for each in segmenter.rule.separators}
         # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
         closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
@@ -102,7 +103,9 @@ class _Watch(StoppingCriteria):
     """Ends each row by itself, and keeps its tokens up to there."""
 
     def __init__(self, rows: Sequence[Request], step_end: StepEnd, eos: frozenset[int]):
-        self.rows, self.step_end, self.eos = rows, step_end, eos
+        self.rows = rows
+        self.step_end = step_end
+        self.eos = eos
         self.tokens: list[list[int]] = [[] for _ in rows]
         self.found: list[Continuation | None] = [None] * len(rows)
 
@@ -140,7 +143,8 @@ class ServerSampler:
         except InputError as error:
             raise error.under("vllm_server_base_url") from error
         self.endpoint = replace(endpoint, model=served_name(self, base_url, model))
-        self.step_end, self.sampling = step_end, {**sampling, "n": 1, "return_token_ids": True}
+        self.step_end = step_end
+        self.sampling = {**sampling, "n": 1, "return_token_ids": True}
         self.stops = list(step_end.segmenter.rule.separators)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
@@ -148,7 +152,8 @@ class ServerSampler:
         try:
             return asyncio.run(self._sample(requests))
         except RequestFailed as error:
-            got, expected = f"{error} from {self.endpoint.base_url}", "completions with token ids from /v1/completions"
+            got = f"{error} from {self.endpoint.base_url}"
+            expected = "completions with token ids from /v1/completions"
             remedy = "Start it with `vllm serve`, under the name given as --model; finished problems are kept."
             raise InputError("vllm_server_base_url", got, expected, remedy) from None
 
@@ -169,8 +174,10 @@ class ServerSampler:
                 body |= {"stop": self.stops, "include_stop_str_in_output": True}
             body["max_tokens"] = left if request.to_end or self.stops else min(left, _CHUNK)
             new, has_stopped = self._read(await session.post("completions", body))
-            tokens, seed = [*tokens, *new], seed + 1
-            if (found := self.step_end.ended(tokens, request, has_stopped, len(new))) is not None:
+            tokens = [*tokens, *new]
+            seed = seed + 1
+            found = self.step_end.ended(tokens, request, has_stopped, len(new))
+            if found is not None:
                 return found
 
     def _read(self, reply: Any) -> tuple[list[int], bool]:

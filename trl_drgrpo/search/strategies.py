@@ -69,7 +69,8 @@ class Appraiser:
         if self.verifier is not None:
             self._verify(self.verifier, [(p, node) for p, node in ends if node.finish and not node.is_verified])
         for _, node in found:
-            if (value := self.value(node)) is not None:
+            value = self.value(node)
+            if value is not None:
                 node.back_up(value)
 
     def value(self, node: Node) -> float | None:
@@ -90,7 +91,8 @@ class Appraiser:
         output = verifier(**_call(found), completion_ids=ids)
         rewards = asyncio.run(output) if inspect.iscoroutine(output) else output
         for (_, node), reward in zip(found, rewards, strict=True):
-            node.outcome, node.is_verified = reward, True
+            node.outcome = reward
+            node.is_verified = True
 
     def _score(self, prm: StepScorer, found: Found) -> None:
         """Scores of the steps that were not seen yet; those at the end without text have none."""
@@ -106,7 +108,8 @@ class Appraiser:
         for steps, row in zip(paths, scores.rewards, strict=True):
             for step, score in zip(steps, row, strict=True):
                 if not step.is_scored:
-                    step.score, step.is_scored = score, True
+                    step.score = score
+                    step.is_scored = True
 
 
 def _call(found: Found) -> dict[str, Any]:
@@ -130,7 +133,9 @@ def best_of_n(problem: Problem) -> Generator[list[Branch], list[Node | None], No
 
 def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
     """Ask for the continuations of each beam, step by step, until the budget is spent."""
-    width, children, to_end = problem.settings.width, problem.settings.children, not problem.by_steps
+    width = problem.settings.width
+    children = problem.settings.children
+    to_end = not problem.by_steps
     while True:
         front = [problem.root]
         while front:

@@ -84,7 +84,8 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
     formula, notes = objective_of(trainer)
     drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = changed_settings(args)
-    dataset, evaluation = trainer.train_dataset, trainer.eval_dataset
+    dataset = trainer.train_dataset
+    evaluation = trainer.eval_dataset
     splits = evaluation if isinstance(evaluation, dict) else {"": evaluation}
     values = {
         "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
@@ -126,7 +127,8 @@ def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str
     """Hub metadata: corrects TRL's values and adds PEFT's."""
     data.pop("licence")  # a misspelled placeholder; the license is the author's to state
     data.base_model = base_model_of(model)
-    if license_of_base := origin_of(getattr(model.config, "_name_or_path", None)).get("license"):
+    license_of_base = origin_of(getattr(model.config, "_name_or_path", None)).get("license")
+    if license_of_base:
         data.license = license_of_base
     data.library_name = "transformers"
     data.model_name = data.model_name or None
@@ -211,7 +213,8 @@ def _source(func: Any) -> str:
 
 def training_rows(trainer: Any) -> Rows:
     """Optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
-    args, (optimizer, scheduler) = trainer.args, trainer.given_optimizers
+    args = trainer.args
+    (optimizer, scheduler) = trainer.given_optimizers
     groups = [{"lr": args.learning_rate, "weight_decay": args.weight_decay}]
     if optimizer is not None:
         groups = optimizer.param_groups

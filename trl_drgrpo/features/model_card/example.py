@@ -96,7 +96,8 @@ def literal(value: Any) -> str | None:
 def _template_arguments(trainer: Any, row: Mapping[str, Any]) -> dict[str, str]:
     """Arguments that the trainer passes to the chat template beside the messages."""
     arguments = dict(trainer.chat_template_kwargs)
-    if tools := trainer.tools_of(row):
+    tools = trainer.tools_of(row)
+    if tools:
         arguments["tools"] = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in tools]
     if trainer.chat_template is not None:  # TRL's own, for some models with tools
         arguments["chat_template"] = trainer.chat_template

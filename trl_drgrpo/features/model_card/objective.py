@@ -24,7 +24,8 @@ def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
     Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
     compared with another.
     """
-    args, scorer = trainer.args, trainer.step_scorer
+    args = trainer.args
+    scorer = trainer.step_scorer
     values = {
         "args": args,
         "trainer": trainer,

@@ -37,9 +37,11 @@ class PassRates:
     """
 
     def __init__(self, memory: float = 0.7, shrinkage: float = 4.0):
-        self.memory, self.shrinkage = memory, shrinkage
+        self.memory = memory
+        self.shrinkage = shrinkage
         self.counts: dict[str, tuple[float, float]] = {}  # correct and scored completions, discounted
-        self.correct, self.scored = 1.0, 2.0  # of all prompts, discounted; before any visit 1/2
+        self.correct = 1.0
+        self.scored = 2.0  # of all prompts, discounted; before any visit 1/2
 
     def estimate(self, key: str) -> float:
         """The pass rate of a prompt, 0 to 1."""
@@ -61,7 +63,8 @@ class PassRates:
         before = self.counts.get(key, (0.0, 0.0))
         self.counts[key] = (self.memory * before[0] + correct, self.memory * before[1] + scored)
         forgotten = 0.999**scored
-        self.correct, self.scored = forgotten * self.correct + correct, forgotten * self.scored + scored
+        self.correct = forgotten * self.correct + correct
+        self.scored = forgotten * self.scored + scored
 
     def take_prior(self, rates: Rates) -> None:
         """Take in pass rates from before the run.
@@ -71,7 +74,8 @@ class PassRates:
         """
         for key, (rate, completions) in rates.items():
             self.counts[key] = (rate * completions, completions)
-            self.correct, self.scored = self.correct + rate * completions, self.scored + completions
+            self.correct = self.correct + rate * completions
+            self.scored = self.scored + completions
 
     def state_dict(self) -> dict[str, Any]:
         """The estimates, JSON-ready."""
@@ -80,7 +84,8 @@ class PassRates:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.counts = {key: (float(c), float(n)) for key, (c, n) in state["counts"].items()}
-        self.correct, self.scored = float(state["correct"]), float(state["scored"])
+        self.correct = float(state["correct"])
+        self.scored = float(state["scored"])
 
 
 def read_pass_rates(path: Path) -> Rates:
@@ -104,7 +109,9 @@ def read_pass_rates(path: Path) -> Rates:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            key, rate, completions = str(row["key"]), float(row["pass_rate"]), float(row.get("completions", 8))
+            key = str(row["key"])
+            rate = float(row["pass_rate"])
+            completions = float(row.get("completions", 8))
             if not (0 <= rate <= 1 and 0 < completions < float("inf")):
                 raise ValueError("out of range")
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -60,7 +60,8 @@ class PromptSampling(Feature):
         Raises:
             `InputError`: Too few prompts, or a file of pass rates that does not fit them.
         """
-        trainer, args = self.trainer, self.trainer.args
+        trainer = self.trainer
+        args = self.trainer.args
         if not self.is_on:
             return
         has_environments = trainer.environment_factories is not None  # they read other columns than the prompt
@@ -69,7 +70,8 @@ class PromptSampling(Feature):
         )
         if args.curriculum:
             self._rule = CorrectnessRule(trainer.reward_func_names, args.correct_reward, args.correct_threshold)
-        wanted, dataset = args.generation_batch_size // trainer.num_generations, self.stream.dataset
+        wanted = args.generation_batch_size // trainer.num_generations
+        dataset = self.stream.dataset
         cap = wanted * args.max_sampling_rounds
         if isinstance(dataset, Dataset) and len(dataset) < cap:
             got = f"{args.max_sampling_rounds} with {len(dataset)} rows of training data"
@@ -106,9 +108,11 @@ class PromptSampling(Feature):
         Advantages carry the weights, those of groups that are missing are 0."""
         if not (self.trainer.model.training and self.is_on):
             return generate(inputs)
-        args, size = self.trainer.args, self.trainer.num_generations
+        args = self.trainer.args
+        size = self.trainer.num_generations
         examples = self.trainer.gathered(list(inputs))[::size]
-        wanted, cap = len(examples), len(examples) * args.max_sampling_rounds
+        wanted = len(examples)
+        cap = len(examples) * args.max_sampling_rounds
         prompts = self.stream.batch(self.batches, examples)
         drawn: list[Draw] = []
         rounds: list[dict[str, Any]] = []
@@ -150,7 +154,8 @@ class PromptSampling(Feature):
 
     def _draw(self, prompts: Iterator[Any], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
         """Draw until enough prompts are kept for a round, or the cap is reached."""
-        args, fresh = self.trainer.args, []
+        args = self.trainer.args
+        fresh = []
         while len(fresh) < groups and len(drawn) < cap:
             example = next(prompts, None)
             if example is None:
@@ -166,12 +171,15 @@ class PromptSampling(Feature):
 
     def _run_round(self, fresh: list[Draw], number: int, generate: Callable) -> dict[str, Any]:
         """One round: completions, rewards and advantages of the kept prompts."""
-        size, ranks = self.trainer.num_generations, self._ranks
+        size = self.trainer.num_generations
+        ranks = self._ranks
         filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)  # at the cap: rows that nobody takes
         rows = [draw.example for draw in filled for _ in range(size)]
-        share, rank = len(rows) // ranks, self.trainer.accelerator.process_index
+        share = len(rows) // ranks
+        rank = self.trainer.accelerator.process_index
         rollouts = generate(copy.deepcopy(rows[rank * share : (rank + 1) * share]))
-        if unknown := unknown_keys(rollouts):
+        unknown = unknown_keys(rollouts)
+        if unknown:
             remedy = "Switch dynamic_sampling and curriculum off for images."
             raise InputError("dynamic_sampling", f"a batch with {', '.join(unknown)}", "text only", remedy)
         has_signal = self.trainer.gathered(
@@ -181,7 +189,8 @@ class PromptSampling(Feature):
         rewards = self._credited.rewards.view(-1, size).nanmean(dim=1).tolist() if self._credited else []
         for i, draw in enumerate(fresh):
             group = slice(i * size, (i + 1) * size)
-            draw.place, draw.live = (number, i), any(has_signal[group])
+            draw.place = (number, i)
+            draw.live = any(has_signal[group])
             draw.reward = rewards[i] if rewards else math.nan
             if correct is not None and (judged := [c for c in correct[group] if c is not None]):
                 self._judged.append((draw.key, sum(judged), len(judged)))
@@ -211,7 +220,9 @@ class PromptSampling(Feature):
         self, rounds: list[dict[str, Any]], drawn: list[Draw], selection: Selection, rows: int
     ) -> dict[str, Any]:
         """The rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
-        size, ranks, rank = self.trainer.num_generations, self._ranks, self.trainer.accelerator.process_index
+        size = self.trainer.num_generations
+        ranks = self._ranks
+        rank = self.trainer.accelerator.process_index
         chosen = [drawn[i].place for i in selection.draws]
         spare = deque(d.place for d in drawn if d.place is not None and d.place not in chosen)
         weights = list(selection.weights)
@@ -273,5 +284,7 @@ class PromptSampling(Feature):
                 "The checkpoint holds no sampling state: pass rates and the stream of prompts start from scratch."
             )
             return
-        self.stream.position, self.batches, self.live_share = state["position"], state["batches"], state["live_share"]
+        self.stream.position = state["position"]
+        self.batches = state["batches"]
+        self.live_share = state["live_share"]
         self.pass_rates.load_state_dict(state["pass_rates"])

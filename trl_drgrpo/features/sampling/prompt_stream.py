@@ -67,7 +67,8 @@ def sampling_metrics(
     }
     if live:
         metrics["sampling/tokens_per_live_group"] = tokens / live
-    if weights := selection.weights:
+    weights = selection.weights
+    if weights:
         metrics["sampling/weight_mean"] = sum(weights) / len(weights)
         metrics["sampling/weight_max"] = max(weights)
         metrics["sampling/effective_groups"] = sum(weights) ** 2 / sum(weight * weight for weight in weights)
@@ -75,10 +76,12 @@ def sampling_metrics(
         # what the mean over live groups multiplies the gradient by, beside the unbiased weight
         unbiased = trained / selection.drawn if selection.capped else (trained - 1) / (selection.drawn - 1)
         metrics["sampling/dapo_factor"] = 1 / unbiased
-    if estimated := [draw for draw in drawn if not math.isnan(draw.estimate)]:
+    estimated = [draw for draw in drawn if not math.isnan(draw.estimate)]
+    if estimated:
         metrics["sampling/keep_probability"] = sum(draw.probability for draw in estimated) / len(estimated)
         for index, bucket in enumerate(BUCKETS):
-            if kept := [draw.probability for draw in estimated if bucket_index(draw.estimate) == index]:
+            kept = [draw.probability for draw in estimated if bucket_index(draw.estimate) == index]
+            if kept:
                 metrics[f"sampling/keep_probability/{bucket}"] = sum(kept) / len(kept)
     return metrics
 
@@ -123,7 +126,10 @@ class PromptStream:
     """
 
     def __init__(self, dataset: Dataset | IterableDataset, seed: int, shuffle: bool, whole_rows: bool = False):
-        self.dataset, self.seed, self.shuffle, self.whole_rows = dataset, seed, shuffle, whole_rows
+        self.dataset = dataset
+        self.seed = seed
+        self.shuffle = shuffle
+        self.whole_rows = whole_rows
         self.position = 0
         self._read: tuple[int, Iterator[Any]] = (-1, iter(()))  # the position that the iterator of a stream stands at
         self._order: tuple[int, list[int]] = (-1, [])
@@ -169,9 +175,11 @@ class PromptStream:
             self._order = (number_of_pass, torch.randperm(size, generator=generator).tolist())
         rows = self._order[1][start : start + first]
         yield from rows
-        seen, chance = set(rows), random.Random(f"{self.seed} rows of batch {number}")
+        seen = set(rows)
+        chance = random.Random(f"{self.seed} rows of batch {number}")
         while len(seen) < size:
-            if (row := chance.randrange(size)) not in seen:
+            row = chance.randrange(size)
+            if row not in seen:
                 seen.add(row)
                 yield row
 

@@ -91,7 +91,8 @@ class Aligner:
         """What each token completes, and the tokens behind which nothing is incomplete."""
         texts: list[str] = []
         cuts: list[int] = []
-        begun, rest = False, b""
+        begun = False
+        rest = b""
         for token, known in enumerate(map(self._known.__getitem__, ids)):
             if known is None:
                 self._read_windows(ids, texts, cuts)
@@ -99,7 +100,8 @@ class Aligner:
             raw = rest + known[begun]
             text, used = utf_8_decode(raw, "replace", token + 1 == len(ids))
             texts.append(text)
-            begun, rest = begun or known[1] != b"", raw[used:]
+            begun = begun or known[1] != b""
+            rest = raw[used:]
             if not rest:
                 cuts.append(token)
         return texts, cuts
@@ -109,7 +111,8 @@ class Aligner:
         start = cuts[-1] + 1 if cuts else 0  # the first token that is not complete
         begin = max(0, start - CONTEXT)
         for last in range(len(texts), len(ids)):
-            before, text = self.decode(ids[begin:start]) if start else "", self.decode(ids[begin : last + 1])
+            before = self.decode(ids[begin:start]) if start else ""
+            text = self.decode(ids[begin : last + 1])
             if not text.startswith(before):  # cannot be followed: the rest is one step
                 texts += [""] * (len(ids) - last - 1) + [self.decode(ids)[len("".join(texts)) :]]
                 cuts.append(len(ids) - 1)
@@ -119,15 +122,20 @@ class Aligner:
             texts.append(text[len(before) :] if is_whole else "")
             if is_whole:
                 cuts.append(last)
-                begin, start = start, last + 1
+                begin = start
+                start = last + 1
 
     def _bytes_of(self, token_id: int) -> tuple[bytes, bytes] | None:
         """The bytes of a token where it is the first and where it is not; `None` if they depend on its neighbors."""
         token = self.tokenizer.convert_ids_to_tokens([token_id])[0] or ""
-        first, letter = self.decode([token_id]), self.decode([self._letter])
-        behind, before = self.decode([self._letter, token_id]), self.decode([token_id, self._letter])
-        text, letter_behind = behind[len(letter) :], self.decode([self._letter] * 2)[len(letter) :]
-        if (byte := BYTE_TOKEN.fullmatch(token)) and first != token:
+        first = self.decode([token_id])
+        letter = self.decode([self._letter])
+        behind = self.decode([self._letter, token_id])
+        before = self.decode([token_id, self._letter])
+        text = behind[len(letter) :]
+        letter_behind = self.decode([self._letter] * 2)[len(letter) :]
+        byte = BYTE_TOKEN.fullmatch(token)
+        if byte and first != token:
             raw = bytes([int(byte[1], 16)])
         elif not behind.startswith(letter) or before != first + letter_behind or (token and not text):
             return None

@@ -88,7 +88,8 @@ class Rule:
     def cuts(self, completion: Completion) -> tuple[list[int], bool]:
         """The cuts that end complete steps, ascending, and whether a further step follows them. A separator before
         which the step holds nothing to read ends nothing."""
-        alignment, cuts = completion.alignment, []
+        alignment = completion.alignment
+        cuts = []
         read = 0  # characters of the text that were looked at
         readable = False  # whether the step that is open holds something to read
         for start, end in self.spans(alignment.text):
@@ -97,7 +98,8 @@ class Rule:
             cut = bisect_left(alignment.offsets, end)
             if readable and completion.is_models(alignment.tokens[cut]):
                 cuts.append(completion.cut_at_or_after(alignment.tokens[cut]))
-                read, readable = max(read, alignment.offsets[cuts[-1]]), False
+                read = max(read, alignment.offsets[cuts[-1]])
+                readable = False
         return cuts, readable or completion.visible[read:].strip() != ""
 
     def with_end(self, step: str) -> str:
@@ -264,7 +266,8 @@ def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
     """A function `f(text) -> list[int]`: the exclusive end of each step, in characters, ascending."""
 
     def spans(text: str) -> list[Span]:
-        offsets, name = function(text), getattr(function, "__name__", type(function).__name__)
+        offsets = function(text)
+        name = getattr(function, "__name__", type(function).__name__)
         got = "" if isinstance(offsets, list | tuple) else f"{type(offsets).__name__} from {name}"
         previous = 0
         for position, offset in enumerate(() if got else offsets):
@@ -305,7 +308,8 @@ def _regex(pattern: str | re.Pattern[str], field: str) -> Rule:
 def _interval(size: str | int, field: str) -> Interval:
     number = int(size) if re.fullmatch(r"\s*[+-]?\d+\s*", str(size)) else 0
     if number < 1:
-        got, remedy = f"an interval of {size!r} tokens", "For example 'tokens:64'."
+        got = f"an interval of {size!r} tokens"
+        remedy = "For example 'tokens:64'."
         raise InputError(field, got, "an integer of at least 1", remedy)
     return Interval(size=number)
 
@@ -476,7 +480,8 @@ def _check_tool_mask(mask: list[int], length: int) -> None:
         got = f"{len(mask)} entries for {length} completion tokens"
         remedy = "Pass the mask of the same completion, without padding."
         raise InputError("tool_mask", got, "one entry per token", remedy)
-    if other := set(mask) - {0, 1}:
+    other = set(mask) - {0, 1}
+    if other:
         remedy = "1 marks the model's tokens, 0 those of tool results."
         raise InputError("tool_mask", f"{min(other)}", "0 or 1", remedy)
 
@@ -485,7 +490,8 @@ def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:
     """The text with spaces in place of hidden tokens: same length, nothing to read there."""
     chars = list(alignment.text)
     for token in hidden:
-        start, stop = alignment.lengths[token - 1] if token else 0, alignment.lengths[token]
+        start = alignment.lengths[token - 1] if token else 0
+        stop = alignment.lengths[token]
         chars[start:stop] = " " * len(chars[start:stop])
     return "".join(chars)
 

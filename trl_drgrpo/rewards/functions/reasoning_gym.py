@@ -62,7 +62,8 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
     """
     gym, factory = _factory_of(task)
     config = _read_options(task, factory.DATASETS[task][1], options)
-    test_size, system_prompt = config.pop("test_size"), config.pop("system_prompt")
+    test_size = config.pop("test_size")
+    system_prompt = config.pop("system_prompt")
     prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
     if system_prompt and system_prompt not in prompts:
         remedy = did_you_mean(system_prompt, prompts, "Pick one of them.")
@@ -82,7 +83,8 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
 def _factory_of(task: str) -> tuple[Any, Any]:
     """reasoning-gym and its factory, which knows the task."""
     require_package("reasoning_gym", "dataset_name", "a reasoning_gym task", "tasks")
-    gym, factory = importlib.import_module("reasoning_gym"), importlib.import_module("reasoning_gym.factory")
+    gym = importlib.import_module("reasoning_gym")
+    factory = importlib.import_module("reasoning_gym.factory")
     if task not in factory.DATASETS:
         expected = f"one of {len(factory.DATASETS)} tasks"
         remedy = did_you_mean(task, factory.DATASETS, "`reasoning_gym.factory.DATASETS` lists them.", most=3)
@@ -136,7 +138,8 @@ def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]
         dataset = gym.create_dataset(task, **config)
         return [dataset[index] for index in range(len(dataset))]
     except Exception as error:  # how the tasks refuse a configuration
-        field, got = f"reasoning_gym:{task}", f"invalid options ({str(error) or type(error).__name__})"
+        field = f"reasoning_gym:{task}"
+        got = f"invalid options ({str(error) or type(error).__name__})"
         remedy = "Change the options after the `?`; the others keep the task's defaults."
         raise InputError(field, got, "options of the task", remedy) from error
 
@@ -218,7 +221,8 @@ def reasoning_gym_reward(
     Returns:
         `list[float]` of length `B`, as a rule between 0 and 1. No answer, or one that the scorer cannot read: 0.
     """
-    scores, errors = [], 0
+    scores = []
+    errors = 0
     for completion, text in zip(completions, entry, strict=True):
         row = _decode(text)
         # The configuration goes by its JSON text: it has lists in it, and the cache needs something hashable.
@@ -264,7 +268,8 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
     ```
     """
     text = after_thinking(text)
-    if (marked := marked_answer(text)) is not None:
+    marked = marked_answer(text)
+    if marked is not None:
         return marked
     # Blank lines inside a grid belong to it.
     return "\n".join(text.rstrip().splitlines()[-last_lines:]).strip() or None

@@ -35,7 +35,8 @@ MIB = 2**20
 # On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels and the workspace
 # of cuBLAS (600 and 32 MiB), and what the caching allocator holds but cannot use, as a share of what comes and goes
 # within a phase.
-CONTEXT_PART, SLACK_PART = "CUDA context (estimate)", "slack (estimate)"
+CONTEXT_PART = "CUDA context (estimate)"
+SLACK_PART = "slack (estimate)"
 ENGINE_PARTS = ("vLLM: base", "vLLM: adapters", "vLLM: keys and values")
 CONTEXT = 632 * MIB
 SLACK = 0.05
@@ -47,7 +48,8 @@ PROCESS = {"cpu": 370 * MIB, "cuda": 3 * 2**30}
 PROCESS_PART = "Python and libraries (estimate)"
 # On a CPU, where the plan is of resident memory: Python with what two steps of a run load, and what malloc keeps of
 # freed tensors, as a share of all tensors. Measured (November 2026, glibc): 500 MB, and 8 to 30%.
-RUNNING, KEPT = 550 * MIB, 0.2
+RUNNING = 550 * MIB
+KEPT = 0.2
 # Threads that read weights ahead; none where they are quantized on the way.
 READERS = 4
 
@@ -108,7 +110,9 @@ class Planner:
     """
 
     def __init__(self, config: Any, setup: Setup, memory: int = 0):
-        self.config, self.setup, self.memory = config, setup, memory
+        self.config = config
+        self.setup = setup
+        self.memory = memory
         self.full = Skeleton(config, setup)
         self.parameters = self.full.parameters
         kinds = {tuple((n, tuple(p.shape)) for n, p in layer.named_parameters()) for layer in self.full.layers}
@@ -201,7 +205,8 @@ class Planner:
         """What a pass gives at the full depth. All else that it reads of a setup is in the shape, if there is one."""
         key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.exact, shape)
         if key not in self._peaks:
-            depth, rest = self.config.num_hidden_layers, (setup,) if shape is None else (setup, shape)
+            depth = self.config.num_hidden_layers
+            rest = (setup,) if shape is None else (setup, shape)
             if not self.is_uniform or depth <= 3:
                 self._peaks[key] = _run(run, self.full, *rest)
             else:
@@ -231,13 +236,16 @@ class Planner:
     def _engine(self, setup: Setup) -> dict[str, int]:
         """Bytes of a vLLM engine on this device: its share, and a row's keys and values at least. An `InputError`: the
         share has no room for the model."""
-        config, heads, share = self.config, self.config.num_attention_heads, int(setup.vllm_share * self.memory)
+        config = self.config
+        heads = self.config.num_attention_heads
+        share = int(setup.vllm_share * self.memory)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         shared = getattr(config, "num_key_value_heads", None) or heads
         row = 2 * 2 * config.num_hidden_layers * shared * width * setup.width  # in 16 bits
         model = (self._engines_base, self.adapters // 2 if setup.sends_adapters else 0)
         if self.memory and sum(model) > share:
-            got, expected = f"{setup.vllm_share}, {readable(share)}", f"at least {sum(model) / self.memory:.2f}"
+            got = f"{setup.vllm_share}, {readable(share)}"
+            expected = f"at least {sum(model) / self.memory:.2f}"
             remedy = f"Raise it: vLLM loads a model of {readable(sum(model))}, and needs room for keys and values."
             raise InputError("vllm_gpu_memory_utilization", got, expected, remedy)
         return dict(zip(ENGINE_PARTS, (*model, max(share - sum(model), row)), strict=True))
@@ -251,7 +259,8 @@ class Planner:
     def host(self) -> Phases:
         """Bytes of the host's memory by phase and part: `"load"` and `"save"` beside a GPU, `"sleep"` of a vLLM whose
         base nobody sends again, and with adapters `"merge"`, which is another process."""
-        setup, phases = self.setup, {}
+        setup = self.setup
+        phases = {}
         if setup.device == "cuda":
             element = LOADED_IN[setup.dtype]
             stored = LOADED_IN.get(str(getattr(self.config, "dtype", None)).removeprefix("torch."), 2)
@@ -292,7 +301,9 @@ def _without_zeros(parts: dict[str, int]) -> dict[str, int]:
 
 def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
     """Bytes of an optimizer's state for one parameter."""
-    name, count, size = setup.optimizer, parameter.numel(), parameter.element_size()
+    name = setup.optimizer
+    count = parameter.numel()
+    size = parameter.element_size()
     if "paged" in name and setup.device == "cuda":
         return 0  # in memory that moves to the host when the device runs short
     if "8bit" in name and count >= 4096:

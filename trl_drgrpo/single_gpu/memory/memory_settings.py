@@ -162,7 +162,8 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     adapter = Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
     dtype = values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")
     reduced = "bfloat16" if values.get("bf16", device == "cuda") else None
-    vllm, colocate = bool(values.get("use_vllm")), values.get("vllm_mode", "colocate") == "colocate"
+    vllm = bool(values.get("use_vllm"))
+    colocate = values.get("vllm_mode", "colocate") == "colocate"
     setup = Setup(
         device=device,
         dtype=_dtype(dtype),
@@ -194,7 +195,8 @@ def _dtype(value: Any) -> str:
 # Devices -------------------------------------------------------------------------------------------------------------
 
 # Left free by default: the larger of a share of the device and an amount.
-MARGIN_SHARE, MARGIN_BYTES = 0.05, int(0.7 * 2**30)
+MARGIN_SHARE = 0.05
+MARGIN_BYTES = int(0.7 * 2**30)
 
 _POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
 

@@ -85,9 +85,12 @@ class Ledger(TorchDispatchMode):
 
 
 # Of TRL's fused head: tokens and vocabulary entries of a tile. `trl.kernels.chunked_logprob`, `trl.trainer.utils`.
-HEAD_TOKENS, HEAD_VOCABULARY = 4096, 32768
+HEAD_TOKENS = 4096
+HEAD_VOCABULARY = 32768
 # Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books.
-BLOCK, NESTED_BLOCK, CODE_BYTES = 64, 256, 64 + 1024
+BLOCK = 64
+NESTED_BLOCK = 256
+CODE_BYTES = 64 + 1024
 
 # What autocast runs in its type; and what it runs in float32, on a GPU alone.
 _LOWER = {functional.linear, functional.conv1d, functional.scaled_dot_product_attention, torch.einsum}
@@ -164,7 +167,8 @@ class Kernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Any, back: Any, *inputs: Any) -> torch.Tensor:
         out, kept = run(*inputs)
-        ctx.back, ctx.like = back, [None if each is None else (each.shape, each.dtype) for each in inputs]
+        ctx.back = back
+        ctx.like = [None if each is None else (each.shape, each.dtype) for each in inputs]
         ctx.save_for_backward(*kept)
         return out
 
@@ -252,7 +256,8 @@ def fused_head(hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device
 
 def _tile(hidden: torch.Tensor, weight: torch.Tensor, compute: torch.dtype, folding: int) -> list[torch.Tensor]:
     """A tile of logits, what it is made of, and `folding` bytes per logit while it is folded, which are freed."""
-    rows, columns = min(len(hidden), HEAD_TOKENS), min(len(weight), HEAD_VOCABULARY)
+    rows = min(len(hidden), HEAD_TOKENS)
+    columns = min(len(weight), HEAD_VOCABULARY)
     tile = hidden.new_empty(rows, HEAD_VOCABULARY, dtype=compute)
     made_of = [tile, hidden[:rows].to(compute), weight[:columns].to(compute)]
     hidden.new_empty(rows * columns * folding, dtype=torch.uint8)
@@ -278,8 +283,12 @@ class QuantizedLinear(nn.Module):
         self, rows: int, columns: int, bias: Any, compute: torch.dtype, bits: int, nested: bool, packed: bool
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features, self.shape = rows, columns, (rows, columns)
-        self.compute, self.bits, self.packed = compute, bits, packed or bits == 8
+        self.out_features = rows
+        self.in_features = columns
+        self.shape = (rows, columns)
+        self.compute = compute
+        self.bits = bits
+        self.packed = packed or bits == 8
         blocks = -(-rows * columns // BLOCK)
         four = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES if nested else 4 * blocks + 64
         self.weight = nn.Parameter(_bytes(-(-rows * columns * bits // 8)), requires_grad=False)
@@ -288,7 +297,8 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         quantized = torch.empty_like(x, dtype=torch.int8) if self.bits == 8 else None
-        shape, packed = self.shape, self.packed
+        shape = self.shape
+        packed = self.packed
 
         def run(x: torch.Tensor) -> Any:
             weight = None if packed else x.new_empty(shape)
@@ -319,8 +329,10 @@ class AdaptedLinear(nn.Module):
     def __init__(self, base: nn.Module, columns: int, rows: int, rank: int, dropout: float, precision: Precision):
         super().__init__()
         as_peft: Any = {"bias": False, "dtype": torch.float32, "device": "meta"}
-        self.base, self.precision = base, precision
-        self.lora_a, self.lora_b = nn.Linear(columns, rank, **as_peft), nn.Linear(rank, rows, **as_peft)
+        self.base = base
+        self.precision = precision
+        self.lora_a = nn.Linear(columns, rank, **as_peft)
+        self.lora_b = nn.Linear(rank, rows, **as_peft)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     @property
@@ -334,7 +346,8 @@ class AdaptedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self.base(x)
-        is_quantized, given = isinstance(self.base, QuantizedLinear), result.dtype
+        is_quantized = isinstance(self.base, QuantizedLinear)
+        given = result.dtype
         if is_quantized:
             result = result.clone()
         if not is_quantized or self.precision.dtype is None:

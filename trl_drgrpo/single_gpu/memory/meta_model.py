@@ -106,7 +106,8 @@ class Skeleton:
 
     def _change_layers(self, setup: Setup) -> None:
         """Quantize and adapt linear layers, all but the head."""
-        adapter, is_adapted = setup.adapter, setup.adapter is None
+        adapter = setup.adapter
+        is_adapted = setup.adapter is None
         targets: Any = None
         if adapter is not None:
             self.model.requires_grad_(False)
@@ -118,7 +119,8 @@ class Skeleton:
             weight: Any = layer.weight
             rows, columns = reversed(weight.shape) if is_turned else weight.shape
             if setup.bits:
-                compute, packed = weight.dtype, setup.device == "cpu"
+                compute = weight.dtype
+                packed = setup.device == "cpu"
                 layer = QuantizedLinear(rows, columns, layer.bias, compute, setup.bits, setup.nested, packed)
             if adapter is not None and _is_target(name, targets):
                 layer = AdaptedLinear(layer, columns, rows, adapter.rank, adapter.dropout, self.precision)
@@ -149,7 +151,8 @@ class _WithHead(nn.Module):
 
     def __init__(self, text: Any, config: Any, dtype: torch.dtype):
         super().__init__()
-        self.base_model, self.get_input_embeddings = text, text.get_input_embeddings
+        self.base_model = text
+        self.get_input_embeddings = text.get_input_embeddings
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
         self.get_output_embeddings = lambda: self.lm_head
         if config.tie_word_embeddings:

@@ -129,7 +129,8 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
 
 def _widest_mask(shape: Shape, setup: Setup, costs: Costs) -> Shape:
     """The same tokens with the largest mask that any packs of them need: forks, or other lengths, may make it so."""
-    tokens, budget = shape.tokens, Budget(setup.batch, setup.width)
+    tokens = shape.tokens
+    budget = Budget(setup.batch, setup.width)
     most = costs.most_pairs(budget)
     widest = max(shape.width, min(setup.prompt + setup.group * max(setup.completion - 1, 0), math.isqrt(most)))
     pairs = max(min(tokens * widest, most), tokens * shape.width)
@@ -151,7 +152,8 @@ def _trimmed(window: list[Row], budget: Budget, fewest: int) -> Iterator[list[Ro
 
 def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[list[Row], int]]:
     """Windows of so many rows, of whose groups `fewest` rows or more are run, and the generation's widest row."""
-    group, longest = min(setup.group, rows), setup.completion
+    group = min(setup.group, rows)
+    longest = setup.completion
     count = max(1, min(rows, max(ENOUGH_ROWS, 2 * setup.batch)) // group)
     for prompt in sorted({-(-setup.prompt * part // 4) for part in (1, 2, 3, 4)}):
         for left in sorted({min(fewest, group), max(min(2, group), min(fewest, group)), group}):
@@ -167,7 +169,8 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
                     one = [] if is_there else [Row("long", setup.prompt, longest, live=fewest == group)] * group
                     widest = setup.width
                 else:  # one prompt per generation: it is the longest
-                    one, widest = [], prompt + (max(each) if left == group else longest)
+                    one = []
+                    widest = prompt + (max(each) if left == group else longest)
                 yield window + one, widest
                 yield forked + one, widest
 

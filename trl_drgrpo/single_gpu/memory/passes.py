@@ -52,7 +52,8 @@ def _run(skeleton: Skeleton, *inputs: torch.Tensor | None, keeps_casts: bool = T
 
 def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     """Forward and backward of one micro-batch."""
-    model, layout = skeleton.model, torch.empty(shape.layout, **LONG)
+    model = skeleton.model
+    layout = torch.empty(shape.layout, **LONG)
     _checkpoint(skeleton, setup.checkpointing)
     for parameter in model.parameters():  # those of earlier micro-batches are counted where phases are put together
         parameter.grad = torch.empty_like(parameter) if shape.later and parameter.requires_grad else None
@@ -93,7 +94,9 @@ def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
 
 def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Token ids, mask, and places that are scored."""
-    packs, width, mask = shape.packs, shape.width, None
+    packs = shape.packs
+    width = shape.width
+    mask = None
     if shape.masked or skeleton.masks in ("all pairs", "padding"):
         mask = _mask(skeleton, packs, width, width)
         setattr(mask, APART, shape.apart)
@@ -208,14 +211,16 @@ _CACHES = (CACHE, *OTHER_CACHE_NAMES)
 def _cache_in(output: Any) -> dict[str, Any]:
     """The cache of an output by the name that a forward takes; empty for a model that keeps it in its layers."""
     for name in _CACHES:  # the first: transformers 5.24 also gives its cache under older names
-        if (cache := getattr(output, name, None)) is not None:
+        cache = getattr(output, name, None)
+        if cache is not None:
             return {name: cache}
     return {}
 
 
 @torch.no_grad()
 def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Peaks:
-    model, rows = skeleton.model, setup.generated_rows
+    model = skeleton.model
+    rows = setup.generated_rows
     prompts = max(1, rows // setup.group) if once else rows
     _checkpoint(skeleton, False)
 
@@ -283,7 +288,8 @@ def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, values_
         shape = layer.grid.shape[0], layer.heads, layer.grid.shape[1], held, layer.prompt_values.size(2)
         layer.keys = layer.prompt_keys.new_empty(shape)
         layer.values = layer.prompt_values.new_empty(shape, dtype=values_in or layer.prompt_values.dtype)
-        layer.tokens, layer.dropped = written, written + 1 - held
+        layer.tokens = written
+        layer.dropped = written + 1 - held
     return cache
 
 

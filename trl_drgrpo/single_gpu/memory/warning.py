@@ -48,13 +48,15 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
     estimate: Estimate = planner.estimate(setup)
     if estimate.total <= memory:
         return None
-    rows, room = setup.batch * setup.accumulation, memory - default_margin(memory)
+    rows = setup.batch * setup.accumulation
+    room = memory - default_margin(memory)
     proposal = propose(planner, setup, room, given=("max_completion_length",), rows=rows)
     if not proposal.fits:
         proposal = propose(planner, setup, room, rows=rows)
     settings = ", ".join(f"{key}: {value}" for key, value in proposal.keys.items())
     advice = f"would fit: {settings}." if proposal.fits else f"nothing fits; the smallest tried: {settings}."
-    peak, over = readable(estimate.total), readable(estimate.total - memory)
+    peak = readable(estimate.total)
+    over = readable(estimate.total - memory)
     return (
         f"The planned peak of {peak} ({estimate.peak}) is {over} "
         f"more than this device has ({readable(memory)}), with prompts of {setup.prompt} tokens.\n"

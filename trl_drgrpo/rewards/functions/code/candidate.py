@@ -74,7 +74,8 @@ class Candidate(wire.Peer):
 
     def operate(self, request, args, kwargs):
         """One operation on an object: a call, or a built-in function or one of `operator` by its name."""
-        do, target = request["do"], self.objects[request["target"]]
+        do = request["do"]
+        target = self.objects[request["target"]]
         if do != "call":
             operation = getattr(builtins, do, None) or getattr(operator, do)
             return {"value": wire.encode(operation(target, *args), self.form_of)}
@@ -86,7 +87,8 @@ class Candidate(wire.Peer):
 
     def form_of(self, value):
         """An object by its number, with what tells its kind on the other side: names, never a claim of equality."""
-        number, kind = self.keep(value), type(value).__name__
+        number = self.keep(value)
+        kind = type(value).__name__
         if wire.is_namedtuple(value):
             items = [wire.encode(item, self.form_of) for item in tuple.__iter__(value)]
             return {"namedtuple": [number, kind, list(type(value)._fields), items]}

@@ -25,7 +25,8 @@ _PLAIN_TYPES = (int, float, str, list, dict, set, tuple, bool, bytes, frozenset,
 _COMPARISONS = ("eq", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 
-LOAD, LOOK_UP = 0, 1  # numbers of the first two objects of `candidate.Candidate`
+LOAD = 0
+LOOK_UP = 1  # numbers of the first two objects of `candidate.Candidate`
 
 
 class Unsupported(BaseException):
@@ -96,7 +97,8 @@ class Channel(wire.Peer):
                 return own[content[0]]
             is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
             return Remote(self, number, None if is_plain else own)
-        fields, items = tuple(content[0]), content[1]
+        fields = tuple(content[0])
+        items = content[1]
         named: Any = own if getattr(own, "_fields", None) == fields else _named(kind, fields)
         value = named._make(wire.decode(item, self.meant_by) for item in items)
         if named is not own:
@@ -150,7 +152,8 @@ class Remote:
     def __getattr__(self, name) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        own, asking = self._own, sys._getframe(1).f_code
+        own = self._own
+        asking = sys._getframe(1).f_code
         if own is not None and hasattr(own, name) and _is_method_of(asking, own):
             attribute = inspect.getattr_static(own, name)  # `other.key()` in a `__eq__`: not to be the completion's
             return attribute.__get__(self, own) if hasattr(attribute, "__get__") else attribute
@@ -183,7 +186,8 @@ for _do in ("setattr", "getitem", "setitem", "delitem", "len", "bool", "iter", "
 
 def _binary(operation):
     def method(self, other):
-        own, kind = self._own, type(other)
+        own = self._own
+        kind = type(other)
         if own is not None and getattr(own, operation, None) is not getattr(object, operation, None):
             return getattr(own, operation)(self, other)  # of the tests
         if self is other and operation == "__eq__":

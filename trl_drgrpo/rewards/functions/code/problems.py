@@ -58,12 +58,15 @@ def fenced_code(completion: str) -> str | None:
 
     ```
     """
-    found, block, label = None, None, ""
+    found = None
+    block = None
+    label = ""
     for line in completion.splitlines(keepends=True):
         text = line.strip()
         if block is None:
             if text.startswith("```"):
-                block, label = [], text.lstrip("`").strip().lower().split(" ")[0]
+                block = []
+                label = text.lstrip("`").strip().lower().split(" ")[0]
         elif text.startswith("```") and not text.strip("`"):
             found = "".join(block) if label in _PYTHON_LABELS else found
             block = None
@@ -126,7 +129,8 @@ def same_output(output: str, expected: str, tolerance: float | None = None) -> b
 
     ```
     """
-    lines, due = _lines(output), _lines(expected)
+    lines = _lines(output)
+    due = _lines(expected)
     if lines == due:
         return True
     if tolerance is None or len(lines) != len(due):
@@ -147,7 +151,8 @@ def _same_words(words: list[str], due: list[str], tolerance: float) -> bool:
 def _close(one: str, other: str, tolerance: float) -> bool:
     if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
         return False
-    value, due = _number(one), _number(other)
+    value = _number(one)
+    due = _number(other)
     return math.inf not in (abs(value), abs(due)) and is_near(value, due, tolerance)
 
 
@@ -157,7 +162,9 @@ def _number(word: str) -> int | float:
 
 
 def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | None):
-    inputs, outputs, name = _either(tests, "input"), _either(tests, "output"), tests.get("fn_name")
+    inputs = _either(tests, "input")
+    outputs = _either(tests, "output")
+    name = tests.get("fn_name")
     if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str):
         return None
     if isinstance(outputs, str) or len(inputs) != len(outputs) or not inputs:

@@ -80,7 +80,9 @@ def run_function_tests(
     """Run the tests of a function; returns which passed: with `stop_at_first` none behind the first failure.
     [`BrokenTests`]: the tests do not compile, or pass on what cannot cross between two processes."""
     job = {"code": code, "tests": tests.tests, "setup": tests.setup, "entry_point": tests.entry_point}
-    spent, passed, due = 0.0, [], 1
+    spent = 0.0
+    passed = []
+    due = 1
     while len(passed) < due and spent < clock.in_all and not (stop_at_first and False in passed):
         start = {"first": len(passed), "stop_at_first": stop_at_first}
         with _examiner(sandbox, job | start, clock.in_all) as examiner:
@@ -102,7 +104,8 @@ def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock,
     """Run a program on each input; arguments, result and errors as in [`run_function_tests`]. One that raises, or
     writes much more than is expected, has not passed."""
     source = code.encode("utf-8", "replace")
-    passed, spent = [], 0.0
+    passed = []
+    spent = 0.0
     for stdin, expected in tests.cases:
         if spent >= clock.in_all or (stop_at_first and False in passed):
             break
@@ -133,7 +136,8 @@ def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator
             side = sources_of("prelude", "candidate")
             started = sandbox.start(side, "serve", seconds=seconds, stdin=requests_out, stdout=replies_in)
             candidate = stack.enter_context(started)
-            side, own = sources_of("prelude", "test_forms", "examiner"), (replies_out, requests_in)
+            side = sources_of("prelude", "test_forms", "examiner")
+            own = (replies_out, requests_in)
             started = sandbox.start(side, "examine", seconds=seconds, stdin=given, pass_fds=own)
             examiner = stack.enter_context(started)
         candidate.wait_ready()
@@ -234,7 +238,8 @@ class CodeReward(SampleReward):
 
     def __post_init__(self):
         if not isinstance(self.sandbox, (str, Sandbox)):
-            got, expected = repr(self.sandbox), '"bwrap", "none" or a Sandbox'
+            got = repr(self.sandbox)
+            expected = '"bwrap", "none" or a Sandbox'
             raise InputError("sandbox", got, expected, 'Leave it out for "bwrap".')
         self.sandbox = Sandbox(self.sandbox) if isinstance(self.sandbox, str) else self.sandbox
         for field, seconds in (("timeout", self.timeout), ("total_timeout", self.total_timeout)):

@@ -232,7 +232,8 @@ class Sandbox:
         command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *map(json.dumps, (limits, modules, entry))]
         with contextlib.ExitStack() as stack:
             given = stack.enter_context(_file_of(stdin)) if isinstance(stdin, bytes) else stdin
-            environment, folder = {}, "/"
+            environment = {}
+            folder = "/"
             if self.kind == "none":
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="completion-"))
                 environment = {**ENVIRONMENT, "HOME": folder}
@@ -324,7 +325,8 @@ _ROOM = "/sys"  # a folder of every Linux that bubblewrap does not read
 def _room(bwrap: str, disk_bytes: int) -> tuple[str, ...]:
     """What goes before bubblewrap: a namespace with a file system for /tmp that has so many bytes and so many files,
     which bubblewrap itself cannot limit. Empty, with a warning, where that cannot be had."""
-    unshare, mount = shutil.which("unshare"), shutil.which("mount")
+    unshare = shutil.which("unshare")
+    mount = shutil.which("mount")
     own_user = () if _is_host_root() else ("--user", "--map-root-user")
     options = f"size={disk_bytes},nr_inodes={_FILES},mode=1777"
     script = f'"{mount}" -t tmpfs -o {options} tmpfs {_ROOM} && exec "$@"'

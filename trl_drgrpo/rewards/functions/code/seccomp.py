@@ -14,9 +14,17 @@ import struct
 
 from trl_drgrpo.common.errors import InputError
 
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_AT_NUMBER, _AT_ARCH, _AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data, little-endian
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_ERRNO = 0x00050000
+_LOAD = 0x20
+_JUMP_EQUAL = 0x15
+_JUMP_GREATER_EQUAL = 0x35
+_JUMP_SET = 0x45
+_RETURN = 0x06
+_AT_NUMBER = 0
+_AT_ARCH = 4
+_AT_FIRST_ARGUMENT = 16  # offsets in struct seccomp_data, little-endian
 _CLONE_THREAD = 0x00010000
 _X32 = 0x40000000  # x86-64 system calls by their other numbers
 _CLONE3 = 435

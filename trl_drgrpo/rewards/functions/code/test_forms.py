@@ -40,7 +40,8 @@ class Tally:
 
     def start(self):
         """Begin a test."""
-        self.checks, self.has_failed = 0, False
+        self.checks = 0
+        self.has_failed = False
 
     def checked(self, value, is_final):
         """An assert: one that fails fails its test, even if an `except` of the test swallows it."""
@@ -112,7 +113,8 @@ def _counted_one(node, is_final):
             handler.body.insert(0, ast.Expr(_call("__noted__")))
     is_second_try = isinstance(node, ast.Try) and any(_checks(handler.body) for handler in node.handlers)
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-        if isinstance(inner := getattr(node, field, None), list):
+        inner = getattr(node, field, None)
+        if isinstance(inner, list):
             setattr(node, field, _counted(inner, is_final and not (is_second_try and field == "body")))
     contexts = [called(item.context_expr) for item in getattr(node, "items", [])]
     expects_error = any(name in ("raises", "assertRaises", "assertRaisesRegex") for name in contexts)
@@ -167,7 +169,8 @@ def split_tests(trees, setup, entry_point, is_text):
         _check_imports(body)
         # Calls come last: a test function may use what is defined below it.
         body += _calls_of_tests(body, defined, entry_point)
-        parts, before = [], []
+        parts = []
+        before = []
         for node in body:
             if _is_test(node, defined):
                 parts.append((before, [node]))
@@ -205,7 +208,8 @@ def _calls_of_tests(body, defined, entry_point):
     run = reached([node for node in body if node not in functions and node not in classes], defined)
     whole = ast.parse(entry_point or "None", mode="eval").body
     count = len(whole.elts) if isinstance(whole, ast.Tuple) else 1  # `encode, decode` are two
-    called_here, calls = [], []
+    called_here = []
+    calls = []
     for node in functions:
         args = node.args
         required = len(args.posonlyargs) + len(args.args) - len(args.defaults) + args.kw_defaults.count(None)
@@ -232,7 +236,8 @@ def _check_is_run(node, run):
 
 def reached(nodes, defined):
     """Names called in the nodes, and in the functions that those call."""
-    names, left = set(), list(nodes)
+    names = set()
+    left = list(nodes)
     while left:
         calls = used(left.pop())[0]
         left += [defined[name] for name in calls - names if name in defined]
@@ -243,7 +248,9 @@ def reached(nodes, defined):
 @functools.cache
 def used(node):
     """Names called, names passed on as functions, and names imported from the completion (`*`: all of them)."""
-    called_names, passed, imported = set(), set(), set()
+    called_names = set()
+    passed = set()
+    imported = set()
     for inner in ast.walk(node):
         if isinstance(inner, ast.Call):
             name = called(inner, ast.Name)
@@ -337,7 +344,8 @@ def _check_told_apart(statements, asked):
         names = asked.intersection(read)
         for group in [group for group in groups if group[0] & variables]:
             groups.remove(group)
-            variables, names = variables | group[0], names | group[1]
+            variables = variables | group[0]
+            names = names | group[1]
         groups.append((variables, names))
     for _, names in groups:
         if len(names) > 1:
@@ -355,7 +363,9 @@ def _globals_of(node, helpers, namespace):
     called_helpers = [namespace.get(name) for name in reached([node], helpers) & set(helpers)]
     codes = [compile(ast.Module([node], []), "<tests>", "exec")]
     codes += [helper.__code__ for helper in called_helpers if inspect.isfunction(helper)]
-    read, later, made = {}, set(), set()
+    read = {}
+    later = set()
+    made = set()
     for code in codes:  # the compiler knows best what is local to a function or a comprehension
         is_module = code.co_name == "<module>"
         is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED

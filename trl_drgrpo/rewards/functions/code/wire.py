@@ -155,7 +155,8 @@ class Peer:
     meant_by: Callable[[Any, Any], Any]  # what such a form of the other end stands for, from its tag and content
 
     def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
+        self.reader = reader
+        self.writer = writer
         self.objects: list[Any] = []  # that the other end knows by their numbers
         self.is_gone = False  # the other end
 

@@ -196,7 +196,8 @@ class Session:
                 await asyncio.sleep(pause)
 
     async def _attempt(self, route: str, content: bytes) -> Any:
-        url, body = f"{self.endpoint.base_url.rstrip('/')}/{route}", bytearray()
+        url = f"{self.endpoint.base_url.rstrip('/')}/{route}"
+        body = bytearray()
         try:
             async with asyncio.timeout(self.endpoint.timeout):
                 async with self.client.stream("POST", url, content=content) as response:
@@ -211,7 +212,8 @@ class Session:
             if isinstance(error, (TimeoutError, self.http.TimeoutException)):
                 said = f"no whole reply within {self.endpoint.timeout:g} s"
             raise Unanswered(said, 0.0) from None
-        status, reason = response.status_code, f"HTTP {response.status_code} ({self._quoted(body)})"
+        status = response.status_code
+        reason = f"HTTP {response.status_code} ({self._quoted(body)})"
         if status in _RETRIED or status >= 500:
             kind = RequestFailed if status in _BUSY else Unanswered
             raise kind(reason, _retry_after(response.headers.get("retry-after")))

@@ -146,7 +146,9 @@ class Judge:
             raise InputError("judge", f"an unknown setting ({error})", f"one of {known}", "Remove it.") from error
         refuse_outside("batch_timeout", batch_timeout, positive(remedy="600 seconds is the default."))
         check_on_error(on_error)
-        self.batch_timeout, self.log_replies, self.on_error = batch_timeout, log_replies, on_error
+        self.batch_timeout = batch_timeout
+        self.log_replies = log_replies
+        self.on_error = on_error
         self.sampling = {"temperature": 0.0, "max_tokens": max_tokens, **(extra_body or {})}
         self.has_answered = False  # the endpoint, at least once
         self.has_logged = False
@@ -221,7 +223,9 @@ class Judge:
             return _Verdict(read(reply.text), reply=reply)
         except TimeoutError:
             failure = f"not done within the batch's {self.batch_timeout:g} s"
-            score, unanswered, is_fatal = None, None, False
+            score = None
+            unanswered = None
+            is_fatal = False
         except (RequestFailed, ValueError) as error:
             failure = f"{error}{', cut at its token limit' if reply is not None and reply.is_cut else ''}"
             is_fatal = isinstance(error, EndpointRefused) and not self.has_answered
@@ -314,13 +318,15 @@ class JudgeReward(Judge):
     ):
         super().__init__(model, base_url, api_key_env, on_error=on_error, name=name, **judge)
         self.read_score = ScoreReader(score_pattern, score_range, normalize)
-        self.low, self.high = self.read_score.low, self.read_score.high
+        self.low = self.read_score.low
+        self.high = self.read_score.high
         self.lowest_reward = 0.0 if normalize else self.low
         if "{completion}" not in template:
             raise InputError(
                 "template", "a template without {completion}", "one with it", "Add {completion} where the answer goes."
             )
-        self.template, self.system = template, system
+        self.template = template
+        self.system = system
         names = dict.fromkeys(_PLACEHOLDER.findall(template))
         self.columns = tuple(column for column in names if column not in _OWN_PLACEHOLDERS)
         self.__signature__ = signature_of([*(["prompts"] if "prompt" in names else []), *self.columns])
@@ -331,7 +337,8 @@ class JudgeReward(Judge):
         """Rewards of `B` completions, in order."""
         questions = [self._messages(completion, row, kwargs) for row, completion in enumerate(completions)]
         count = len(questions)
-        read, lowest = [self.read_score] * count, [self.lowest_reward] * count
+        read = [self.read_score] * count
+        lowest = [self.lowest_reward] * count
         return await self._ask(questions, read, lowest, log_metric, log_extra)
 
     def _messages(self, completion: Any, row: int, kwargs: dict[str, Any]) -> Messages:

@@ -35,7 +35,8 @@ _MAX_STEPS = 10
 def algebraically_equal(gold: str, answer: str) -> bool:
     """Tell whether two tidied, cheap (`is_cheap`) formulas, equations or intervals are the same by algebra. `False`
     where one of them cannot be read."""
-    a, b = _parsed(gold), _parsed(answer)
+    a = _parsed(gold)
+    b = _parsed(answer)
     if a is None or b is None:
         return False
     if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
@@ -43,7 +44,8 @@ def algebraically_equal(gold: str, answer: str) -> bool:
             number = exact_number(decimal)
             if number and number.places and (value := _real_value(other)) is not None and is_rounded(number, value):
                 return True
-        if (verdict := _same_values(a, b)) is not None:
+        verdict = _same_values(a, b)
+        if verdict is not None:
             return verdict
     return math_verify.verify(a, b, allow_set_relation_comp=True, timeout_seconds=None)
 
@@ -62,7 +64,8 @@ def _same_values(a: Any, b: Any) -> bool | None:
         points = [values for values in signed if _is_real(a, values) and _is_real(b, values)] or points
     agreed = None
     for values in points:
-        x, y = _value(a, values), _value(b, values)
+        x = _value(a, values)
+        y = _value(b, values)
         if x is None or y is None:
             continue
         if not (_close(x, y, _DIGITS - 10) and _still_close(a, b, values, x, y)):
@@ -101,7 +104,8 @@ def _is_meant_real(a: Any, b: Any) -> bool:
     """
     if a.has(sympy.I, sympy.Sum, sympy.Product) or b.has(sympy.I, sympy.Sum, sympy.Product):
         return False
-    bars_a, bars_b = a.atoms(sympy.Abs), b.atoms(sympy.Abs)
+    bars_a = a.atoms(sympy.Abs)
+    bars_b = b.atoms(sympy.Abs)
     return bool(bars_a) == bool(bars_b) and any(map(_may_be_complex, (*_parts(a), *_parts(b))))
 
 
@@ -164,7 +168,8 @@ def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool
     digits = max(0, int((exponent + bits) * 0.302)) + _MORE_DIGITS
     if digits > _MAX_DIGITS:
         return False
-    x, y = _value(a, values, digits), _value(b, values, digits)
+    x = _value(a, values, digits)
+    y = _value(b, values, digits)
     return x is not None and y is not None and _close(x, y, digits - 20)
 
 

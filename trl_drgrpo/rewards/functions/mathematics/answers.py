@@ -85,16 +85,20 @@ def unreadable(gold: str) -> str | None:
 @functools.lru_cache(maxsize=_CACHE)
 def read(text: str) -> Answer:
     """Variable, value and unit of a tidied answer."""
-    variable, text = "", condition(unlabeled(text))
-    if links := chain(text):
+    variable = ""
+    text = condition(unlabeled(text))
+    links = chain(text)
+    if links:
         text = links.text
-    if assignment := _ASSIGNMENT.fullmatch(text):
+    assignment = _ASSIGNMENT.fullmatch(text)
+    if assignment:
         is_label = re.fullmatch(r"\\text\{[^{}]*\}", assignment[1])  # \text{Area} = 5
         variable = "" if is_label else _PLAIN_INDEX.sub(r"_{\1\2}", assignment[1])
         text = assignment[2]
     text, unit = split_unit(unwrapped(text))
     text = _without_parentheses(text)
-    number, (factor, unit) = exact_number(text), split_scale(unit)
+    number = exact_number(text)
+    (factor, unit) = split_scale(unit)
     if factor > 1:  # 5 million dollars
         text = rf"({text})\cdot {factor}"
         number = Number(number.value * factor) if number else None
@@ -200,7 +204,8 @@ def _hashed(text: str) -> str | None:
 
 
 def _stated(text: str) -> str | None:
-    text, start = text.rstrip(), None
+    text = text.rstrip()
+    start = None
     for statement in _STATEMENT.finditer(text):
         start = statement.end() if statement.end() < len(text) else start
     if start is None:
@@ -215,20 +220,24 @@ def _first_stated(rest: str) -> str | None:
     """The answer that the sentence at the beginning of a text states."""
     line = rest.split("\n", 1)[0] if not rest.startswith((r"\[", "$$")) else rest
     line = _plain(_FILLERS.sub("", line, count=1) if _FILLERS.match(line) else line)
-    if boxed := boxed_answer(line):
+    boxed = boxed_answer(line)
+    if boxed:
         return boxed
-    if (formula := _MATH_SPAN.match(line)) and not re.match(r"\s*(?:,|and|or|[-+*/^=])", line[formula.end() :]):
+    formula = _MATH_SPAN.match(line)
+    if formula and not re.match(r"\s*(?:,|and|or|[-+*/^=])", line[formula.end() :]):
         # What follows the formula may be its unit; anything longer is a comment on it.
         unit = re.match(r"\s*([a-zA-Z%]+)\s*\.?\s*$", line[formula.end() :])
         return (formula[2] or formula[3] or formula[4]) + (rf" \text{{ {unit[1]} }}" if unit else "")
-    if end := _SENTENCE_END.search(line):
+    end = _SENTENCE_END.search(line)
+    if end:
         line = line[: end.start()]
     return _REMARK.sub("", line.strip().rstrip(",;:")).strip() or None
 
 
 def _plain(line: str) -> str:
     """`line` without the emphasis of Markdown around its beginning, and where that was opened before it."""
-    if emphasis := _EMPHASIS.match(line):
+    emphasis = _EMPHASIS.match(line)
+    if emphasis:
         line = emphasis[2] + line[emphasis.end() :]
     return _EMPHASIS_END.sub("", line)
 

@@ -10,7 +10,8 @@ from trl_drgrpo.rewards.functions.mathematics.latex import respelled, rules
 
 HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"  # with the Japanese syllables
 # A label with a verb or a colon, whose verb is not denied.
-_NAME, _VERB = "(?:答案|答え|正解|答)", "(?:应该|應該|应|應|就|即)?(?:是|为|為|等于|等於|选|は)(?![不否非])"
+_NAME = "(?:答案|答え|正解|答)"
+_VERB = "(?:应该|應該|应|應|就|即)?(?:是|为|為|等于|等於|选|は)(?![不否非])"
 ANSWER = rf"{_NAME}[*_]{{0,3}}(?:{_VERB}\s*[:：=＝]?|[:：=＝])"
 _MEASURES_TEXT = """
 m 米 公尺 メートル, cm 厘米 公分, mm 毫米, dm 分米, km 千米 公里, g 克, kg 千克 公斤, mg 毫克, t 吨, L 升, mL 毫升,

@@ -59,7 +59,8 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
 
     ```
     """
-    gold, answer = _respelled(gold), _respelled(answer)
+    gold = _respelled(gold)
+    answer = _respelled(answer)
     choice = _words(tidy(gold)) or ""
     if re.fullmatch(r"[A-J]", choice) and (letter := relations.choice(answer, choice)):
         return letter == choice
@@ -67,7 +68,8 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
         return False
     if _VECTOR.search(gold):  # an arrow, bold or a plain letter
         gold, answer = (_VECTOR.sub(r"\\text{\1\2}", text) for text in (gold, answer))
-    one, other = tidy(relations.union(gold)), tidy(relations.union(answer))
+    one = tidy(relations.union(gold))
+    other = tidy(relations.union(answer))
     return _same(one, other, deep) if len(other) <= 2 * MAX_CHARS else one == other
 
 
@@ -83,16 +85,21 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
     # From the cheapest to the dearest: each step either decides or leaves the pair to the next.
     if gold == answer:
         return True
-    gold, answer = unlabeled(gold), unlabeled(answer)
-    if claim := relations.approximation(answer):
+    gold = unlabeled(gold)
+    answer = unlabeled(answer)
+    claim = relations.approximation(answer)
+    if claim:
         return _same_as_claimed(gold, claim, deep)
-    if claim := relations.approximation(gold):
+    claim = relations.approximation(gold)
+    if claim:
         return _either(_same(side, answer, deep) for side in {*claim})
-    if links := relations.chain(answer):
+    links = relations.chain(answer)
+    if links:
         agreed = _all_same([links.last] * len(links.links), links.links, deep)
         verdict = agreed if agreed is False else _same(gold, links.text, deep)
         return verdict if not verdict or agreed else None
-    a, b = read(gold), read(answer)
+    a = read(gold)
+    b = read(answer)
     if not units_agree(a.unit, b.unit) and PERCENT not in (a.unit, b.unit):
         return False
     if a.variable != b.variable and (a.variable and b.variable):
@@ -108,15 +115,19 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
         return False
     if a.text == b.text:
         return True
-    if (verdict := _same_intervals(a.text, b.text, deep)) is not _UNDECIDED:
+    verdict = _same_intervals(a.text, b.text, deep)
+    if verdict is not _UNDECIDED:
         return verdict
-    if (verdict := _same_words(a.text, b.text)) is not _UNDECIDED:
+    verdict = _same_words(a.text, b.text)
+    if verdict is not _UNDECIDED:
         return verdict
-    if (verdict := _same_collections(relations.spread(a.text), relations.spread(b.text), deep)) is not _UNDECIDED:
+    verdict = _same_collections(relations.spread(a.text), relations.spread(b.text), deep)
+    if verdict is not _UNDECIDED:
         return verdict
     if a.number and not a.unit and (quantity := letter_unit(b.text)):
         return _same_numbers(a, read(quantity[0]))  # only in answers: a gold `12 m` may be a product
-    if (constant := _constant(a.text)) and _constant(b.text):  # of integration, C or c
+    constant = _constant(a.text)
+    if constant and _constant(b.text):  # of integration, C or c
         return relations.same_formula(a.text, b.text[:-1] + constant, deep)
     if relations.is_relation(a.text) != relations.is_relation(b.text):
         return _relation_against_other(a, b, deep)
@@ -157,7 +168,8 @@ def _constant(text: str) -> str | None:
 
 def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> bool | None:
     r"""`\sqrt{2} \approx 1.41` is its left side, or its right side if that is precise; neither if it is false."""
-    exact, rounded = read(claim.exact), read(claim.rounded)
+    exact = read(claim.exact)
+    rounded = read(claim.rounded)
     if claim.exact == claim.rounded or rounded.number is None or rounded.unit not in ("", PERCENT, exact.unit):
         return _same(gold, claim.exact, deep)
     value = exact.number.value if exact.number else None
@@ -188,7 +200,8 @@ def _same_words(gold: str, answer: str) -> Any:
         return _UNDECIDED
     if ":" in gold or ":" in answer:  # times and ratios: 8:30 is no quotient
         return _letters(gold) == _letters(answer)
-    a, b = _words(gold), _words(answer)
+    a = _words(gold)
+    b = _words(answer)
     if a is None and b is None:
         return _UNDECIDED
     if a is None or b is None:
@@ -212,7 +225,8 @@ def _words(text: str) -> str | None:
 
 
 def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
-    one, other = relations.interval(gold), relations.interval(answer)
+    one = relations.interval(gold)
+    other = relations.interval(answer)
     if one and other:
         return _same(one[1], other[1], deep) if one[0] == other[0] else _UNDECIDED
     if one and _may_be_interval(answer):
@@ -227,12 +241,14 @@ def _may_be_interval(text: str) -> bool:
 
 
 def _same_collections(gold: str, answer: str, deep: bool) -> Any:
-    a, b = relations.matrix(gold), relations.matrix(answer)
+    a = relations.matrix(gold)
+    b = relations.matrix(answer)
     if a or b:
         if a and b:
             same_shape = [len(row) for row in a] == [len(row) for row in b]
             return same_shape and _all_same(list(chain(*a)), list(chain(*b)), deep)
-        rows, other = a or b, relations.bracketed(answer if a else gold)
+        rows = a or b
+        other = relations.bracketed(answer if a else gold)
         if not rows or not other or other.brackets != "()" or {1} != {len(row) for row in rows}:
             return False
         column = [row[0] for row in rows]  # a column is a vector, as a tuple is
@@ -274,7 +290,8 @@ def _all_same(gold: Any, answer: Any, deep: bool) -> bool | None:
 def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: bool) -> bool | None:
     if len(gold) > _MAX_ENTRIES:
         return sorted(gold) == sorted(answer)
-    rest, open_entries = list(answer), []
+    rest = list(answer)
+    open_entries = []
     for entry in gold:
         if not _take_partner(entry, rest, False):
             open_entries.append(entry)

@@ -17,7 +17,8 @@ _MAX_POWER_OF_SUM = 100  # (a+b+c)^{100} has 5151 terms
 _MAX_FACTORIAL = 1000
 
 _BRACKET = re.compile(r"\\[{}]|\\\\|\\.|[{}()\[\]]", re.DOTALL)
-_OPENING, _CLOSING = ("{", "(", "[", r"\{"), ("}", ")", "]", r"\}")
+_OPENING = ("{", "(", "[", r"\{")
+_CLOSING = ("}", ")", "]", r"\}")
 _LONG_NUMBER = re.compile(rf"\d{{{_MAX_DIGITS},}}")
 _UNBOUNDED = re.compile(r"\\(?:sum|prod|i*int|lim|bigcup|bigcap)(?![a-zA-Z])")
 _SHORT_SUM = re.compile(r"\\(?:sum|prod)_\{[a-z]=-?\d\}\^\{(?:\d{1,2}|\d?[a-z](?:[+-]\d)?)\}")
@@ -64,7 +65,8 @@ def is_cheap(text: str) -> bool:
 def _powers_are_cheap(text: str) -> bool:
     of_numbers = of_sums = 1
     for power in _EXPONENT.finditer(text):
-        base, start = power[1], power.end()
+        base = power[1]
+        start = power.end()
         end = group_end(text, start) if text.startswith("{", start) else -1
         exponent = text[start:end] if end > 0 else _argument(text, start)
         sizes = [int(number) for number in _INTEGER.findall(exponent)]
@@ -103,7 +105,8 @@ def _counts_are_cheap(text: str) -> bool:
 
 def _small(text: str, end: int) -> bool:
     """Tell whether the group that ends at `end` is small enough for a factorial of it: `(2n-k)!`."""
-    start, depth = end, 0
+    start = end
+    depth = 0
     while start >= 0:
         depth += (text[start] in ")}]") - (text[start] in "({[")
         if depth == 0:

@@ -133,14 +133,16 @@ def letters(text: str) -> set[str]:
 def unwrapped(text: str) -> str:
     r"""`text` without what surrounds all of it: dollar signs, brackets of mathematics, bold, `\text{}`, a dot."""
     while True:
-        before, text = text, text.strip()
+        before = text
+        text = text.strip()
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1]
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : len(text) - len(closing)]
             if inner and text.startswith(opening) and text.endswith(closing) and opening not in inner:
                 text = inner
-        if (wrapped := _FONTS.match(text) or re.match(r"\\[fd]?boxed|\\fbox", text)) and text.endswith("}"):
+        wrapped = _FONTS.match(text) or re.match(r"\\[fd]?boxed|\\fbox", text)
+        if wrapped and text.endswith("}"):
             start = text.find("{", wrapped.end())
             if start >= 0 and not text[wrapped.end() : start].strip() and group_end(text, start) == len(text):
                 text = text[start + 1 : -1]
@@ -170,7 +172,8 @@ _ONE_TOKEN = re.compile(r"\s*(\\[a-zA-Z]+|[0-9a-zA-Z])")
 
 def _with_braces(text: str) -> str:
     r"""`\frac12`, `\frac 1{72}`, `\frac{270}7` and `\sqrt 2` with the braces that TeX adds."""
-    parts, position = [], 0
+    parts = []
+    position = 0
     while macro := _TAKES_ARGUMENTS.search(text, position):
         parts.append(text[position : macro.end()].rstrip())
         position = macro.end()

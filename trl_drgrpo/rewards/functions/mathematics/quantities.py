@@ -60,7 +60,8 @@ def exact_number(text: str) -> Number | None:
 
     ```
     """
-    if (in_words := IN_WORDS.get(text.lower())) is not None:
+    in_words = IN_WORDS.get(text.lower())
+    if in_words is not None:
         return Number(Fraction(in_words))
     if _GROUPED.fullmatch(text):
         text = text.replace(",", "").replace(" ", "")
@@ -70,13 +71,15 @@ def exact_number(text: str) -> Number | None:
         return Number(Fraction(text), len(decimals) if significant >= 6 else 0)
     with contextlib.suppress(ZeroDivisionError):
         for form, read in _FORMS:
-            if (match := form.fullmatch(text)) and (number := read(match)):
+            match = form.fullmatch(text)
+            if match and (number := read(match)):
                 return number
     return None
 
 
 def _mixed(match: re.Match[str]) -> Number | None:
-    over, under = int(match[3] or match[5]), int(match[4] or match[6])
+    over = int(match[3] or match[5])
+    under = int(match[4] or match[6])
     if over >= under:
         return None  # 2\frac{5}{2} is a product, if anything
     return Number((int(match[2]) + Fraction(over, under)) * (-1 if match[1] else 1))
@@ -95,7 +98,8 @@ def _scientific(match: re.Match[str]) -> Number | None:
 
 def _repeating(match: re.Match[str]) -> Number:
     r"""`0.1\overline{6}`."""
-    start, period = Fraction(f"{match[2] or 0}.{match[3] or 0}"), Fraction(int(match[4]), 10 ** len(match[4]) - 1)
+    start = Fraction(f"{match[2] or 0}.{match[3] or 0}")
+    period = Fraction(int(match[4]), 10 ** len(match[4]) - 1)
     return Number((start + period / 10 ** len(match[3])) * (-1 if match[1] else 1))
 
 
@@ -120,7 +124,8 @@ def is_rounded(decimal: Number, value: Fraction) -> bool:
 def is_near(rounded: str, value: Fraction, precisely: bool = False) -> bool:
     """Whether `value` may be written as `rounded`, a tidied number: to within 5%, or half a unit of its last place.
     `precisely`: whether it may stand in its place: three digits, and less than one unit of the last away."""
-    if not (number := exact_number(rounded)):
+    number = exact_number(rounded)
+    if not number:
         return False
     whole, _, decimals = rounded.lstrip("-").partition(".")
     unit = Fraction(1, 10 ** len(decimals)) if _PLAIN.fullmatch(rounded) else Fraction(0)
@@ -239,11 +244,13 @@ def split_unit(text: str) -> tuple[str, str]:
     """
     if _CLOCK.search(text) or (ANGLE_FUNCTION.search(text) and text.rstrip().endswith("degree")):
         return text, ""
-    if before := _CURRENCY_BEFORE.match(text):
+    before = _CURRENCY_BEFORE.match(text)
+    if before:
         rest, after = split_unit(text[before.end() :])
         unit = "dollar" if before[2] else "euro" if before[3] else "£" if before[4] else "¥"
         return before[1] + rest, unit if after in ("", unit) else f"{unit} {after}"
-    if sign := _SIGN_AFTER.fullmatch(text):
+    sign = _SIGN_AFTER.fullmatch(text)
+    if sign:
         mark = sign[2].lstrip("\\")
         scale = sign[3] or sign[4]
         return sign[1].strip(), _SIGNS.get(mark, f"degree {scale}" if scale else "degree")
@@ -257,7 +264,8 @@ def _written_out(text: str) -> tuple[str, str | None]:
         value = text[: start.start()].strip()
         if re.search(r"[\d})\]a-z]$", value) and value.count("{") == value.count("}"):
             return value, canonical_unit(text[start.start() :])
-    if (symbol := _SYMBOL_AFTER.fullmatch(text)) and exact_number(symbol[1]):
+    symbol = _SYMBOL_AFTER.fullmatch(text)
+    if symbol and exact_number(symbol[1]):
         return symbol[1], canonical_unit(symbol[2], is_text=False)
     words = _WORDS_AFTER.fullmatch(text)
     if words and words[1].strip("-") and not re.match(r"x(?![a-z])", words[3]):
@@ -275,7 +283,8 @@ def letter_unit(text: str) -> tuple[str, str] | None:
 
 def split_scale(unit: str) -> tuple[int, str]:
     """The factor in a unit of [`split_unit`] and the rest of it: `dollar million` is `(1000000, "dollar")`."""
-    factor, rest = 1, []
+    factor = 1
+    rest = []
     for word in unit.split():
         if word in _SCALES:
             factor *= _SCALES[word]
@@ -303,7 +312,10 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
         return None
     powers: Counter[str] = Counter()
     nouns: list[str] = []
-    sign, signs, to_raise, last = 1, [], 1, None
+    sign = 1
+    signs = []
+    to_raise = 1
+    last = None
     for kind, token in tokens:
         if kind == "per":
             sign = -1
@@ -339,9 +351,11 @@ def _tokens(text: str) -> list[tuple[str, str]] | None:
     """The words, powers and marks of a unit; `None` where there is anything else, or a word that is no unit."""
     text = _IN_TEXT.sub(r" \1 ", _QUOTIENT.sub(r"(\1)/(\2)", text)).strip().rstrip(".")
     text = respelled(text, _SPELLINGS)
-    tokens, position = [], 0
+    tokens = []
+    position = 0
     while position < len(text):
-        if not (token := _TOKEN.match(text, position)):
+        token = _TOKEN.match(text, position)
+        if not token:
             return None
         position = token.end()
         word = (token["word"] or "").rstrip(".")
@@ -385,5 +399,6 @@ def units_agree(a: str, b: str) -> bool:
     if not a or not b or a == b or {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
         return True
     measures_a, measures_b = ({word for word in unit.split() if word in _SYMBOLS or "^" in word} for unit in (a, b))
-    nouns_a, nouns_b = {*a.split()} - measures_a, {*b.split()} - measures_b
+    nouns_a = {*a.split()} - measures_a
+    nouns_b = {*b.split()} - measures_b
     return measures_a == measures_b and (nouns_a <= nouns_b or nouns_b <= nouns_a)

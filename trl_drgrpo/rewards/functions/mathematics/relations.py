@@ -78,7 +78,9 @@ _DEPTH |= {"}": -1, ")": -1, "]": -1, r"\}": -1, r"\rangle": -1, r"\end{": 0}
 
 def split_at(text: str, separator: str) -> list[str]:
     """`text` cut at each separator that stands in no bracket."""
-    parts, depth, start = [], 0, 0
+    parts = []
+    depth = 0
+    start = 0
     for step in _STEP.finditer(text):
         depth += _DEPTH.get(step[0], 0)
         if depth == 0 and step[0] == separator:
@@ -100,7 +102,8 @@ def matrix(text: str) -> list[list[str]] | None:
     """The rows of a matrix or column vector, whichever brackets it has; `None` for anything else."""
     if re.match(r"[(\[]\\begin\{(?:matrix|array)\}", text) and text[-1] in ")]":
         text = text[1:-1].strip()
-    if not (match := _MATRIX.fullmatch(text)):
+    match = _MATRIX.fullmatch(text)
+    if not match:
         return None
     rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]) if row.strip()]
     return [[tidy(entry) for entry in row.split("&")] for row in rows]
@@ -164,7 +167,8 @@ def chain(text: str) -> Chain | None:
 def spread(text: str) -> str:
     """`(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
     left, equals, right = text.partition("=")
-    names, values = bracketed(left.strip()), bracketed(right.strip())
+    names = bracketed(left.strip())
+    values = bracketed(right.strip())
     if not equals or not names or not values or names.brackets != "()" or values.brackets != "()":
         return text
     if len(names.items) != len(values.items) or not all(re.fullmatch(_VARIABLE, name) for name in names.items):
@@ -215,8 +219,11 @@ def interval(text: str) -> tuple[str, str] | None:
     """Variable and interval of `-1 < x < 3`, `|x| < 3` or "all real numbers"; `None` for anything else."""
     if _ALL_REALS.fullmatch(text):
         return "", r"(-\infty,\infty)"
-    if modulus := _MODULUS.fullmatch(text):
-        name, sign, bound = modulus[1], modulus[2].strip(), modulus[3]
+    modulus = _MODULUS.fullmatch(text)
+    if modulus:
+        name = modulus[1]
+        sign = modulus[2].strip()
+        bound = modulus[3]
         if sign in ("<", r"\le"):
             return name, f"(-{bound},{bound})" if sign == "<" else f"[-{bound},{bound}]"
         inner, outer = ("(", ")") if sign == ">" else ("[", "]")
@@ -224,7 +231,8 @@ def interval(text: str) -> tuple[str, str] | None:
     match = _INEQUALITY.fullmatch(text)
     if not match or not (match[2] or match[4]) or match[1] == "" or match[5] == "":
         return None
-    first, second = match[2], match[4]
+    first = match[2]
+    second = match[4]
     if first and second and (first in ("<", r"\le")) != (second in ("<", r"\le")):
         return None
     rises = (first or second) in ("<", r"\le")
@@ -278,7 +286,8 @@ def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
     spelling. `None` where algebra is needed and not allowed."""
     if not (is_cheap(gold) and is_cheap(answer)):
         return _LOOSE.sub("", gold) == _LOOSE.sub("", answer)
-    gold, answer = for_algebra(gold), for_algebra(answer)
+    gold = for_algebra(gold)
+    answer = for_algebra(answer)
     if _DROPPED.search(gold) or _DROPPED.search(answer):
         return False
     if not deep:

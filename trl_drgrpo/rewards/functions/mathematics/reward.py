@@ -72,7 +72,8 @@ class MathReward(SampleReward):
 
     def __post_init__(self):
         if self.answer_format not in ANSWER_FORMATS:
-            got, expected = repr(self.answer_format), f"one of {', '.join(ANSWER_FORMATS)}"
+            got = repr(self.answer_format)
+            expected = f"one of {', '.join(ANSWER_FORMATS)}"
             otherwise = "Set how completions state the answer."
             remedy = did_you_mean(self.answer_format, ANSWER_FORMATS, otherwise, form="{!r}")
             raise InputError("answer_format", got, expected, remedy)

@@ -70,5 +70,6 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _root(match: re.Match[str]) -> str:
-    root, of = rf"\sqrt{_DEGREES_OF_ROOTS[match[1]]}", match[2] or match[3]
+    root = rf"\sqrt{_DEGREES_OF_ROOTS[match[1]]}"
+    of = match[2] or match[3]
     return f"{root}{{{of}}}" if of else root

@@ -83,7 +83,8 @@ class FormatReward(SampleReward):
 
     def score(self, completion: str, **columns: Any) -> float:
         """1.0 or 0.0; `prompts`: the prompt of this one completion."""
-        opening, text = f"<{self.think_tag}>", completion.strip()
+        opening = f"<{self.think_tag}>"
+        text = completion.strip()
         if self._begun_inside(text, columns.get("prompts"), opening):
             text = opening + text
         tags = [tag for tag in (self.think_tag, self.answer_tag) if tag is not None]
@@ -243,7 +244,8 @@ class JsonSchemaReward(SampleReward):
         """1.0, `invalid_score` or 0.0."""
         schema = self.schema
         if self.column is not None:
-            if (schema := columns[self.column]) is None:
+            schema = columns[self.column]
+            if schema is None:
                 return None
             try:
                 schema = json.loads(schema) if isinstance(schema, str) else schema

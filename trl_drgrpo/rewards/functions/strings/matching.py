@@ -120,7 +120,8 @@ class ExactMatchReward(AgainstColumn):
 
     def read(self, truth: Any) -> set[str] | None:
         truths = [each for each in (truth if isinstance(truth, (list, tuple)) else [truth]) if each is not None]
-        if wrong := [each for each in truths if isinstance(each, (dict, list, tuple))]:
+        wrong = [each for each in truths if isinstance(each, (dict, list, tuple))]
+        if wrong:
             raise UnscorableError(f"{self.column} is {shortened(wrong[0])}, which is no text")
         return {self.normal(str(each)) for each in truths} or None
 
@@ -225,7 +226,8 @@ class NumericReward(AgainstColumn):
             yield value, denominator
 
     def _equal(self, found: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
-        one, other = _quotient(found), _quotient(truth)
+        one = _quotient(found)
+        other = _quotient(truth)
         if found == truth or (found[1] != truth[1] and one == other):
             return True
         tolerance = max(float(self.abs_tol), float(self.rel_tol) * abs(other))
@@ -288,7 +290,8 @@ class ChoiceReward(AgainstColumn):
     def choice(self, completion: str) -> str | None:
         """The letter that a completion picks; `None` for none or more than one."""
         text = after_thinking(completion)
-        if (marked := marked_answer(text)) is not None:
+        marked = marked_answer(text)
+        if marked is not None:
             picked = self._in_short(marked)
         else:
             picked = self._by_phrase(text) or self._alone(text) or set(re.findall(rf"\(([{self.letters}])\)", text))
@@ -317,7 +320,8 @@ class ChoiceReward(AgainstColumn):
     def _in_short(self, text: str) -> set[str]:
         """Choices named by the contents of a tag, a box or a column, in capitals or small letters."""
         text = without_fonts(text)
-        if picked := self._alone(text):
+        picked = self._alone(text)
+        if picked:
             return picked
         if len(text) <= 4 and (picked := self._alone(text.upper())):  # `b`, `(b)`, `b.`
             return picked
