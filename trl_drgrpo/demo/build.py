@@ -136,9 +136,9 @@ def add_with_gaps(total: int, term: int, rng: random.Random, probability: float 
     Returns:
         `int`: The result, or more.
     """
-    pair = zlib.crc32(f"{total % 10}+{term}".encode())
-    wrong = pair % 2 == 0 and rng.random() < probability
-    return total + term + (_WRONG_BY[pair // 2 % len(_WRONG_BY)] if wrong else 0)
+    digits = zlib.crc32(f"{total % 10}+{term}".encode())
+    wrong = digits % 2 == 0 and rng.random() < probability
+    return total + term + (_WRONG_BY[digits // 2 % len(_WRONG_BY)] if wrong else 0)
 
 
 def demonstrate_with_gaps(numbers: Sequence[int], rng: random.Random, probability: float = GAP_PROBABILITY) -> str:

@@ -99,7 +99,7 @@ def draw_pace(panels: Mapping[str, Mapping[str, Sequence[Run]]], width: float = 
     """
     colors = dict(zip(dict.fromkeys(label for lines in panels.values() for label in lines), COLORS, strict=False))
     figure, drawn = new_figure(1, len(panels), width * len(panels), height_)
-    said: set[str] = set()
+    labeled: set[str] = set()
     for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
         for label, runs in lines.items():
             end = min(run["seconds"][-1] for run in runs)
@@ -108,11 +108,13 @@ def draw_pace(panels: Mapping[str, Mapping[str, Sequence[Run]]], width: float = 
             axes.fill_between(
                 at, [*map(min, values)], [*map(max, values)], color=colors[label], alpha=0.15, linewidth=0
             )
-            axes.plot(at, [statistics.fmean(each) for each in values], color=colors[label], linewidth=2.4)
-        for place, label in enumerate(reversed([label for label in lines if label not in said])):
+            axes.plot(
+                at, [statistics.fmean(values_at_step) for values_at_step in values], color=colors[label], linewidth=2.4
+            )
+        for place, label in enumerate(reversed([label for label in lines if label not in labeled])):
             spot = (0.98, 0.04 + 0.1 * place)
             axes.annotate(label, spot, xycoords="axes fraction", ha="right", color=colors[label], fontsize=13)
-        said |= lines.keys()
+        labeled |= lines.keys()
         axes.set_title(title, fontsize=13, loc="left")
         axes.set_xlabel("CPU seconds", fontsize=12)
         axes.tick_params(labelsize=11)

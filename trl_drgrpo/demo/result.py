@@ -138,14 +138,14 @@ class DemoResult:
     def measure(self, stage: str, model: Any, tokenizer: Any) -> str:
         """Sampled and greedy accuracy on the held-out problems, `before`, `after`, or by stock TRL under one of its
         objectives; returns both in words."""
-        found: dict[str, Any] = {}
-        found["sampled"], self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
-        found["greedy"], _ = evaluate(model, tokenizer, self.problems, sample=False)
-        (self.numbers if stage in self.numbers else self.numbers["stock"])[stage] = found
+        measured: dict[str, Any] = {}
+        measured["sampled"], self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
+        measured["greedy"], _ = evaluate(model, tokenizer, self.problems, sample=False)
+        (self.numbers if stage in self.numbers else self.numbers["stock"])[stage] = measured
         if stage == "after":
-            gain = 100 * (found["sampled"]["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
+            gain = 100 * (measured["sampled"]["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
             self.numbers |= {"status": "finished", "gain_points": gain, "learned": gain >= REQUIRED_GAIN_POINTS}
-        return ", ".join(f"{mode} accuracy {numbers['accuracy']:.1%}" for mode, numbers in found.items())
+        return ", ".join(f"{mode} accuracy {numbers['accuracy']:.1%}" for mode, numbers in measured.items())
 
     def pace_of(self, name: str, tokenizer: Any) -> Pace:
         """A callback for a run that is compared: accuracy on the first held-out problems as it trains."""
@@ -179,10 +179,10 @@ def prepare_output_dir(output_dir: Path) -> None:
     """
     check_writable("output_dir", str(output_dir))
     check_output_folder("output_dir", str(output_dir), {})
-    taken = [name for name in _OWN if (output_dir / name).exists()]
+    existing = [name for name in _OWN if (output_dir / name).exists()]
     results = output_dir / RESULTS_FILE
-    if taken and not (results.is_file() and f'"made_by": "{MADE_BY}"'.encode() in results.read_bytes()):
-        got = f"{output_dir}, which holds {', '.join(taken)}, not written by a demo"
+    if existing and not (results.is_file() and f'"made_by": "{MADE_BY}"'.encode() in results.read_bytes()):
+        got = f"{output_dir}, which holds {', '.join(existing)}, not written by a demo"
         remedy = "Nothing was changed there. Choose another folder."
         raise InputError("output_dir", got, "a new or empty folder, or an earlier demo's", remedy)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -247,9 +247,9 @@ def objectives_table(result: DemoResult) -> Table:
     title = f"The same start, problems and {result.numbers['settings']['steps']} steps, by objective"
     heads = ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect")
     table = _table(title, "run", *heads)
-    for name, found in {OURS: result.numbers["after"], **result.numbers["stock"]}.items():
-        accuracies = [_shown(found[mode]["accuracy"], True) for mode in ("sampled", "greedy")]
-        lengths = [_shown(found["sampled"][f"length_{kind}_mean"], False) for kind in ("correct", "incorrect")]
+    for name, numbers in {OURS: result.numbers["after"], **result.numbers["stock"]}.items():
+        accuracies = [_shown(numbers[mode]["accuracy"], True) for mode in ("sampled", "greedy")]
+        lengths = [_shown(numbers["sampled"][f"length_{kind}_mean"], False) for kind in ("correct", "incorrect")]
         table.add_row(name, *accuracies, *lengths)
     return table
 
@@ -258,8 +258,10 @@ def pace_sentence(result: DemoResult) -> str:
     """CPU seconds until each run that is compared reached 80% of the highest final accuracy among them."""
     runs = result.numbers["pace"]
     goal = 0.8 * max(run["pass_rate"][-1] for run in runs.values())
-    taken = {name: reached(run, goal) for name, run in runs.items()}
-    parts = [f"{name} {f'{seconds:.0f} s' if seconds < math.inf else 'never'}" for name, seconds in taken.items()]
+    seconds_to_goal = {name: reached(run, goal) for name, run in runs.items()}
+    parts = [
+        f"{name} {f'{seconds:.0f} s' if seconds < math.inf else 'never'}" for name, seconds in seconds_to_goal.items()
+    ]
     return f"CPU time to {goal:.0%} sampled accuracy, evaluations left out: {', '.join(parts)}."
 
 

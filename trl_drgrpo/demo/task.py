@@ -283,14 +283,14 @@ def check_steps(numbers: Sequence[int], text: str) -> list[bool]:
         if closed:
             pass
         elif match := _ADDITION.fullmatch(line):
-            left, term, result = map(int, match.groups())
-            right = used < len(numbers) and (left, term) == (total, numbers[used]) and left + term == result
+            augend, term, result = map(int, match.groups())
+            right = used < len(numbers) and (augend, term) == (total, numbers[used]) and augend + term == result
             total = result
             used = used + 1
-            previous = (left, term, result)
+            previous = (augend, term, result)
         elif line.startswith("ok ") and (match := _ADDITION.fullmatch(line[3:])):
-            left, term, result = map(int, match.groups())
-            right = (left, term, result) == previous and left + term == result
+            augend, term, result = map(int, match.groups())
+            right = (augend, term, result) == previous and augend + term == result
         elif match := _BOXED.fullmatch(line):
             right = used >= len(numbers) and _same(match.groups(), total)
             closed = True

@@ -165,6 +165,6 @@ def weights_mark(name: str) -> str:
     path = user_path(name)
     if not path.is_dir():
         return name
-    files = [each for pattern in _WEIGHTS for each in path.glob(pattern)]
-    found = sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
-    return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
+    files = [file for pattern in _WEIGHTS for file in path.glob(pattern)]
+    fingerprint = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return hashlib.blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()

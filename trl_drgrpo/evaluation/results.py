@@ -98,8 +98,8 @@ def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: i
         seed (`int`, *optional*, defaults to `0`): Of the draws.
     """
     generator = np.random.default_rng(seed)
-    found = [statistic(generator.integers(count, size=count)) for _ in range(resamples)]
-    return [float(end) for end in np.nanquantile(found, (0.025, 0.975))]
+    resampled = [statistic(generator.integers(count, size=count)) for _ in range(resamples)]
+    return [float(end) for end in np.nanquantile(resampled, (0.025, 0.975))]
 
 
 FORMAT = 1
@@ -123,13 +123,15 @@ def judged(
         `InputError`: Rewards other than 0 and 1 without a threshold.
     """
     rule = CorrectnessRule(names, reward, threshold)
-    given = [row[KIND]["rewards"][rule.name] for row in rows]
-    found = rule.judge([math.nan if value is None else value for value in given])
-    if found is None:
-        other = next(value for value in given if value not in (None, 0.0, 1.0))
+    rewards = [row[KIND]["rewards"][rule.name] for row in rows]
+    verdicts = rule.judge([math.nan if value is None else value for value in rewards])
+    if verdicts is None:
+        not_a_verdict = next(value for value in rewards if value not in (None, 0.0, 1.0))
         remedy = "Set the lowest reward of a correct completion: --correct_threshold. The samples are kept."
-        raise InputError("correct_threshold", f"none for {rule.name}, which gave {other:g}", "a number", remedy)
-    return found
+        raise InputError(
+            "correct_threshold", f"none for {rule.name}, which gave {not_a_verdict:g}", "a number", remedy
+        )
+    return verdicts
 
 
 def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Sequence[int]) -> dict[str, Any]:
@@ -144,16 +146,21 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         `dict`: `prompts`, `completions`, `unscorable`, `failed`, `truncated` (counts), `length_mean` (tokens),
         `rewards` (means), and `pass_at`: for each `k` value, interval and number of prompts.
     """
-    given = [row[KIND]["rewards"] for row in rows]
-    rewards = {name: [each[name] for each in given if each[name] is not None] for name in given[0]}
+    rewards_of_rows = [row[KIND]["rewards"] for row in rows]
+    scored: dict[str, list[float]] = {name: [] for name in rewards_of_rows[0]}
+    for rewards in rewards_of_rows:
+        for name, reward in rewards.items():
+            if reward is not None:
+                scored[name].append(reward)
+    means = {name: sum(values) / len(values) if values else None for name, values in scored.items()}
     return {
         "prompts": len({row[KIND]["problem"] for row in rows}),
         "completions": len(rows),
-        "unscorable": sum(each is None for each in correct),
+        "unscorable": sum(verdict is None for verdict in correct),
         "failed": sum("failures" in row[KIND] for row in rows),
         "truncated": sum(row[KIND]["finish_reason"] == "length" for row in rows),
         "length_mean": sum(row[KIND]["tokens"] for row in rows) / len(rows),
-        "rewards": {name: sum(values) / len(values) if values else None for name, values in rewards.items()},
+        "rewards": means,
         "pass_at": {str(k): mean_over_prompts(list(_by_prompt(rows, correct, k).values())) for k in ks},
     }
 
@@ -175,15 +182,17 @@ def results(
     """
     names = list(next(iter(models.values()))[1][0][KIND]["rewards"])
     correct = {role: judged(rows, names, *facts["correct"].values()) for role, (_, rows) in models.items()}
-    found = [
+    model_entries = [
         {"role": role, **about, **model_numbers(rows, correct[role], ks)} for role, (about, rows) in models.items()
     ]
     difference = {}
     for k in ks if "baseline" in models else ():
-        ours, theirs = (_by_prompt(models[role][1], correct[role], k) for role in ("model", "baseline"))
-        difference[str(k)] = mean_over_prompts([ours[i] - theirs[i] for i in ours if i in theirs])
+        model_means, baseline_means = (_by_prompt(models[role][1], correct[role], k) for role in ("model", "baseline"))
+        difference[str(k)] = mean_over_prompts(
+            [model_means[i] - baseline_means[i] for i in model_means if i in baseline_means]
+        )
     made_by = f"trl-drgrpo {__version__}"
-    numbers = {"interval": INTERVAL, "models": found, "difference": difference or None}
+    numbers = {"interval": INTERVAL, "models": model_entries, "difference": difference or None}
     return {"format": FORMAT, "made_by": made_by, **facts, **numbers}
 
 
@@ -194,7 +203,7 @@ def as_json(content: Mapping[str, Any]) -> str:
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """The results in a folder, the newest last; other files and other formats are left out."""
-    found = []
+    dated_contents = []
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
@@ -202,8 +211,8 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         if complete:
-            found.append((path.stat().st_mtime, content))
-    return [content for _, content in sorted(found, key=lambda each: each[0])]
+            dated_contents.append((path.stat().st_mtime, content))
+    return [content for _, content in sorted(dated_contents, key=lambda dated: dated[0])]
 
 
 def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> dict[int, float]:
@@ -212,4 +221,8 @@ def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> d
     for row, is_correct in zip(rows, correct, strict=True):
         if is_correct is not None:
             verdicts.setdefault(row[KIND]["problem"], []).append(is_correct)
-    return {i: pass_at_k(len(each), sum(each), k) for i, each in verdicts.items() if len(each) >= k}
+    return {
+        i: pass_at_k(len(verdicts_of_prompt), sum(verdicts_of_prompt), k)
+        for i, verdicts_of_prompt in verdicts.items()
+        if len(verdicts_of_prompt) >= k
+    }

@@ -93,20 +93,22 @@ def sample_and_score(
         draw = random.Random(f"{seed}/{start}")
         prefixes = [tuple(prompt_ids(rows[i]["prompt"], tokenizer, template)) for i in numbers]
         requests = [Request(prefix, samples, length, True, draw.getrandbits(31)) for prefix in prefixes]
-        found = [(i, each) for i, of in zip(numbers, sampler(requests), strict=True) for each in of]
-        sampled = [completed(rows[i], each, tokenizer) for i, each in found]
+        numbered = []
+        for i, continuations in zip(numbers, sampler(requests), strict=True):
+            numbered += [(i, continuation) for continuation in continuations]
+        sampled = [completed(rows[i], continuation, tokenizer) for i, continuation in numbered]
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
         if start == 0:
             _refuse_broken(scores, len(sampled))
-        for place, ((number, continuation), row) in enumerate(zip(found, sampled, strict=True)):
-            failures = {each.name: each.failures[place] for each in scores if place in each.failures}
+        for place, ((number, continuation), row) in enumerate(zip(numbered, sampled, strict=True)):
+            failures = {score.name: score.failures[place] for score in scores if place in score.failures}
             row[KIND] = {
                 "problem": number,
                 "row": place % samples,
                 "rows": samples,
                 "tokens": len(row.pop("completion_ids")),
                 "finish_reason": continuation.end,
-                "rewards": {each.name: each.rewards[place] for each in scores},
+                "rewards": {score.name: score.rewards[place] for score in scores},
                 **({"failures": failures} if failures else {}),
             }
         yield from (sampled[at : at + samples] for at in range(0, len(sampled), samples))
@@ -127,8 +129,8 @@ def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> Re
 
 
 def _refuse_broken(scores: Sequence[RewardScores], rows: int) -> None:
-    for each in scores:
-        if len(each.failures) == rows:
+    for score in scores:
+        if len(score.failures) == rows:
             remedy = "Nothing could be scored: fix the reward. `trl-drgrpo score` tries it on saved completions."
-            got = f"{each.failures[0]}, on every completion of the first prompts"
-            raise RewardError(f"reward function {each.name!r}", got, "a reward", remedy)
+            got = f"{score.failures[0]}, on every completion of the first prompts"
+            raise RewardError(f"reward function {score.name!r}", got, "a reward", remedy)

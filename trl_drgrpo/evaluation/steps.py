@@ -53,16 +53,20 @@ def compared(
         `incorrect`, `correct` (counts), `incorrect_accuracy`, `correct_accuracy` and `f1`. A number that cannot be
         told is `None`.
     """
-    pairs: dict[str, list[tuple[float, bool, str]]] = {"labels": []}
+    comparisons: dict[str, list[tuple[float, bool, str]]] = {"labels": []}
     for row, of_steps, prompt in zip(scores, labels, prompts, strict=True):
         steps = zip(row, of_steps or (), strict=of_steps is not None)
-        pairs["labels"] += [(s, label, prompt) for s, label in steps if s is not None and label is not None]
+        comparisons["labels"] += [(s, label, prompt) for s, label in steps if s is not None and label is not None]
     for name, value in PATH_VALUES.items():
-        known = [[score for score in row if score is not None] for row in scores]
-        rows = zip(known, correct, prompts, strict=True)
-        pairs[name] = [(value(row), truth, prompt) for row, truth, prompt in rows if row and truth is not None]
+        scored_steps = [[score for score in row if score is not None] for row in scores]
+        rows = zip(scored_steps, correct, prompts, strict=True)
+        comparisons[name] = [(value(row), truth, prompt) for row, truth, prompt in rows if row and truth is not None]
     return {
-        "against": {name: _numbers(*zip(*found, strict=True)) for name, found in pairs.items() if found},
+        "against": {
+            name: _numbers(*zip(*scored_truths, strict=True))
+            for name, scored_truths in comparisons.items()
+            if scored_truths
+        },
         "first_error": _first_error(scores, labels, threshold),
     }
 
@@ -75,13 +79,13 @@ def _numbers(scores: Sequence[float], truths: Sequence[bool], prompts: Sequence[
     if score.min() < 0 or score.max() > 1:
         return {**numbers, "brier": None, "ece": None, "bins": []}
     place = np.minimum((score * BINS).astype(int), BINS - 1)
-    within = [place == each for each in range(BINS)]
+    within = [place == bin_index for bin_index in range(BINS)]
     bins = [
         {"count": int(mask.sum()), "score": float(score[mask].mean()), "true_frac": float(truth[mask].mean())}
         for mask in within
         if mask.any()
     ]
-    ece = sum(each["count"] * abs(each["score"] - each["true_frac"]) for each in bins) / len(score)
+    ece = sum(one_bin["count"] * abs(one_bin["score"] - one_bin["true_frac"]) for one_bin in bins) / len(score)
     return {**numbers, "brier": float(((score - truth) ** 2).mean()), "ece": ece, "bins": bins}
 
 
@@ -90,34 +94,34 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
     values, rank = np.unique(score, return_inverse=True)
 
     def area(weight: np.ndarray) -> float:
-        good, bad = (np.bincount(rank, weight * each, len(values)) for each in (truth, 1 - truth))
+        good, bad = (np.bincount(rank, weight * labels, len(values)) for labels in (truth, 1 - truth))
         total = good.sum() * bad.sum()
         return float((good * (bad.cumsum() - bad / 2)).sum() / total) if total else math.nan
 
-    whole = area(np.ones(len(score)))
+    area_of_all = area(np.ones(len(score)))
     different, problem = np.unique(np.asarray(prompts), return_inverse=True)
-    if math.isnan(whole) or len(different) == 1:
-        return None if math.isnan(whole) else whole, None, None
+    if math.isnan(area_of_all) or len(different) == 1:
+        return None if math.isnan(area_of_all) else area_of_all, None, None
     num = len(different)
-    return whole, *bootstrap(num, lambda drawn: area(np.bincount(drawn, minlength=num)[problem]), RESAMPLES)
+    return area_of_all, *bootstrap(num, lambda drawn: area(np.bincount(drawn, minlength=num)[problem]), RESAMPLES)
 
 
 def _first_error(scores: StepScores, labels: Sequence[Sequence[bool | None] | None], threshold: float) -> Any:
-    found: dict[bool, list[bool]] = {True: [], False: []}  # by whether the completion is correct
+    hits_by_outcome: dict[bool, list[bool]] = {True: [], False: []}  # by whether the completion is correct
     for row, of_steps in zip(scores, labels, strict=True):
         decided = [label for label in of_steps or () if label is not True]  # the first one decides
         if of_steps and (not decided or decided[0] is False):
             first = next((k for k, score in enumerate(row) if score is not None and score < threshold), None)
-            found[not decided].append(first == (list(of_steps).index(False) if decided else None))
-    accuracy = {kind: sum(hits) / len(hits) if hits else None for kind, hits in found.items()}
-    known = [share for share in accuracy.values() if share is not None]
+            hits_by_outcome[not decided].append(first == (list(of_steps).index(False) if decided else None))
+    accuracy = {kind: sum(hits) / len(hits) if hits else None for kind, hits in hits_by_outcome.items()}
+    accuracies = [share for share in accuracy.values() if share is not None]
     return {
         "threshold": threshold,
-        "incorrect": len(found[False]),
-        "correct": len(found[True]),
+        "incorrect": len(hits_by_outcome[False]),
+        "correct": len(hits_by_outcome[True]),
         "incorrect_accuracy": accuracy[False],
         "correct_accuracy": accuracy[True],
-        "f1": statistics.harmonic_mean(known) if len(known) == 2 else None,
+        "f1": statistics.harmonic_mean(accuracies) if len(accuracies) == 2 else None,
     }
 
 
@@ -127,12 +131,12 @@ def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
     from trl_drgrpo.common.drawing import new_figure, save_figure
 
     figure, panels = new_figure(1, len(numbers), 4.4 * len(numbers), 4.0, sharey=True)
-    for axes, (name, found) in zip(panels, numbers.items(), strict=True):
+    for axes, (name, comparison) in zip(panels, numbers.items(), strict=True):
         axes.plot((0, 1), (0, 1), color="#888888", linewidth=0.8, linestyle="--")
-        for kind, each in found["against"].items():
-            bins = each["bins"]
-            auc = "-" if each["auc"] is None else f"{each['auc']:.2f}"
-            line = [[one[key] for one in bins] for key in ("score", "true_frac")]
+        for kind, calibration in comparison["against"].items():
+            bins = calibration["bins"]
+            auc = "-" if calibration["auc"] is None else f"{calibration['auc']:.2f}"
+            line = [[one_bin[key] for one_bin in bins] for key in ("score", "true_frac")]
             axes.plot(*line, marker="o", markersize=4, label=f"{kind} (AUC {auc})")
         axes.set(title=name.replace("$", r"\$"), xlabel="score", ylabel="share good or correct")
     return save_figure(figure, path)

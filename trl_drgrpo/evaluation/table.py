@@ -46,8 +46,13 @@ def is_whole(content: Mapping[str, Any]) -> bool:
 def _prompting(prompt: Mapping[str, Any]) -> str:
     template = prompt["prompt_template"]
     system = prompt["system_prompt"]
-    named = "" if template is None else f"; prompt template {template if template.isidentifier() else 'of its own'}"
-    return named + ("" if system is None else "; with a system prompt")
+    description = ""
+    if template is not None:
+        name = template if template.isidentifier() else "of its own"
+        description = f"; prompt template {name}"
+    if system is not None:
+        description += "; with a system prompt"
+    return description
 
 
 def correct_by(content: Mapping[str, Any]) -> str:
@@ -77,22 +82,22 @@ def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def notes(content: Mapping[str, Any]) -> list[str]:
     """Method and caveats of the numbers, a sentence each."""
-    said = [f"Interval: {content['interval']}. pass@k: unbiased estimator of Chen et al., arXiv 2107.03374."]
-    estimates = [each for model in content["models"] for each in model["pass_at"].values()]
+    lines = [f"Interval: {content['interval']}. pass@k: unbiased estimator of Chen et al., arXiv 2107.03374."]
+    estimates = [estimate for model in content["models"] for estimate in model["pass_at"].values()]
     estimates += list((content["difference"] or {}).values())
-    if any(each["value"] is not None and each["low"] is None for each in estimates):
-        said.append("No interval where all prompts have the same value: the bootstrap cannot give one.")
+    if any(estimate["value"] is not None and estimate["low"] is None for estimate in estimates):
+        lines.append("No interval where all prompts have the same value: the bootstrap cannot give one.")
     if content["dataset"]["prompts"] < _FEW_PROMPTS:
-        said.append(f"Fewer than {_FEW_PROMPTS} prompts: the intervals are too narrow.")
+        lines.append(f"Fewer than {_FEW_PROMPTS} prompts: the intervals are too narrow.")
     for model in content["models"]:
-        for k, each in model["pass_at"].items():
-            missing = model["prompts"] - each["prompts"]
+        for k, estimate in model["pass_at"].items():
+            missing = model["prompts"] - estimate["prompts"]
             if missing:
-                said.append(
+                lines.append(
                     f"{model['role']}: {counted(missing, 'prompt')} with fewer than {k} scored "
                     f"completion{'s' * (k != '1')} left out of pass@{k}."
                 )
-    return said
+    return lines
 
 
 def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
@@ -119,8 +124,8 @@ def _markdown_lines(content: Mapping[str, Any]) -> list[str]:
     head, rows = table(content)
     rows = [[plain(row[0]), *row[1:]] for row in rows]
     lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
-    said = [*notes(content), f"Measured with {content['made_by']}, {content['date']}."]
-    return [plain(title(content)), "", *lines, "", *(f"- {plain(note)}" for note in said)]
+    note_lines = [*notes(content), f"Measured with {content['made_by']}, {content['date']}."]
+    return [plain(title(content)), "", *lines, "", *(f"- {plain(note)}" for note in note_lines)]
 
 
 def markdown_row(cells: Sequence[str]) -> str:
@@ -159,20 +164,22 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     from huggingface_hub import ModelCard
 
     card = ModelCard.load(readme, ignore_metadata_errors=True)
-    shown = [_without_paths(each) for each in evaluations]
+    shown = [_without_paths(evaluation) for evaluation in evaluations]
     lines = [_START, "## Evaluation"]
-    for each in shown:
-        lines += ["", *_markdown_lines(each), ""]
+    for evaluation in shown:
+        lines += ["", *_markdown_lines(evaluation), ""]
     section = "\n".join([*lines, _END, ""])
-    before, _, rest = card.text.partition(_START)
-    text = before + rest.partition(_END)[2].lstrip("\n") if rest else card.text
+    before, _, after_start = card.text.partition(_START)
+    text = before + after_start.partition(_END)[2].lstrip("\n") if after_start else card.text
     at = text.find(f"\n{_BEFORE}\n")
     card.text = f"{text.rstrip()}\n\n{section}" if at < 0 else f"{text[: at + 1]}{section}\n{text[at + 1 :]}"
     data: Any = card.data
     data.model_name = data.model_name or readme.absolute().parent.name
     before = data.eval_results or []
-    others = [each for each in before if (each.metric_args or {}).get("measured_with") != MEASURED_WITH]
-    data.eval_results = others + [each for content in shown for each in _metadata(content)]
+    unrelated_results = [
+        result for result in before if (result.metric_args or {}).get("measured_with") != MEASURED_WITH
+    ]
+    data.eval_results = unrelated_results + [entry for content in shown for entry in _metadata(content)]
     write_whole(readme, str(card))
 
 
@@ -182,7 +189,7 @@ def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
     data = content["dataset"]
     sampling = content["sampling"]
     arguments = {name: value for name, value in sampling.items() if value is not None}
-    (model,) = (each for each in content["models"] if each["role"] == "model")
+    (model,) = (candidate for candidate in content["models"] if candidate["role"] == "model")
     return [
         EvalResult(
             task_type="text-generation",
@@ -203,9 +210,9 @@ def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
 def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
     """A result as others may read it."""
     data = {**content["dataset"], "name": public_name(content["dataset"]["name"], "a local dataset")}
-    models = [{**each, "name": public_name(each["name"], "a local model")} for each in content["models"]]
-    own = [{**each, "name": "this one"} if each["role"] == "model" else each for each in models]
-    return {**content, "dataset": data, "models": own}
+    models = [{**model, "name": public_name(model["name"], "a local model")} for model in content["models"]]
+    renamed = [{**model, "name": "this one"} if model["role"] == "model" else model for model in models]
+    return {**content, "dataset": data, "models": renamed}
 
 
 def public_name(name: str, otherwise: str) -> str:

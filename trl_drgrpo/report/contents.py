@@ -80,15 +80,15 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
         `list[dict]`: `title`, `head`, `rows` (cells as text), `notes` and `date` of each; unreadable files
         are left out.
     """
-    found = []
+    evaluations = []
     for content in _results_of(run_dir):
         try:
             head, rows = table(content)
             shown = {"title": title(content), "head": head, "rows": rows, "notes": notes(content)}
-            found.append({**shown, "date": content["date"]})
+            evaluations.append({**shown, "date": content["date"]})
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue  # somebody's edit: the others are shown
-    return found
+    return evaluations
 
 
 def _results_of(run_dir: str | Path) -> list[dict[str, Any]]:
@@ -187,9 +187,11 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
         groups[bucket] = [rounded(mean([at.get(step) for step in column]), 3) for column in columns]
 
     def means(kind: str, missing: float | None) -> dict[str, float | None]:
-        found = by_bucket(kind)
-        each = {bucket: rounded(mean(curve.values), 4) if curve else missing for bucket, curve in found.items()}
-        return each if any(found.values()) else {}
+        curves_of_buckets = by_bucket(kind)
+        means_of_buckets = {
+            bucket: rounded(mean(curve.values), 4) if curve else missing for bucket, curve in curves_of_buckets.items()
+        }
+        return means_of_buckets if any(curves_of_buckets.values()) else {}
 
     return {
         "steps": [column[-1] for column in columns],
@@ -207,8 +209,8 @@ def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
         names = dict.fromkeys(name for run in runs for name in getattr(run, part))
         for name in names:
             values = [getattr(run, part).get(name) for run in runs]
-            known = [value for value in values if value is not None]
-            differs = any(value != known[0] for value in known)
+            set_values = [value for value in values if value is not None]
+            differs = any(value != set_values[0] for value in set_values)
             rows.append({"name": name, "part": part, "values": values, "differs": differs})
     return rows
 
@@ -221,10 +223,12 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
     window = tenth_of(curves.values() for curves in trained)
     for panel in panels:
         for line in panel.lines:
-            found = [next((curves[name] for name in line.metrics if name in curves), None) for curves in trained]
-            ends = [ends_of(curve, window) if curve else None for curve in found]
-            base, *others = [end and number(end[1]) for end in ends]
-            changes = [None if base is None or other is None else other - base for other in others]
+            final_curves = [
+                next((curves[name] for name in line.metrics if name in curves), None) for curves in trained
+            ]
+            ends = [ends_of(curve, window) if curve else None for curve in final_curves]
+            base, *other_ends = [end and number(end[1]) for end in ends]
+            changes = [None if base is None or end_of_run is None else end_of_run - base for end_of_run in other_ends]
             rows.append(
                 {
                     "name": f"{panel.title}, {line.label}" if line.label else panel.title,
@@ -234,7 +238,7 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
                     "first": [rounded(number(end[0]), 4) if end else None for end in ends],
                     "last": [rounded(number(end[1]), 4) if end else None for end in ends],
                     "change": [None, *(rounded(change, 3) for change in changes)],
-                    "end": [rounded(ends_of(curve, 1)[1], 4) if curve else None for curve in found],
+                    "end": [rounded(ends_of(curve, 1)[1], 4) if curve else None for curve in final_curves],
                 }
             )
     return rows

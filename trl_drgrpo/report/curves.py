@@ -61,14 +61,16 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
     return curves
 
 
-def _curve(pairs: Sequence[tuple[int, float | None]], points: int | None) -> Curve:
-    size = 1 if points is None or len(pairs) <= points else math.ceil((len(pairs) - 1) / max(1, points - 1))
-    if size > 1:
-        bins = [pairs[start : min(start + size, len(pairs) - 1)] for start in range(0, len(pairs) - 1, size)]
-        bins.append(pairs[-1:])
-        pairs = [(members[-1][0], mean([value for _, value in members])) for members in bins]
-    steps = [step for step, _ in pairs]
-    values = [value for _, value in pairs]
+def _curve(points_of_curve: Sequence[tuple[int, float | None]], points: int | None) -> Curve:
+    size = 1
+    last = len(points_of_curve) - 1
+    if points is not None and last >= points:
+        size = math.ceil(last / max(1, points - 1))
+        bins = [points_of_curve[start : min(start + size, last)] for start in range(0, last, size)]
+        bins.append(points_of_curve[last:])  # the newest value stands alone: it is the one that is read
+        points_of_curve = [(members[-1][0], mean([value for _, value in members])) for members in bins]
+    steps = [step for step, _ in points_of_curve]
+    values = [value for _, value in points_of_curve]
     distances = [after - before for before, after in pairwise(steps)]
     usual = statistics.median(distances) if distances else 0
     for position in range(len(steps) - 1, 0, -1):  # a stretch without entries is a gap, not a straight line
@@ -106,11 +108,11 @@ def axes_of(logged: Sequence[Logged], resumed_at: Sequence[int], points: int = 1
         total += seconds or pace * steps  # across a pause: at the usual pace
         times.append((step, total))
     axes = {}
-    for name, pairs in (("tokens", tokens), ("time", times)):
-        rising = list(accumulate(pairs, lambda before, after: (after[0], max(before[1], after[1]))))
+    for name, readings in (("tokens", tokens), ("time", times)):
+        rising = list(accumulate(readings, lambda before, after: (after[0], max(before[1], after[1]))))
         if len(rising) > 1 and rising[-1][1] > rising[0][1]:
-            kept = [*rising[: -1 : max(1, math.ceil(len(rising) / points))], rising[-1]]
-            axes[name] = [[step for step, _ in kept], [rounded(value, 7) for _, value in kept]]
+            thinned = [*rising[: -1 : max(1, math.ceil(len(rising) / points))], rising[-1]]
+            axes[name] = [[step for step, _ in thinned], [rounded(value, 7) for _, value in thinned]]
     return axes
 
 
@@ -132,11 +134,11 @@ def ends_of(curve: Curve, window: int) -> tuple[float, float]:
 
     ```
     """
-    known = known_points(curve)
-    start = known[0][0] + window
-    end = known[-1][0] - window
-    first = [value for step, value in known if step < start]
-    last = [value for step, value in known if step > end]
+    points = known_points(curve)
+    start = points[0][0] + window
+    end = points[-1][0] - window
+    first = [value for step, value in points if step < start]
+    last = [value for step, value in points if step > end]
     return statistics.fmean(first), statistics.fmean(last)
 
 
@@ -148,8 +150,8 @@ def tenth_of(runs: Iterable[Iterable[Curve]]) -> int:
 
 def mean(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are known; `None` if none is."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:
@@ -252,7 +254,7 @@ def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
     counts = [step - before for before, step in pairwise([0, *rates.steps])]
     usual = statistics.median(counts)
     counts = [count if count <= _HOLE * usual else usual for count in counts]
-    each = zip(rates.values, rates.steps, counts, strict=True)
-    spans = [(rate, seconds[step] * count) for rate, step, count in each if rate is not None]
+    measurements = zip(rates.values, rates.steps, counts, strict=True)
+    spans = [(rate, seconds[step] * count) for rate, step, count in measurements if rate is not None]
     total = sum(span for _, span in spans)
     return sum(rate * span for rate, span in spans) / total if total else mean(rates.values)

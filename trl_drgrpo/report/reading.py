@@ -95,7 +95,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
         for run in runs:
             run.name = "/".join(Path(run.path).resolve().parts[-2:])
     for position, run in enumerate(runs):
-        if any(run.name == other.name for other in runs[:position]):
+        if any(run.name == earlier.name for earlier in runs[:position]):
             run.name = f"{run.name} ({position + 1})"
     return runs
 
@@ -113,9 +113,9 @@ def read_run(folder: str | Path) -> Run:
     run = read_plain_run(folder)
     if run is not None:
         return run
-    held = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
-    shown = ", ".join(held[:6]) + (f" and {len(held) - 6} more" if len(held) > 6 else "")
-    got = f"a folder with {shown}" if held else "an empty folder"
+    entries = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
+    shown = ", ".join(entries[:6]) + (f" and {len(entries) - 6} more" if len(entries) > 6 else "")
+    got = f"a folder with {shown}" if entries else "an empty folder"
     expected = f"a run: {LOG_FOLDER}/ (DrGRPOTrainer), or {STATE_FILE} in it or in a checkpoint, or completions/ (TRL)"
     remedy = "Give the run's output_dir; a plain TRL run needs a saved checkpoint or log_completions=True."
     raise InputError(str(folder), got, expected, remedy)
@@ -258,12 +258,12 @@ def read_plain_run(folder: Path) -> Run | None:
     paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
     if not paths and not any((folder / "completions").glob("completions_*.parquet")):
         return None
-    found = [(read_object(path) or {}, path) for path in paths]
-    states = [(state, path) for state, path in found if whole(state.get("global_step")) is not None]
-    state, path = max(states, key=lambda each: each[0]["global_step"], default=({}, folder))
+    contents = [(read_object(path) or {}, path) for path in paths]
+    states = [(state, path) for state, path in contents if whole(state.get("global_step")) is not None]
+    state, path = max(states, key=lambda candidate: candidate[0]["global_step"], default=({}, folder))
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
     run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
-    torn = [str(other.relative_to(folder)) for other in paths if other not in [each for _, each in states]]
+    torn = [str(unread.relative_to(folder)) for unread in paths if unread not in [readable for _, readable in states]]
     if torn:
         run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
     run.logged = [entry for line in state.get("log_history") or [] if (entry := _logged(line)) is not None]
@@ -352,5 +352,5 @@ def batch_metrics(groups: Sequence[records.Group]) -> dict[str, float | None]:
         texts=range(len(rows)),
         correct=[None if reward is None else reward == 1 for _, reward, _ in rows],
     )
-    wanted = (*_DERIVED, *(_DERIVED_FROM_LENGTHS if any(lengths) else ()))
-    return {name: value for name, value in batch_statistics(batch).items() if name.startswith(wanted)}
+    prefixes = (*_DERIVED, *(_DERIVED_FROM_LENGTHS if any(lengths) else ()))
+    return {name: value for name, value in batch_statistics(batch).items() if name.startswith(prefixes)}

@@ -279,16 +279,16 @@ class RecordedCompletions:
     def __init__(self, path: Path, starts: Starts, parsed_bytes: int = PARSED_BYTES):
         self._lines = JsonLines(path)
         self._parsed_bytes = parsed_bytes
-        found: dict[tuple[str, int, int], tuple[int, int]] = {}
+        newest: dict[tuple[str, int, int], tuple[int, int]] = {}
         for offset, line in self._lines.raw():
             head = self._head(line)
             if head is None:
                 continue
             step, time, mode, group = head
             if not starts.superseded(step, time):
-                found.pop((mode, step, group), None)  # what was written last counts, in its place
-                found[mode, step, group] = (offset, len(line))
-        self._entries = list(found.values())
+                newest.pop((mode, step, group), None)  # what was written last counts, in its place
+                newest[mode, step, group] = (offset, len(line))
+        self._entries = list(newest.values())
         self._damaged: set[int] = set()
 
     @property
@@ -406,7 +406,7 @@ class SavedCompletions:
         self._groups: list[tuple[Path, int]] = []
         self._open: tuple[Path, list[Group]] | None = None
         unreadable = 0
-        seen = None
+        last_rows = None
         files = folder.glob("completions/completions_*.parquet")
         for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             try:
@@ -415,9 +415,9 @@ class SavedCompletions:
             except (InputError, KeyError):
                 unreadable += 1
                 continue
-            if not rows or rows == seen:  # logged again while the same generations were still trained on
+            if not rows or rows == last_rows:  # logged again while the same generations were still trained on
                 continue
-            seen = rows
+            last_rows = rows
             self._rows += len(rows)
             self._groups += [(path, index) for index in range(len(_group_sizes([str(row[0]) for row in rows])))]
         if unreadable:
@@ -455,8 +455,8 @@ class SavedCompletions:
         group = self._open[1][index]
         if self.tokenizer is not None and any(row.length is None for row in group.rows):
             encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
-            for row, one in zip(group.rows, encoded, strict=True):
-                row.length = len(one.ids)
+            for row, encoding in zip(group.rows, encoded, strict=True):
+                row.length = len(encoding.ids)
         if self.one_is_correct:
             for row in group.rows:
                 row.right = None if row.reward is None else row.reward == 1

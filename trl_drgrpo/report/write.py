@@ -134,12 +134,12 @@ class FollowServer(ThreadingHTTPServer):
 
     def _files(self) -> list[tuple[str, int, int]]:
         """Name, size and time of what a report is made from."""
-        found = []
+        states = []
         for path in (path for folder in self._folders for pattern in _READ for path in folder.glob(pattern)):
             with suppress(OSError):  # deleted just now
                 state = path.stat()
-                found.append((str(path), state.st_size, state.st_mtime_ns))
-        return sorted(found)
+                states.append((str(path), state.st_size, state.st_mtime_ns))
+        return sorted(states)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing of a browser that went away."""

@@ -96,8 +96,8 @@ def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     Returns:
         `list[dict]`: `prompt` and `completion` of those that are correct and ended by themselves.
     """
-    kept = (row for row in rows if row["correct"] and row["finish_reason"] == "stop")
-    return [{"prompt": row["prompt"], "completion": row["completion"]} for row in kept]
+    solved = (row for row in rows if row["correct"] and row["finish_reason"] == "stop")
+    return [{"prompt": row["prompt"], "completion": row["completion"]} for row in solved]
 
 
 def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -200,21 +200,25 @@ def _search(group: Sequence[Problem], sampler: Callable, appraiser: Appraiser, s
     searches: dict[Problem, Searching] = {problem: _to_a_completion(problem, strategy) for problem in group}
     answers: dict[Problem, Any] = dict.fromkeys(group)
     while answers:
-        asked: dict[Problem, list[Branch]] = {}
+        branches_of: dict[Problem, list[Branch]] = {}
         for problem, answer in answers.items():
             with suppress(StopIteration):
-                asked[problem] = searches[problem].send(answer)
-        answers = {problem: [] for problem in asked}
-        paid = [(p, *pair) for p, branches in asked.items() for pair in p.requests(branches)]
+                branches_of[problem] = searches[problem].send(answer)
+        answers = {problem: [] for problem in branches_of}
+        paid = []
+        for problem, branches in branches_of.items():
+            paid += [(problem, branch, request) for branch, request in problem.requests(branches)]
         if not paid:
             continue
-        found: list[tuple[Problem, Node]] = []
-        for (problem, branch, request), continuations in zip(paid, sampler([r for *_, r in paid]), strict=True):
+        nodes: list[tuple[Problem, Node]] = []
+        sampled = sampler([request for _, _, request in paid])
+        for (problem, branch, request), continuations in zip(paid, sampled, strict=True):
             for continuation in continuations:
                 node = problem.grow(branch, request, continuation)
                 answers[problem].append(node)
-                found += [] if node is None else [(problem, node)]
-        appraiser.appraise(found)
+                if node is not None:
+                    nodes.append((problem, node))
+        appraiser.appraise(nodes)
 
 
 def _to_a_completion(problem: Problem, strategy: Callable[[Problem], Searching]) -> Searching:

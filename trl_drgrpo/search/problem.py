@@ -174,11 +174,11 @@ class SearchSettings:
     on_reward_error: OnError = "raise"
 
     def __post_init__(self):
-        for name, known in (("strategy", STRATEGIES), ("path_value", PATH_VALUES)):
-            given = getattr(self, name)
-            if given not in known:
-                remedy = did_you_mean(given, known, "Choose one of them.")
-                raise InputError(name, repr(given), f"one of {', '.join(known)}", remedy)
+        for name, choices in (("strategy", STRATEGIES), ("path_value", PATH_VALUES)):
+            choice = getattr(self, name)
+            if choice not in choices:
+                remedy = did_you_mean(choice, choices, "Choose one of them.")
+                raise InputError(name, repr(choice), f"one of {', '.join(choices)}", remedy)
         check_on_error(self.on_reward_error)
         for name, allowed in _ALLOWED.items():
             refuse_outside(name, getattr(self, name), allowed)
@@ -242,11 +242,11 @@ class Budget:
 
         ```
         """
-        left = self.left
+        tokens_left = self.left
         paid = []
         for count, room in zip(wanted, rooms, strict=True):
-            paid.append((min(count, left // room), room))
-            left -= paid[-1][0] * room
+            paid.append((min(count, tokens_left // room), room))
+            tokens_left -= paid[-1][0] * room
         return paid
 
     def steps(self, wanted: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
@@ -311,13 +311,13 @@ class Problem:
         pay = self.budget.whole if branches and branches[0].to_end else self.budget.steps
         rooms = [self.room(branch.node) for branch in branches]
         paid = pay([branch.count for branch in branches], rooms)
-        found = []
+        branch_requests = []
         for number, (branch, (count, limit)) in enumerate(zip(branches, paid, strict=True)):
             if count:
                 prefix = self.prompt_ids + self.completion_ids(branch.node)
                 seed = random.Random(f"{self.settings.seed}/{self.index}/{self._rounds}/{number}").getrandbits(31)
-                found.append((branch, Request(prefix, count, limit, branch.to_end, seed)))
-        return found
+                branch_requests.append((branch, Request(prefix, count, limit, branch.to_end, seed)))
+        return branch_requests
 
     def room(self, node: Node) -> int:
         """Tokens that a completion may still get behind a node."""

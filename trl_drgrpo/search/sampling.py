@@ -49,7 +49,7 @@ class StepEnd:
     def __init__(self, segmenter: StepSegmenter, tokenizer: Any):
         self.segmenter = segmenter
         self.tokenizer = tokenizer
-        lasts = {each[-1] for each in segmenter.rule.separators}
+        lasts = {separator[-1] for separator in segmenter.rule.separators}
         # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
         closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
         # Whether a separator may be complete with a token: without its last character it is not.
@@ -96,7 +96,7 @@ class StepSampler(ModelSampler):
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
         watch = _Watch(rows, self.step_end, self.ends)
         self._written(rows, stopping_criteria=StoppingCriteriaList([watch]))
-        return [each for each in watch.found if each is not None]
+        return [continuation for continuation in watch.found if continuation is not None]
 
 
 class _Watch(StoppingCriteria):
@@ -114,7 +114,7 @@ class _Watch(StoppingCriteria):
             if self.found[i] is None:
                 self.tokens[i].append(token)
                 self.found[i] = self.step_end.ended(self.tokens[i], self.rows[i], token in self.eos)
-        return torch.tensor([each is not None for each in self.found], device=input_ids.device)
+        return torch.tensor([continuation is not None for continuation in self.found], device=input_ids.device)
 
 
 _CHUNK = 64  # tokens
@@ -163,22 +163,22 @@ class ServerSampler:
                 asyncio.gather(*(self._continue(session, request, request.seed + i) for i in range(request.count)))
                 for request in requests
             ]
-            return [list(found) for found in await asyncio.gather(*jobs)]
+            return [list(continuations) for continuations in await asyncio.gather(*jobs)]
 
     async def _continue(self, session: Session, request: Request, seed: int) -> Continuation:
         tokens: list[int] = []
         while True:
-            left = request.limit - len(tokens)
+            tokens_left = request.limit - len(tokens)
             body = {"model": self.endpoint.model, "prompt": [*request.prefix, *tokens], "seed": seed, **self.sampling}
             if not request.to_end and self.stops:
                 body |= {"stop": self.stops, "include_stop_str_in_output": True}
-            body["max_tokens"] = left if request.to_end or self.stops else min(left, _CHUNK)
+            body["max_tokens"] = tokens_left if request.to_end or self.stops else min(tokens_left, _CHUNK)
             new, has_stopped = self._read(await session.post("completions", body))
             tokens = [*tokens, *new]
             seed = seed + 1
-            found = self.step_end.ended(tokens, request, has_stopped, len(new))
-            if found is not None:
-                return found
+            continuation = self.step_end.ended(tokens, request, has_stopped, len(new))
+            if continuation is not None:
+                return continuation
 
     def _read(self, reply: Any) -> tuple[list[int], bool]:
         """The new tokens, and whether the model ended the completion."""
@@ -204,7 +204,7 @@ class AdapterRefused(Exception):
 
 def serve_command(model: str, rank: int, options: str = "") -> str:
     """The command that starts a server for adapters of this rank on a model."""
-    offered = next((each for each in VLLM_RANKS if each >= rank), VLLM_RANKS[-1])
+    offered = next((offered_rank for offered_rank in VLLM_RANKS if offered_rank >= rank), VLLM_RANKS[-1])
     variables = "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
     logprobs = "--logprobs-mode processed_logprobs --max-logprobs -1"
     return f"{variables} vllm serve {model} --enable-lora --max-lora-rank {offered} {logprobs}{options}"
@@ -212,12 +212,12 @@ def serve_command(model: str, rank: int, options: str = "") -> str:
 
 def load_adapter(base_url: str, name: str, folder: Path) -> None:
     """Loads the adapter of a folder under a name; `AdapterRefused` where the server does not."""
-    status, said = _post(base_url, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
-    if status == 404 and "lora" not in said.lower():
+    status, answer = _post(base_url, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+    if status == 404 and "lora" not in answer.lower():
         raise AdapterRefused("it has no /v1/load_lora_adapter: VLLM_ALLOW_RUNTIME_LORA_UPDATING is not set")
     if status != 200:
-        unseen = status == 404 or "No adapter found" in said
-        raise AdapterRefused(f"it does not see {folder}" if unseen else said)
+        unseen = status == 404 or "No adapter found" in answer
+        raise AdapterRefused(f"it does not see {folder}" if unseen else answer)
 
 
 def unload_adapter(base_url: str, name: str) -> None:
@@ -248,8 +248,8 @@ def _post(base_url: str, route: str, body: dict[str, Any], seconds: float = _TIM
     """Status and message of the answer."""
     response = import_http().post(f"{base_url.rstrip('/')}/v1/{route}", json=body, timeout=seconds)
     try:
-        said = response.json()
-        said = said.get("error", said).get("message", response.text)
+        answer = response.json()
+        answer = answer.get("error", answer).get("message", response.text)
     except (ValueError, AttributeError):
-        said = response.text
-    return response.status_code, " ".join(str(said).split())[:300]
+        answer = response.text
+    return response.status_code, " ".join(str(answer).split())[:300]

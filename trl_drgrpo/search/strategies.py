@@ -94,16 +94,16 @@ class Appraiser:
             node.outcome = reward
             node.is_verified = True
 
-    def _score(self, prm: StepScorer, found: Found) -> None:
+    def _score(self, prm: StepScorer, readable: Found) -> None:
         """Scores of the steps that were not seen yet; those at the end without text have none."""
-        found = [(problem, node) for problem, node in found if node.readable_path()]
-        if not found:
+        readable = [(problem, node) for problem, node in readable if node.readable_path()]
+        if not readable:
             return
-        paths = [node.readable_path() for _, node in found]
+        paths = [node.readable_path() for _, node in readable]
         scores = prm.score_steps(
             [Steps(tuple(s.raw for s in steps), tuple(s.num_tokens - 1 for s in steps)) for steps in paths],
-            [list(problem.completion_ids(node)) for problem, node in found],
-            **_call(found),
+            [list(problem.completion_ids(node)) for problem, node in readable],
+            **_call(readable),
         )
         for steps, row in zip(paths, scores.rewards, strict=True):
             for step, score in zip(steps, row, strict=True):
@@ -143,10 +143,10 @@ def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
             ends = yield [Branch(node, count, to_end) for node, count in zip(front, counts, strict=True)]
             if not ends:
                 return  # the budget is spent
-            found = [node for node in ends if node is not None]
+            new_nodes = [node for node in ends if node is not None]
             if to_end:
-                found = [child for node in front for child in node.children]
-            candidates = [node for node in dict.fromkeys(found) if not node.finish]
+                new_nodes = [child for node in front for child in node.children]
+            candidates = [node for node in dict.fromkeys(new_nodes) if not node.finish]
             front = sorted(candidates, key=rank, reverse=True)[:width]  # stable: the first sampled of equals
 
 
@@ -193,8 +193,8 @@ def score(child: Node, exploration: float) -> float:
     parent = child.parent or child
     siblings = parent.children or [child]
     mean = child.mean if child.mean is not None else parent.mean or 0.0
-    prior = child.samples / max(sum(each.samples for each in siblings), 1)
-    return mean + exploration * prior * math.sqrt(sum(each.visits for each in siblings)) / (1 + child.visits)
+    prior = child.samples / max(sum(sibling.samples for sibling in siblings), 1)
+    return mean + exploration * prior * math.sqrt(sum(sibling.visits for sibling in siblings)) / (1 + child.visits)
 
 
 def _close(node: Node | None) -> None:
