@@ -108,7 +108,7 @@ def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
 def _template(name: str, **options: Any) -> Any:
     filters = {"value": shown, "amount": amount, "change": change, "headline": headline_text}
     filters |= {"visible": visible, "cell": cell, "beginning": _beginning}
-    filters |= {"row": lambda cells: markdown.row(map(shown, cells))}
+    filters |= {"row": lambda cells: markdown.row(list(map(shown, cells)))}
     options |= {"trim_blocks": True, "lstrip_blocks": True}
     return markdown.template("trl_drgrpo.report", f"assets/{name}", filters, **options)
 
