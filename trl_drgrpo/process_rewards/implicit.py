@@ -89,8 +89,8 @@ class ImplicitRewardScorer(PRMScorer):
         """A reference that is named by its path must have the model's vocabulary; added tokens may differ."""
         if not isinstance(self.reference, str):
             return
-        theirs = load_tokenizer(self.reference, None, self._loading["trust_remote_code"])
-        differing = len(_own_vocabulary(self.tokenizer).items() ^ _own_vocabulary(theirs).items())
+        reference_tokenizer = load_tokenizer(self.reference, None, self._loading["trust_remote_code"])
+        differing = len(_own_vocabulary(self.tokenizer).items() ^ _own_vocabulary(reference_tokenizer).items())
         if differing:
             got = f"a tokenizer in which {differing} entries differ"
             remedy = "Name the model that it was trained from."
@@ -99,12 +99,13 @@ class ImplicitRewardScorer(PRMScorer):
     def _check_format(self, row: ScoringInput) -> None:
         """Both models must have an output for every token that is in use, too; tokens that were added may not be."""
         super()._check_format(row)
-        due = max(*row.input_ids, *_own_vocabulary(self.tokenizer).values()) + 1
+        vocabulary_size = max(*row.input_ids, *_own_vocabulary(self.tokenizer).values()) + 1
         for role, model in (("model", self.model), ("reference", self.reference or self.model)):
             outputs = model.config.get_text_config().vocab_size
-            if outputs < due:
+            if outputs < vocabulary_size:
                 remedy = "Use a model and a reference of the same family, with one tokenizer."
-                raise InputError(f"{role} of '{self.__name__}'", f"{outputs} tokens", f"at least {due}", remedy)
+                field = f"{role} of '{self.__name__}'"
+                raise InputError(field, f"{outputs} tokens", f"at least {vocabulary_size}", remedy)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
         # Read are the last token before the answer, then the last token of each step.
@@ -132,10 +133,10 @@ class ImplicitRewardScorer(PRMScorer):
         """For each row the log-probabilities of the answer's tokens, in float32 on the CPU."""
         model.eval()
         spans = [(row.read[0], row.read[-1]) for row in rows]
-        wanted = [list(range(start, end)) for start, end in spans]
+        positions = [list(range(start, end)) for start, end in spans]
         answers = [row.input_ids[start + 1 : end + 1] for row, (start, end) in zip(rows, spans, strict=True)]
         log_probs: list[torch.Tensor] = []
-        for logits, answer in zip(self._logits(rows, wanted, model), answers, strict=True):
+        for logits, answer in zip(self._logits(rows, positions, model), answers, strict=True):
             tokens = torch.tensor(answer, device=logits.device).unsqueeze(1)
             log_probs.append(logits.float().log_softmax(dim=-1).gather(1, tokens)[:, 0].cpu())
         return log_probs

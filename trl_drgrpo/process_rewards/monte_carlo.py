@@ -145,8 +145,10 @@ class TransformersRollouts:
         """
         self.calls += 1
         seed = self.seed + self.calls - 1
-        found = self.sampler([Request(tuple(each), k, self.max_new_tokens, True, seed) for each in prefixes])
-        ids = [[list(each.token_ids) for each in group] for group in found]
+        continuations = self.sampler(
+            [Request(tuple(prefix_ids), k, self.max_new_tokens, True, seed) for prefix_ids in prefixes]
+        )
+        ids = [[list(continuation.token_ids) for continuation in group] for group in continuations]
         return [self.tokenizer.batch_decode(group, skip_special_tokens=True) for group in ids]
 
 
@@ -266,25 +268,25 @@ class MonteCarloScorer:
         if log_metric is not None:
             log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(prefixes)))
         for (key, prefix), texts in zip(prefixes.items(), self._rolled_out(list(prefixes.values())), strict=True):
-            for more in texts:
-                completion = completion_like(completions[prefix.row], self._cleaner.bare(prefix.text + more))
-                ids = [*prefix.token_ids, *self.tokenizer(more, add_special_tokens=False)["input_ids"]]
+            for continuation in texts:
+                completion = completion_like(completions[prefix.row], self._cleaner.bare(prefix.text + continuation))
+                ids = [*prefix.token_ids, *self.tokenizer(continuation, add_special_tokens=False)["input_ids"]]
                 judged[key].append((prefix.row, completion, ids))
-        found = list(chain(*judged.values()))
-        rows = [row for row, *_ in found]
+        rollouts = list(chain(*judged.values()))
+        rows = [row for row, *_ in rollouts]
         rewards: Any = rows and self.verifier(
             prompts=[prompts[row] for row in rows],
-            completions=[completion for _, completion, _ in found],
-            completion_ids=[ids for *_, ids in found],
+            completions=[completion for _, completion, _ in rollouts],
+            completion_ids=[ids for *_, ids in rollouts],
             trainer_state=trainer_state,
             log_metric=log_nothing,  # of completions that are not trained on
             log_extra=log_nothing,
             **{name: [values[row] for row in rows] for name, values in columns.items()},
         )
-        given = iter(rewards)
+        remaining = iter(rewards)
         value_of = {}
         for key, group in judged.items():
-            counted = [reward > self.accept_above for reward in islice(given, len(group)) if reward is not None]
+            counted = [reward > self.accept_above for reward in islice(remaining, len(group)) if reward is not None]
             value_of[key] = sum(counted) / len(counted) if counted else None
         return [[value_of[key] for key in row] for row in keys]
 
@@ -349,19 +351,21 @@ def label_steps(
     scorer = MonteCarloScorer(generate, verifier, tokenizer, k=rollouts, template=template)
     for start in range(0, len(rows), _CHUNK):
         chunk = _completed(rows[start : start + _CHUNK], scorer, completions, segmenter)
-        given = [{name: value for name, value in found.row.items() if name not in _OURS} for found in chunk]
-        names = dict.fromkeys(name for row in given for name in row if name != "prompt")
-        columns: dict[str, Any] = {name: [row.get(name) for row in given] for name in names}
+        columns_of_rows = [
+            {name: value for name, value in completed.row.items() if name not in _OURS} for completed in chunk
+        ]
+        names = dict.fromkeys(name for row in columns_of_rows for name in row if name != "prompt")
+        columns: dict[str, Any] = {name: [row.get(name) for row in columns_of_rows] for name in names}
         values = scorer(
-            prompts=[row["prompt"] for row in given],
-            completions=[completion_like(found.row["prompt"], "".join(found.steps)) for found in chunk],
-            steps=[found.steps for found in chunk],
-            completion_ids=[found.token_ids for found in chunk],
-            step_ends=[found.ends for found in chunk],
+            prompts=[row["prompt"] for row in columns_of_rows],
+            completions=[completion_like(completed.row["prompt"], "".join(completed.steps)) for completed in chunk],
+            steps=[completed.steps for completed in chunk],
+            completion_ids=[completed.token_ids for completed in chunk],
+            step_ends=[completed.ends for completed in chunk],
             **columns,
         )
-        for row, found, of_steps in zip(given, chunk, values, strict=True):
-            texts = [segmenter.rule.without_end(step) for step in found.steps]
+        for row, completed, of_steps in zip(columns_of_rows, chunk, values, strict=True):
+            texts = [segmenter.rule.without_end(step) for step in completed.steps]
             labels = [None if value is None else value > 0 for value in of_steps]
             yield {**row, "steps": texts, "labels": labels, "values": of_steps}
 
@@ -392,7 +396,7 @@ def _completed(
             cut = segmenter(ids, tokenizer)
             if "".join(cut.texts).strip():
                 completed.append(_Completed(row, list(cut.texts), ids[: cut.ends[-1] + 1], list(cut.ends)))
-    return [found for found in completed if found.steps]
+    return [one_completed for one_completed in completed if one_completed.steps]
 
 
 def _with_own_steps(row: Mapping[str, Any], tokenizer: Any, rule: Rule) -> _Completed:

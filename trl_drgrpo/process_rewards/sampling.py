@@ -94,7 +94,7 @@ class ModelSampler:
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
         """Sample, seeded by the first request. The global random state is put back afterwards."""
-        found: list[list[Continuation]] = [[] for _ in requests]
+        continuations_of: list[list[Continuation]] = [[] for _ in requests]
         jobs = [i for i, request in enumerate(requests) for _ in range(request.count)]
         if self.by_length:
             jobs.sort(key=lambda i: len(requests[i].prefix))  # stable
@@ -106,20 +106,21 @@ class ModelSampler:
                 torch.manual_seed(requests[0].seed if requests else 0)
                 for start in range(0, len(jobs), self.batch_size):
                     batch = jobs[start : start + self.batch_size]
-                    for i, each in zip(batch, self._continue([requests[i] for i in batch]), strict=True):
-                        found[i].append(each)
+                    for i, continuation in zip(batch, self._continue([requests[i] for i in batch]), strict=True):
+                        continuations_of[i].append(continuation)
         finally:
             self.model.train(was_training)
-        return found
+        return continuations_of
 
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
         """One continuation of each row, to its end."""
-        found = []
+        continuations = []
         for row, tokens in zip(rows, self._written(rows), strict=True):
             end = next((place for place, token in enumerate(tokens[: row.limit]) if token in self.ends), None)
-            kept = tokens[: row.limit if end is None else end + 1]
-            found.append(Continuation(tuple(kept), len(kept), "length" if end is None else "stop"))
-        return found
+            tokens_to_end = tokens[: row.limit if end is None else end + 1]
+            reason = "length" if end is None else "stop"
+            continuations.append(Continuation(tuple(tokens_to_end), len(tokens_to_end), reason))
+        return continuations
 
     def _written(self, rows: Sequence[Request], **options: Any) -> list[list[int]]:
         """The new tokens of each row, padded behind those that end it; prefixes are padded on the left."""

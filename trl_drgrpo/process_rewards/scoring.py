@@ -95,7 +95,11 @@ class StepScores:
     @property
     def ends(self) -> list[list[int]]:
         """Inclusive last token of each step, and of the closing where there is one."""
-        return [[*each.ends, *(() if each.closing is None else (each.closing,))] for each in self.steps]
+        ends = []
+        for row in self.steps:
+            closing = [] if row.closing is None else [row.closing]
+            ends.append([*row.ends, *closing])
+        return ends
 
 
 class StepScorer:
@@ -215,8 +219,8 @@ class StepScorer:
         """
         call.update(
             completion_ids=completion_ids,
-            steps=[each.texts for each in steps],
-            step_ends=[each.ends for each in steps],
+            steps=[row.texts for row in steps],
+            step_ends=[row.ends for row in steps],
             log_metric=log_metric,
         )
         per_func = [
@@ -275,7 +279,7 @@ class StepScorer:
     def _settle(self, guard: Guard, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
         """The rewards of one function, checked; or what its failure costs."""
         error: Exception | None = output if isinstance(output, Exception) else None
-        rewards: RaggedRewards = [[None] * len(each.ends) for each in steps]
+        rewards: RaggedRewards = [[None] * len(row.ends) for row in steps]
         if error is None:
             try:
                 rewards = validate_step_rewards(output, steps, guard.name, repr(self.segmenter))
@@ -334,7 +338,8 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
         got = f"{len(output)} rows" if isinstance(output, (list, tuple)) else type(output).__name__
         raise RewardError(field, got, f"{len(steps)} lists, one per completion", "Return a list of lists.")
     return [
-        _row(row, i, len(each.ends), field, segmenter) for i, (row, each) in enumerate(zip(output, steps, strict=True))
+        _row(row, i, len(row_steps.ends), field, segmenter)
+        for i, (row, row_steps) in enumerate(zip(output, steps, strict=True))
     ]
 
 
@@ -352,11 +357,11 @@ def _row(row: Any, i: int, due: int, field: str, segmenter: str) -> list[float |
 def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: list[Steps]) -> RaggedRewards:
     """`sum_f w_f * s_fk` over the functions that applied; `None` where none did."""
     combined: RaggedRewards = []
-    for i, each in enumerate(steps):
+    for i, row in enumerate(steps):
         combined.append([])
-        for k in range(len(each.ends)):
-            known = [(w, f[i][k]) for w, f in zip(weights, per_func, strict=True) if f[i][k] is not None]
-            combined[i].append(sum(w * s for w, s in known if s is not None) if known else None)
+        for k in range(len(row.ends)):
+            scored = [(w, f[i][k]) for w, f in zip(weights, per_func, strict=True) if f[i][k] is not None]
+            combined[i].append(sum(w * s for w, s in scored if s is not None) if scored else None)
     return combined
 
 

@@ -169,8 +169,8 @@ def take_out_marks(text: str) -> tuple[str, dict[str, list[int]]]:
 
     ```
     """
-    found = list(_MARK.finditer(text))  # each is one character, and gone from the text returned
-    places = {mark: [match.start() - k for k, match in enumerate(found) if match[0] == mark] for mark in _MARKS}
+    marks = list(_MARK.finditer(text))  # each is one character, and gone from the text returned
+    places = {mark: [match.start() - k for k, match in enumerate(marks) if match[0] == mark] for mark in _MARKS}
     return _MARK.sub("", text), places
 
 
@@ -297,8 +297,8 @@ def encode_marked(
     if len(places[STEP]) == marks and token_id is not None:
         ends = list(accumulate((end for _, end in offsets), max))
         read = [bisect_right(ends, place) for place in places[STEP]]
-        found = [token < len(input_ids) and input_ids[token] == token_id and token + shift >= 0 for token in read]
-        positions = [token + shift if is_there else None for token, is_there in zip(read, found, strict=True)]
+        is_present = [token < len(input_ids) and input_ids[token] == token_id and token + shift >= 0 for token in read]
+        positions = [token + shift if is_there else None for token, is_there in zip(read, is_present, strict=True)]
     elif len(places[STEP]) == marks:
         with_text = [i for i, (start, end) in enumerate(offsets) if start < end]
         begun = [bisect_left(with_text, place, key=lambda i: offsets[i][0]) for place in places[STEP]]

@@ -477,9 +477,9 @@ def _limits_checkpoints(limit: int | None) -> Any:
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not limit or not state.is_world_process_zero:
                 return
-            kept = (f"checkpoint-{state.global_step}", Path(state.best_model_checkpoint or "").name)
+            protected = (f"checkpoint-{state.global_step}", Path(state.best_model_checkpoint or "").name)
             folders = checkpoint_folders(Path(args.output_dir))[::-1]
-            removable = [path for path in folders if path.name not in kept]
+            removable = [path for path in folders if path.name not in protected]
             for path in removable[: max(len(folders) - limit, 0)]:
                 delete(path)
 
@@ -500,15 +500,15 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
         "use_cpu": not torch.cuda.is_available(),
     }
     try:
-        given = TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
-        for tracker in get_reporting_integration_callbacks(given.report_to):
+        training_arguments = TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
+        for tracker in get_reporting_integration_callbacks(training_arguments.report_to):
             tracker()  # says which package it lacks
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         expected = "fields that transformers.TrainingArguments takes"
         raise InputError(
             "arguments", f"a value that does not fit ({str(error).rstrip('.')})", expected, "Correct it."
         ) from error
-    return given
+    return training_arguments
 
 
 def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:

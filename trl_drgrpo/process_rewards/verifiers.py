@@ -68,8 +68,9 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
     if inspect.iscoroutinefunction(func):
         remedy = "It is called step by step: write a step reward function instead, which may be asynchronous."
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
-    known = parameters(func) or ()
-    own = [each.name for each in known[:3]]  # prompt, steps before and step, under the function's names
+    func_parameters = parameters(func) or ()
+    # Prompt, steps before and step, under the names that the function gives them.
+    leading_names = [parameter.name for parameter in func_parameters[:3]]
     name = name or reward_name(func)
     field = f"step verifier '{name}'"
 
@@ -83,11 +84,11 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
         rewards: RaggedRewards = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
             rewards.append([])
-            given = {column: values[row] for column, values in columns.items() if column not in own}
+            columns_of_row = {column: values[row] for column, values in columns.items() if column not in leading_names}
             for k, text in enumerate(texts):
                 where = f"at step {k} of row {row}"
                 try:
-                    reward = func(prompt, tuple(texts[:k]), text, **given)
+                    reward = func(prompt, tuple(texts[:k]), text, **columns_of_row)
                 except Exception as error:
                     got = f"{told(error)} {where}"
                     expected = "a number, or None for a step it cannot score"
@@ -101,7 +102,8 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
     verify.__doc__ = inspect.getdoc(func)
     verify.is_causal = True  # it sees nothing behind the step
     # With the columns that the rule requires: they are checked before training.
-    verify.__signature__ = signature_of(["steps", *(each.name for each in known[3:] if is_required(each))])
+    required_columns = [parameter.name for parameter in func_parameters[3:] if is_required(parameter)]
+    verify.__signature__ = signature_of(["steps", *required_columns])
     return verify
 
 
@@ -168,9 +170,10 @@ class StepJudge(Judge):
     ):
         super().__init__(model, base_url, api_key_env, name=name, max_tokens=max_tokens, **judge)
         self.source = model
-        for each in ("{problem}", "{solution}"):
-            if each not in template:
-                raise InputError("template", f"a template without {each}", "one with it", f"Add {each} to it.")
+        for placeholder in ("{problem}", "{solution}"):
+            if placeholder not in template:
+                got = f"a template without {placeholder}"
+                raise InputError("template", got, "one with it", f"Add {placeholder} to it.")
         if reads not in ("prefix", "solution"):
             raise InputError("reads", repr(reads), "'prefix' or 'solution'", "'prefix' asks about every step.")
         self.template = template
@@ -187,30 +190,30 @@ class StepJudge(Judge):
     ) -> list[list[float | None]]:
         """Rewards of the steps of `B` completions; 0 before the first text, `None` for later steps without text and
         for what was not judged."""
-        kept = [texts_of(row, self._cleaner) for row in steps]
-        rewards: RaggedRewards = [unread(len(row), each) for row, (_, each) in zip(steps, kept, strict=True)]
+        written = [texts_of(row, self._cleaner) for row in steps]
+        rewards: RaggedRewards = [unread(len(row), numbers) for row, (_, numbers) in zip(steps, written, strict=True)]
         # Each question is about the first `count` steps of a row, and answers for those from `first` on.
-        asked: list[tuple[int, int, int]] = []
-        for row, (texts, _) in enumerate(kept):
+        spans: list[tuple[int, int, int]] = []
+        for row, (texts, _) in enumerate(written):
             if self.is_causal:
-                asked += [(row, k, k + 1) for k in range(len(texts))]
+                spans += [(row, k, k + 1) for k in range(len(texts))]
             elif texts:
-                asked.append((row, 0, len(texts)))
-        questions = [self._messages(prompts[row], kept[row][0][:count]) for row, _, count in asked]
-        readers = [partial(read_verdicts, steps=count) for *_, count in asked]
-        lowest = [[0.0] * count for *_, count in asked]
+                spans.append((row, 0, len(texts)))
+        questions = [self._messages(prompts[row], written[row][0][:count]) for row, _, count in spans]
+        readers = [partial(read_verdicts, steps=count) for *_, count in spans]
+        lowest = [[0.0] * count for *_, count in spans]
 
         def log_rows(column: str, replies: list[str]) -> None:  # the table has one cell per completion
-            said: list[list[str]] = [[] for _ in steps]
-            for (row, *_), reply in zip(asked, replies, strict=True):
-                said[row].append(reply)
+            replies_of_rows: list[list[str]] = [[] for _ in steps]
+            for (row, *_), reply in zip(spans, replies, strict=True):
+                replies_of_rows[row].append(reply)
             if log_extra is not None:
-                log_extra(column, ["\n\n".join(row) for row in said])
+                log_extra(column, ["\n\n".join(row) for row in replies_of_rows])
 
         replies = await self._ask(questions, readers, lowest, log_metric, log_rows)
-        for (row, first, count), verdicts in zip(asked, replies, strict=True):
+        for (row, first, count), verdicts in zip(spans, replies, strict=True):
             for k in range(first, count):
-                rewards[row][kept[row][1][k]] = None if verdicts is None else verdicts[k]
+                rewards[row][written[row][1][k]] = None if verdicts is None else verdicts[k]
         return rewards
 
     def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:
@@ -249,7 +252,7 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
     """
     marks = sorted([*_HEADING.finditer(reply), *_VERDICT.finditer(reply)], key=lambda match: match.start())
     has_headings = any(match.re is _HEADING for match in marks)
-    found: dict[int, float] = {}
+    verdict_of_step: dict[int, float] = {}
     current = 0
     for match in marks:
         if match.re is _HEADING:
@@ -257,13 +260,13 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
             continue
         if not has_headings:
             current += 1
-        found[current] = float(match[1].lower() == "correct")
-    found.pop(0, None)  # before the first heading: about no step
-    if not found:
+        verdict_of_step[current] = float(match[1].lower() == "correct")
+    verdict_of_step.pop(0, None)  # before the first heading: about no step
+    if not verdict_of_step:
         raise ValueError(f"no verdict in the reply {reply[:80]!r}")
-    if max(found) > steps:
-        raise ValueError(f"{max(found)} verdicts for {steps} step{'s' * (steps > 1)}")
-    verdicts = [found.get(k) for k in range(1, steps + 1)]
+    if max(verdict_of_step) > steps:
+        raise ValueError(f"{max(verdict_of_step)} verdicts for {steps} step{'s' * (steps > 1)}")
+    verdicts = [verdict_of_step.get(k) for k in range(1, steps + 1)]
     judged = verdicts.index(0.0) + 1 if 0.0 in verdicts else steps
     if None in verdicts[:judged]:
         raise ValueError(f"no verdict on step {verdicts.index(None) + 1} of {steps}")
@@ -272,5 +275,5 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
 
 def _without_headings(step: str) -> str:
     """The step without a number of its own, and with no line in it that looks like another step's heading."""
-    own = re.sub(r"(?i)^\s*step\s+\d+\s*[:.)]\s*", "", step)
-    return re.sub(r"(?im)^(\W*)step(\s+\d+)", r"\1(step)\2", own).strip()
+    unnumbered = re.sub(r"(?i)^\s*step\s+\d+\s*[:.)]\s*", "", step)
+    return re.sub(r"(?im)^(\W*)step(\s+\d+)", r"\1(step)\2", unnumbered).strip()

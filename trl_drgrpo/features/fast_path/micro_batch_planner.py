@@ -40,7 +40,7 @@ class Row:
         prompt (`Hashable`): Equal for rows with the same prompt tokens; those tokens, where the row is to be packed.
         prompt_length (`int`): Tokens of the prompt, without padding.
         completion_length (`int`): Tokens of the completion, without padding. 0: nothing to score.
-        live (`bool`): Whether the row must be run; rows without advantage need not.
+        live (`bool`): True if the row must be run; rows without advantage need not.
         completion (`tuple[int, ...]`, *optional*): The completion's tokens. Without them, the row is taken to share
             nothing but its prompt.
     """
@@ -53,18 +53,18 @@ class Row:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Tokens of the completion that run. The last one does not: it predicts nothing."""
+        """Tokens of the completion that run. The last one predicts nothing, so it does not."""
         return self.completion[:-1]
 
     @property
-    def own_length(self) -> int:
-        """Tokens that run behind the prompt when the row shares none of them."""
+    def unshared_length(self) -> int:
+        """Tokens that run after the prompt when the row shares none of them."""
         return max(self.completion_length - 1, 0)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Size of stock TRL's largest micro-batch: the most that one micro-batch of a plan may hold.
+    """Size of stock TRL's largest micro-batch, which no micro-batch of a plan exceeds.
 
     Args:
         rows (`int`): Rows of a stock micro-batch.
@@ -86,11 +86,11 @@ class Costs:
 
     Args:
         pair (`float`, *optional*, defaults to `0.0`): Cost of one query-key pair in one layer's attention, in tokens.
-            It is what limits how many completions are worth packing behind one prompt.
+            It limits how many completions are worth packing behind one prompt.
         forward (`float`, *optional*, defaults to `32.0`): Cost of one more forward and backward pass, however short.
-        share_prompts (`bool`, *optional*, defaults to `False`): Whether completions may be packed at all.
+        share_prompts (`bool`, *optional*, defaults to `False`): True if completions may be packed at all.
         multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
-        apart (`bool`, *optional*, defaults to `False`): Whether branches attend apart (`tree_mask.py`), so that a pack
+        apart (`bool`, *optional*, defaults to `False`): True if branches attend apart (`tree_mask.py`), so that a pack
             costs fewer pairs than its width squared.
         free_width (`int`, *optional*, defaults to `0`): Packs up to this width may hold more query-key pairs than
             stock TRL's micro-batches: where attention keeps nothing of a pair but its place in the mask.
@@ -104,20 +104,20 @@ class Costs:
     free_width: int = 0
 
     def most_pairs(self, budget: Budget) -> int:
-        """Query-key pairs of one attention head that a micro-batch may hold."""
+        """Return the most query-key pairs of one attention head that a micro-batch may hold."""
         return budget.tokens * max(budget.width, self.free_width)
 
     def width(self, tokens: int) -> int:
-        """Padded width of a pack with so many tokens."""
+        """Return the padded width of a pack with so many tokens."""
         return -(-tokens // self.multiple) * self.multiple
 
     def of_attention(self, width: int, pairs: float) -> float:
-        """Cost of the attention of a padded pack, which has so many pairs where branches attend apart."""
+        """Return the cost of attention in a padded pack, which has so many pairs where branches attend apart."""
         return self.pair * (pairs if self.apart else width**2)
 
 
 def pack_length(rows: Sequence[Row], pack: Pack) -> int:
-    """Tokens of a pack: the prompt, then each completion without its last token; shared prefixes count once.
+    """Count the tokens of a pack: the prompt, then each completion without its last token; shared prefixes once.
 
     Example:
 
@@ -128,20 +128,23 @@ def pack_length(rows: Sequence[Row], pack: Pack) -> int:
 
     ```
     """
-    length, previous = rows[pack[0]].prompt_length, ()
+    length = rows[pack[0]].prompt_length
+    previous = ()
     for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
-        length += row.own_length - shared_length(previous, row.inputs)
+        length += row.unshared_length - shared_length(previous, row.inputs)
         previous = row.inputs
     return length
 
 
 def _branch_pairs(row: Row, tokens: int) -> int:
-    """Cost in pairs of the last tokens of a row as a block of their own."""
-    return (tokens + KEY_COST) * (row.prompt_length + row.own_length) if tokens else 0
+    """Return the cost in pairs of the last tokens of a row, as a block of their own."""
+    if tokens == 0:
+        return 0
+    return (tokens + KEY_COST) * (row.prompt_length + row.unshared_length)
 
 
 def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Tokens of the longest common prefix. Over sorted sequences, those of neighbors add up to what all share."""
+    """Count the tokens of the longest common prefix. Of sorted sequences only neighbors need be compared."""
     for count, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return count
@@ -149,13 +152,13 @@ def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs = Costs()) -> list[MicroBatch]:
-    """The cheapest micro-batches for the rows of one optimizer step.
+    """Find the cheapest micro-batches for the rows of one optimizer step.
 
     Args:
         rows (`Sequence[Row]`): The window's rows.
-        slots (`int`, *optional*): At most so many micro-batches; `None`: as many as it takes.
+        slots (`int`, *optional*): The most micro-batches; `None`: as many as it takes.
         budget ([`Budget`]): Bounds of a micro-batch. At least `len(rows) / slots` rows of full width fit, as in TRL.
-        costs ([`Costs`], *optional*): See there.
+        costs ([`Costs`], *optional*): The cost model.
 
     Returns:
         `list[MicroBatch]`: Longest first, none empty, at most `slots`; each live row with a completion is in exactly
@@ -179,77 +182,95 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i in live:
         groups[rows[i].prompt].append(i)
-    # Packs are coarser than rows: where they do not fit, smaller ones may, and rows alone fit where TRL's do.
-    sides = [2**k for k in range(budget.rows.bit_length())] if costs.share_prompts else []  # packs side by side
-    pairs = costs.most_pairs(budget)
-    widths = [min(budget.tokens // side, math.isqrt(pairs // side)) for side in sides]
-    packed = ([pack for group in groups.values() for pack in _cheapest_packs(rows, group, w, costs)] for w in widths)
-    for packs in itertools.chain(packed, [[(i,) for i in live]]):
-        cut = _cut(rows, packs, slots, budget, costs)
-        if cut is not None:
-            return cut
-    raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
+    # Wide packs share the most but may not fit into the slots: then packs half as wide are tried, and so on. Rows
+    # alone, which come last, fit wherever TRL's own micro-batches do.
+    packs_side_by_side = [2**k for k in range(budget.rows.bit_length())] if costs.share_prompts else []
+    for side_by_side in packs_side_by_side:
+        widest = min(budget.tokens // side_by_side, math.isqrt(costs.most_pairs(budget) // side_by_side))
+        packs: list[Pack] = []
+        for group in groups.values():
+            packs += _cheapest_packs(rows, group, widest, costs)
+        batches = _cut_into_batches(rows, packs, slots, budget, costs)
+        if batches is not None:
+            return batches
+    batches = _cut_into_batches(rows, [(i,) for i in live], slots, budget, costs)
+    if batches is None:
+        raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
+    return batches
 
 
 def processed_tokens(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> int:
-    """Padded tokens that the forward of a micro-batch runs over."""
-    return len(batch) * costs.width(max(pack_length(rows, pack) for pack in batch)) if batch else 0
+    """Count the padded tokens of the forward of a micro-batch."""
+    if not batch:
+        return 0
+    return len(batch) * costs.width(max(pack_length(rows, pack) for pack in batch))
 
 
 def _cheapest_packs(rows: Sequence[Row], group: list[int], widest: int, costs: Costs) -> list[Pack]:
-    """The rows of one prompt, cut into packs of this width at most (or of one row) at the least cost.
+    """Cut the rows of one prompt into packs of this width at most (or of one row) at the least cost.
 
     Packs are neighbors in one of two orders: longest first, or sorted by tokens, so that rows with a common prefix
-    stand together. The cheaper one is taken. A branch itself costs nothing (the mask is as large without it), so no
-    prefix is too short to be shared.
+    stand together. The cheaper of the two is returned. A branch itself costs nothing (the mask is as large without
+    it), so no prefix is too short to be shared.
     """
     by_length = sorted(group, key=lambda i: -rows[i].completion_length)
     by_tokens = sorted(group, key=lambda i: rows[i].inputs)
     shared = _shared_tokens(rows, by_tokens)
     cost, packs = _cheapest_cut(rows, by_length, shared, widest, costs)
     if any(shared.values()):
-        other_cost, others = _cheapest_cut(rows, by_tokens, shared, widest, costs)
-        if other_cost < cost:
-            return others
+        cost_by_tokens, packs_by_tokens = _cheapest_cut(rows, by_tokens, shared, widest, costs)
+        if cost_by_tokens < cost:
+            return packs_by_tokens
     return packs
 
 
 def _shared_tokens(rows: Sequence[Row], by_tokens: list[int]) -> dict[tuple[int, int], int]:
-    """Common prefix of any two of the rows, which are sorted by their tokens."""
-    neighbors = [shared_length(rows[a].inputs, rows[b].inputs) for a, b in itertools.pairwise(by_tokens)]
+    """Return the common prefix of any two of the rows, which are sorted by their tokens."""
+    of_neighbors = [shared_length(rows[a].inputs, rows[b].inputs) for a, b in itertools.pairwise(by_tokens)]
     shared = {}
     for first, a in enumerate(by_tokens):
-        least = itertools.accumulate(neighbors[first:], min)
-        for b, length in zip(by_tokens[first + 1 :], least, strict=True):
-            shared[a, b] = shared[b, a] = length
+        # Two sorted rows share the least that any neighbors between them share.
+        lengths = itertools.accumulate(of_neighbors[first:], min)
+        for b, length in zip(by_tokens[first + 1 :], lengths, strict=True):
+            shared[a, b] = length
+            shared[b, a] = length
     return shared
 
 
 def _cheapest_cut(
     rows: Sequence[Row], order: list[int], shared: dict[tuple[int, int], int], widest: int, costs: Costs
 ) -> tuple[float, list[Pack]]:
-    """The rows of one prompt in this order, cut into packs at the least cost; the last pack first."""
-    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first k rows: the cost, and where its last pack starts
-    prefix = [0] * len(order)  # of each row: the most tokens that it shares with one behind it, up to `end`
+    """Cut the rows of one prompt, in this order, into packs at the least cost; return the cost and the packs.
+
+    Dynamic programming over the end of the last pack: the best cut of the first `end` rows is the best cut of the
+    first `start`, and one pack of the rows between. The last pack comes first.
+    """
+    best: list[tuple[float, int]] = [(0.0, 0)]  # for the first k rows: the cost, and the start of the last pack
+    prefix = [0] * len(order)  # for each row: the most tokens that it shares with a later one, up to `end`
     for end in range(1, len(order) + 1):
         options = []
         length = rows[order[0]].prompt_length
-        branches, prompt = 0, length**2 / 2
+        pairs_of_prompt = length**2 / 2
+        pairs_of_branches = 0
+        # The pack grows backwards from `end`, so that its length and pairs are sums, not computed anew.
         for start in reversed(range(end)):
             row = order[start]
             prefix[start] = max(prefix[start], shared[row, order[end - 1]]) if start < end - 1 else 0
-            own = rows[row].own_length - prefix[start]
-            length += own
-            branches += _branch_pairs(rows[row], own)
+            new_tokens = rows[row].unshared_length - prefix[start]
+            length += new_tokens
+            pairs_of_branches += _branch_pairs(rows[row], new_tokens)
             width = costs.width(length)
-            if width <= widest or end - start == 1:
-                pairs = length**2 / 2 if end - start == 1 else min(prompt + branches, length**2)
-                cost = width + costs.of_attention(width, pairs)
-                if costs.apart:
-                    cost += EVENNESS * costs.pair * width**2
-                options.append((best[start][0] + cost, start))
+            is_alone = end - start == 1
+            if width > widest and not is_alone:
+                continue
+            pairs = length**2 / 2 if is_alone else min(pairs_of_prompt + pairs_of_branches, length**2)
+            cost = width + costs.of_attention(width, pairs)
+            if costs.apart:
+                cost += EVENNESS * costs.pair * width**2
+            options.append((best[start][0] + cost, start))
         best.append(min(options))
-    packs, end = [], len(order)
+    packs = []
+    end = len(order)
     while end:
         start = best[end][1]
         packs.append(tuple(order[start:end]))
@@ -257,16 +278,17 @@ def _cheapest_cut(
     return best[-1][0], packs
 
 
-def _cut(
+def _cut_into_batches(
     rows: Sequence[Row], packs: list[Pack], slots: int | None, budget: Budget, costs: Costs
 ) -> list[MicroBatch] | None:
-    """The packs, longest first, cut into micro-batches at the least cost; `None` where they do not fit."""
+    """Cut the packs, longest first, into micro-batches at the least cost; return `None` where they do not fit."""
     lengths = [costs.width(pack_length(rows, pack)) for pack in packs]
     order = sorted(range(len(packs)), key=lambda i: (-lengths[i], *packs[i]))
     widths = np.array([max(lengths[i], 1) for i in order], dtype=np.float64)
+    # Packs that fit side by side, when this pack is the first of them and so the widest.
     fits = np.minimum(budget.tokens // widths, max(costs.most_pairs(budget), 1) // widths**2)
-    fits = np.clip(fits, 1, len(order)).astype(np.int64)  # packs beside each other, the first as wide as this one
-    # Branches that attend apart cost the same in whatever micro-batch.
+    fits = np.clip(fits, 1, len(order)).astype(np.int64)
+    # Branches that attend apart cost the same in whatever micro-batch they are.
     prices = widths if costs.apart else widths + costs.pair * widths**2
     ends = _cheapest_ends(prices, fits, costs.forward, slots or len(order))
     if ends is None:
@@ -275,8 +297,7 @@ def _cut(
 
 
 def _cheapest_ends(prices: np.ndarray, fits: np.ndarray, forward: float, slots: int) -> list[int] | None:
-    """
-    Where micro-batches end, the first number being 0, at the least cost; `None` where packs do not fit into the slots.
+    """Find the ends of micro-batches, after a first 0, at the least cost; `None` where packs need more slots.
 
     A micro-batch costs the price of its first pack, times its packs, and `forward`. Prices fall and fits rise along
     the order, so the least cost is convex in the number of micro-batches (the Monge property), and a price on each,
@@ -290,34 +311,44 @@ def _cheapest_ends(prices: np.ndarray, fits: np.ndarray, forward: float, slots: 
     many = _priced_ends(prices, fits, forward)
     if len(many) - 1 <= slots:
         return many
-    few = [0]
+    few = [0]  # greedy: the fewest micro-batches that hold the packs
     while few[-1] < len(prices):
         few.append(min(few[-1] + int(fits[few[-1]]), len(prices)))
     if len(few) - 1 > slots:
         return None
+    # `few` fits into the slots, `many` does not. The price is raised until no cut between them is cheaper.
     while True:
-        price = (cost(few) - cost(many)) / (len(many) - len(few))  # at which they cost the same
+        price = (cost(few) - cost(many)) / (len(many) - len(few))  # at which both cost the same
         ends = _priced_ends(prices, fits, price)
-        if cost(ends, price) > (1 - 1e-12) * cost(few, price):  # and nothing else less: some of both make the slots
-            more = slots + 1 - len(few)
-            turn = next(i for i in range(len(few)) if many[i + more + 1] <= few[i + 1])
-            return many[: turn + more + 1] + few[turn + 1 :]
-        few, many = (few, ends) if len(ends) - 1 > slots else (ends, many)
+        if cost(ends, price) > (1 - 1e-12) * cost(few, price):
+            # Nothing is cheaper at this price, so any mixture is as good: `many` up to a common place, then `few`.
+            missing = slots + 1 - len(few)
+            turn = next(i for i in range(len(few)) if many[i + missing + 1] <= few[i + 1])
+            return many[: turn + missing + 1] + few[turn + 1 :]
+        if len(ends) - 1 > slots:
+            many = ends
+        else:
+            few = ends
 
 
 def _priced_ends(prices: np.ndarray, fits: np.ndarray, forward: float) -> list[int]:
-    """As [`_cheapest_ends`], with as many micro-batches as it takes."""
+    """Find the cheapest ends as [`_cheapest_ends`] does, with as many micro-batches as it takes.
+
+    A micro-batch from `start` to `end` costs `(end - start) * prices[start]`. Kept as `least cost up to start, minus
+    start * prices[start]`, it needs only `end * prices[start]` added, for all starts in one numpy operation.
+    """
     count = len(prices)
-    begins = np.searchsorted(np.arange(count) + fits, np.arange(count + 1))  # of the largest that ends at each
-    before = np.zeros(count)  # least cost up to a pack, less what later ones of its micro-batch add
-    total, start = 0.0, np.zeros(count + 1, dtype=np.int64)
+    first_starts = np.searchsorted(np.arange(count) + fits, np.arange(count + 1))  # of the largest that ends there
+    partial_costs = np.zeros(count)
+    total = 0.0
+    best_starts = np.zeros(count + 1, dtype=np.int64)
     for end in range(1, count + 1):
-        before[end - 1] = total - (end - 1) * prices[end - 1]
-        options = before[begins[end] : end] + end * prices[begins[end] : end]
+        partial_costs[end - 1] = total - (end - 1) * prices[end - 1]
+        options = partial_costs[first_starts[end] : end] + end * prices[first_starts[end] : end]
         best = int(options.argmin())
-        start[end] = begins[end] + best
+        best_starts[end] = first_starts[end] + best
         total = float(options[best] + forward)
     ends = [count]
     while ends[-1]:
-        ends.append(int(start[ends[-1]]))
+        ends.append(int(best_starts[ends[-1]]))
     return ends[::-1]

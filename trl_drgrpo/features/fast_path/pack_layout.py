@@ -1,11 +1,12 @@
-"""Padded rows -> the packs that run, and the log-probabilities back into the padded layout. Tensors only.
+"""Lay padded rows out as packs, and put the log-probabilities of packs back into the padded layout. Tensors only.
 
 TRL pads prompts on the left and completions on the right, to the widest of the whole generation batch. Here each pack
 starts at position 0 and ends with its own last token:
 
-- a row alone: `prompt, completion`. It needs no mask: in a causal model what follows a token cannot change it;
+- a row alone: `prompt, completion`. It needs no mask: in a causal model later tokens cannot change earlier ones;
 - rows of one prompt: a tree of tokens, depth first: the prompt, prefixes that several completions have in common, then
-  what each row has alone. A tree mask lets a token see its ancestors and itself; positions restart at each branch.
+  the remaining tokens of each row. A tree mask lets a token see its ancestors and itself; positions restart at each
+  branch.
   A sliding window is one more condition: an ancestor's position must be less than a window away.
 
 The last token of a completion predicts nothing and does not run. One position may predict several tokens, where a
@@ -48,8 +49,7 @@ class MaskForm:
     additive: bool = False
 
     def masks(self, tree: torch.Tensor, positions: torch.Tensor, ends: Sequence[Sequence[int]]) -> Any:
-        """
-        Put the mask of packs into this form.
+        """Put the mask of packs into this form.
 
         Args:
             tree (`torch.Tensor` of shape `(N, 1, W, W)`, bool): Each row sees its ancestors and itself.
@@ -103,15 +103,15 @@ class Packed:
     scored: torch.Tensor
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
-        """Per-token values `(1, n)`, one per target, in the padded layout `(B, T)`: 0 where nothing was scored. Keeps
-        the gradient."""
+        """Put per-token values `(1, n)` into the padded layout `(B, T)`: 0 where nothing was scored. Keeps the
+        gradient."""
         return values.reshape(-1)[self.sources].masked_fill(~self.scored, 0.0)
 
 
 @contextmanager
 def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
-    """Inside the block, the backbone gives `(1, n, hidden)`: the positions that predict a token, and no others.
-    Outside, its output has `last_hidden_state` of `(N, W, hidden)`."""
+    """Make the backbone return only the positions that predict a token, `(1, n, hidden)` instead of `(N, W, hidden)`,
+    inside the block."""
 
     def cut(module: Any, arguments: Any, output: Any) -> Any:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[packed.predictors].unsqueeze(0)
@@ -125,13 +125,15 @@ def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
 
 
 def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None) -> list[Row]:
-    """The planner's rows for tensors in TRL's layout, all of them live by default. Prompts are equal when their tokens
-    are."""
-    rows, width = [], tokens.input_ids.size(1) - tokens.completion_width
+    """Return the planner's rows for tensors in TRL's layout, all of them live by default.
+
+    The key of a prompt is its tokens: rows with equal prompts may share one, whatever dataset row they come from.
+    """
+    prompt_width = tokens.input_ids.size(1) - tokens.completion_width
+    rows = []
     for number, (ids, mask) in enumerate(zip(tokens.input_ids.tolist(), tokens.attention_mask.tolist(), strict=True)):
-        prompt, completion = (
-            tuple(itertools.compress(ids[part], mask[part])) for part in (slice(width), slice(width, None))
-        )
+        prompt = tuple(itertools.compress(ids[:prompt_width], mask))
+        completion = tuple(itertools.compress(ids[prompt_width:], mask[prompt_width:]))
         is_live = live is None or live[number]
         rows.append(Row(prompt, len(prompt), len(completion), is_live, completion))
     return rows
@@ -148,8 +150,8 @@ def pack_rows(
 
     Args:
         tokens ([`TokenBatch`]): Prompts padded on the left, completions on the right.
-        batch ([`MicroBatch`]): The packs, as tuples of rows. Rows in no pack are not run and
-            get 0. Without any pack, two tokens of the first row run unscored, so that a gradient of zeros comes out.
+        batch ([`MicroBatch`]): The packs, as tuples of rows. Rows in no pack are not run and get 0. Without any pack,
+            two tokens of the first row run unscored, so that the forward has a gradient, of zeros.
         pad_token_id (`int`, *optional*, defaults to `0`): Fills the rest of a pack.
         multiple (`int`, *optional*, defaults to `1`): The width is padded to a multiple of this.
         form ([`MaskForm`], *optional*): Form of block masks that the model takes.
@@ -160,23 +162,30 @@ def pack_rows(
     device = tokens.input_ids.device
     # The layout is made of small Python loops over packs: on the CPU, where they do not wait for an accelerator.
     rows = rows_of(tokens)
-    filler = Row(tuple(tokens.input_ids[0, -2:].tolist()), 2, 0)
-    lines = [Line(pack, rows) for pack in batch] or [Line((0,), [filler])]
+    if batch:
+        lines = [Line(pack, rows) for pack in batch]
+    else:
+        lines = [Line((0,), [Row(tuple(tokens.input_ids[0, -2:].tolist()), 2, 0)])]
     width = -(-max(len(line.ids) for line in lines) // multiple) * multiple
-    # A token has one place for all rows that share it: those where it follows the same position.
-    following = {
-        row: list(zip((number * width + place for place in places), rows[row].completion, strict=True))
-        for number, line in enumerate(lines)
-        for row, places in (line.predictors.items() if batch else ())
-    }
-    scores = sorted({score for of_row in following.values() for score in of_row})
-    place_of = {score: place for place, score in enumerate(scores)}
+
+    # A score is the position that predicts and the token that it predicts. Rows that share both share the score.
+    scores_of_row: dict[int, list[tuple[int, int]]] = {}
+    if batch:
+        for number, line in enumerate(lines):
+            for row, places in line.predictors.items():
+                positions_in_batch = (number * width + place for place in places)
+                scores_of_row[row] = list(zip(positions_in_batch, rows[row].completion, strict=True))
+    scores = sorted(set(itertools.chain.from_iterable(scores_of_row.values())))
+    place_of_score = {score: place for place, score in enumerate(scores)}
+
     # The t-th token of a completion need not stand in column t: a mask may have holes.
-    real = tokens.attention_mask[:, -tokens.completion_width :].cpu().bool()
-    sources, scored = torch.zeros(real.shape, dtype=torch.long), torch.zeros_like(real)
-    for row, of_row in following.items():
-        sources[row, real[row]] = torch.tensor([place_of[score] for score in of_row], dtype=torch.long)
-        scored[row] = real[row]
+    is_token = tokens.attention_mask[:, -tokens.completion_width :].cpu().bool()
+    sources = torch.zeros(is_token.shape, dtype=torch.long)
+    scored = torch.zeros_like(is_token)
+    for row, row_scores in scores_of_row.items():
+        sources[row, is_token[row]] = torch.tensor([place_of_score[score] for score in row_scores], dtype=torch.long)
+        scored[row] = is_token[row]
+
     packed_ids = torch.tensor([line.ids + [pad_token_id] * (width - len(line.ids)) for line in lines])
     packed_mask: Any = torch.ones_like(packed_ids, device=device)
     positions = None
@@ -184,15 +193,15 @@ def pack_rows(
         tree = torch.stack([line.mask(width) for line in lines]).unsqueeze(1).to(device)  # (N, 1, W, W)
         positions = torch.tensor([line.positions + [0] * (width - len(line.ids)) for line in lines]).to(device)
         packed_mask = form.masks(tree, positions, [line.ends for line in lines])
-    flat, targets = torch.tensor(scores or [(0, IGNORED)]).T
+    predictors, targets = torch.tensor(scores or [(0, IGNORED)]).T
     return Packed(
-        packed_ids.to(device),
-        packed_mask,
-        positions,
-        flat.to(device),
-        targets.unsqueeze(0).to(device),
-        sources.to(device),
-        scored.to(device),
+        input_ids=packed_ids.to(device),
+        attention_mask=packed_mask,
+        position_ids=positions,
+        predictors=predictors.to(device),
+        targets=targets.unsqueeze(0).to(device),
+        sources=sources.to(device),
+        scored=scored.to(device),
     )
 
 
@@ -201,26 +210,31 @@ class Line:
 
     Attributes:
         ids, positions (`list[int]`): Tokens, and their depths.
-        ends (`list[int]`): Where the tokens that follow each one, on any branch, end.
+        ends (`list[int]`): For each token, the end of the tokens that follow it, on any branch.
         predictors (`dict[int, list[int]]`): For each row, the places that predict its completion's tokens.
     """
 
     def __init__(self, pack: Sequence[int], rows: Sequence[Row]):
-        prompt = rows[pack[0]].prompt_length
+        prompt_length = rows[pack[0]].prompt_length
         self.ids: list[int] = list(cast(tuple[int, ...], rows[pack[0]].prompt))  # rows that are packed have tokens
-        self.positions = list(range(prompt))
-        self.ends, self.predictors = [0] * prompt, {}
-        path, previous = list(range(prompt)), ()  # path: places of the row's tokens so far
+        self.positions = list(range(prompt_length))
+        self.ends = [0] * prompt_length
+        self.predictors: dict[int, list[int]] = {}
+        path = list(range(prompt_length))  # places of the tokens of the row, from the root
+        previous = ()
+        # In the order of their tokens each row shares the most with the row before it, so one path is enough.
         for row in sorted(pack, key=lambda row: rows[row].inputs):
-            inputs, size = rows[row].inputs, len(self.ids)
+            inputs = rows[row].inputs
             shared = shared_length(previous, inputs)
-            self._end(path[prompt + shared :])
-            own = inputs[shared:]
-            path = path[: prompt + shared] + list(range(size, size + len(own)))
-            self.ids += own
-            self.positions += range(prompt + shared, prompt + len(inputs))
-            self.ends += [0] * len(own)
-            self.predictors[row] = path[prompt - 1 :][: rows[row].completion_length]
+            branch_start = prompt_length + shared
+            self._end(path[branch_start:])
+            branch = inputs[shared:]
+            path = path[:branch_start] + list(range(len(self.ids), len(self.ids) + len(branch)))
+            self.ids += branch
+            self.positions += range(branch_start, branch_start + len(branch))
+            self.ends += [0] * len(branch)
+            # The last token of the prompt predicts the first of the completion.
+            self.predictors[row] = path[prompt_length - 1 :][: rows[row].completion_length]
             previous = inputs
         self._end(path)
 
@@ -234,7 +248,11 @@ class Line:
         return self.positions[-1] + 1 < len(self.ids)
 
     def mask(self, width: int) -> torch.Tensor:
-        """(W, W) bool: row q sees column k, its ancestor or itself; padding sees itself: a softmax needs something."""
+        """Return the mask `(W, W)`: True where row q sees column k, its ancestor or itself.
+
+        Depth first, the descendants of k are the places from k to its end. Padding sees itself: a softmax over nothing
+        is NaN.
+        """
         places = torch.arange(width)
         ends = torch.tensor([*self.ends, *range(len(self.ends) + 1, width + 1)])
         return (places <= places[:, None]) & (places[:, None] < ends)

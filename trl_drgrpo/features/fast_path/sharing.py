@@ -1,7 +1,7 @@
-"""May completions share a prompt in this model, and what does attention cost it?
+"""Decide if completions may share a prompt in a model, and estimate the cost of its attention.
 
 Packing completions behind their prompt and other prefixes hands the model a block mask and restarted positions. Models
-that ignore either compute something else without a word: state-space layers, for one, know no mask at all. A mask from
+that ignore either compute something else in silence: state-space layers, for example, have no mask at all. A mask from
 outside is taken as it is, so a sliding window must be part of it ([`MaskForm`]), and eager attention adds it to its
 scores. So sharing is used only after a numerical self-test on the model itself: rows alone against rows packed, some
 of them forks, with a control (the same pack without its block mask) that must differ. For the test a sliding window is
@@ -24,10 +24,11 @@ from trl_drgrpo.upstream.batches import TokenBatch
 
 @dataclass(frozen=True)
 class Device:
-    """What planning knows of a type of device.
+    """Speeds of a type of device, for the planner.
 
     Args:
-        attention (`float`): How much slower attention does a query-key pair than a matrix product its multiplications.
+        attention (`float`): Time of a query-key pair in attention, over that of as many multiplications in a matrix
+            product.
         forward (`float`): Cost of one more forward and backward, in tokens. It decides between nearly equal plans.
         free_width (`int`): As in [`Costs`].
     """
@@ -43,13 +44,15 @@ class Device:
 # model or a slower GPU. A mask of 2,048 columns takes 6 kB of a token; the layer that is run anew keeps far more.
 DEVICES = {"cpu": Device(attention=1.3, forward=32.0)}
 ELSEWHERE = Device(attention=1.75, forward=2048.0, free_width=2048)
-# What a model raises at inputs that it does not serve.
+# Errors that models raise for inputs that they do not serve.
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
-# How far packed rows may be from rows alone, as a share of what the control differs by.
+# Largest difference of packed rows from rows alone, as a share of the control's difference.
 AGREEMENT = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 # The rows of the self-test: row 3 branches off row 0, and row 4 off row 3, behind so many tokens of the completion.
 # Long enough that branches attend apart where they may.
-PROMPT_TOKENS, COMPLETION_TOKENS, FORKS = 12, (36, 48, 40, 50, 44), {3: (0, 20), 4: (3, 30)}
+PROMPT_TOKENS = 12
+COMPLETION_TOKENS = (36, 48, 40, 50, 44)
+FORKS = {3: (0, 20), 4: (3, 30)}
 # Windows that layers cut by place in the row, whatever mask they get (GPT-Neo): in a pack a branch would not see its
 # prompt. They are longer than the rows of the self-test and made when the model is, so it cannot see them.
 _WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window", "local_attention_window_len")
@@ -57,15 +60,14 @@ TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompt
 
 
 def costs_of(config: Any, device: str, share_prompts: bool, multiple: int = 1) -> Costs:
-    """Cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
-    known = DEVICES.get(device, ELSEWHERE)
-    pair = known.attention * relative_pair_cost(config)
-    return Costs(pair, known.forward, share_prompts, multiple, attends_apart(device), known.free_width)
+    """Return the cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
+    speeds = DEVICES.get(device, ELSEWHERE)
+    pair = speeds.attention * relative_pair_cost(config)
+    return Costs(pair, speeds.forward, share_prompts, multiple, attends_apart(device), speeds.free_width)
 
 
 def relative_pair_cost(config: Any) -> float:
-    """
-    Operations of one query-key pair in attention, in units of those of a token in everything else.
+    """Estimate the operations of one query-key pair in attention, in units of those of a token in everything else.
 
     Per layer a pair takes `4 * heads * head_dim` operations forward, a token 2 for each weight of the layer. At width
     512 that is 1/4100. Where the configuration says nothing about widths, a layer counts as 1,024 wide.
@@ -84,11 +86,10 @@ def relative_pair_cost(config: Any) -> float:
 
 
 def mask_form(config: Any) -> MaskForm | str:
-    """
-    Form of the block mask that a model takes, by its configuration; else the reason why it takes none.
+    """Return the form of the block mask that a model takes, by its configuration; else the reason why it takes none.
 
-    Models whose layers differ in kind take a mapping from the kind to its mask, those of one kind a single mask.
-    Whether that is true of a model is seen by the self-test.
+    Models whose layers differ in kind take a mapping from the kind to its mask, those of one kind a single mask. The
+    self-test verifies it on the model.
     """
     try:
         text = config.get_text_config()
@@ -97,10 +98,12 @@ def mask_form(config: Any) -> MaskForm | str:
         chunk = getattr(text, "attention_chunk_size", None)
     except Exception as error:  # configurations refuse in many ways, some per layer
         return f"its configuration does not tell the kind of its attention ({type(error).__name__})"
-    if windows := [name for name in _WINDOWS_BY_PLACE if getattr(text, name, None)]:
-        return f"its layers hold a window of their own ({windows[0]}={getattr(text, windows[0])})"
-    if others := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
-        return f"its layers are not all attention to every token or a window ({', '.join(others)})"
+    for name in _WINDOWS_BY_PLACE:
+        if getattr(text, name, None):
+            return f"its layers hold a window of their own ({name}={getattr(text, name)})"
+    unknown_kinds = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if unknown_kinds:
+        return f"its layers are not all attention to every token or a window ({', '.join(unknown_kinds)})"
     if chunk:
         return "its attention is chunked"
     if "sliding_attention" in kinds and window is None:
@@ -116,12 +119,12 @@ def mask_form(config: Any) -> MaskForm | str:
 def why_not_shared(
     model: Any, log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
 ) -> str | None:
-    """The reason why completions cannot share a prompt in this model; `None` when they can.
+    """Return the reason why completions cannot share a prompt in this model; `None` when they can.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
         log_probs (`Callable`): `(1, n)` log-probabilities of a pack's targets under this model.
-        dtype (`torch.dtype`, *optional*): What it computes in, where that is not the type of its weights (autocast).
+        dtype (`torch.dtype`, *optional*): Dtype that it computes in, if not that of its weights (autocast).
 
     Returns:
         `str` or `None`.
@@ -141,21 +144,23 @@ def why_not_shared(
             difference, control = _self_test(text.vocab_size, model.device, log_probs, form)
         except FAILURES as error:
             return f"it fails with a block mask ({type(error).__name__}: {error})"
-    if not difference <= AGREEMENT.get(computing_dtype(model, dtype), 0.1) * control:  # also when one of them is NaN
+    allowed = AGREEMENT.get(computing_dtype(model, dtype), 0.1) * control
+    if not difference <= allowed:  # written so that NaN on either side refuses as well
         return f"packed and single rows differ by {difference:.1e} (without a block mask: by {control:.1e})"
     return None
 
 
 def computing_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.dtype:
-    """Return what a model computes in: `dtype`, or the type of its weights."""
+    """Return the dtype that a model computes in: `dtype`, or that of its weights."""
     return dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
 def _self_test(
     vocabulary: int, device: Any, log_probs: Callable[[Packed], torch.Tensor], form: MaskForm
 ) -> tuple[float, float]:
-    """Largest difference of packed rows from rows alone, and of the control."""
-    rows, width = len(COMPLETION_TOKENS), max(COMPLETION_TOKENS)
+    """Return the largest difference of packed rows from rows alone, and that of the control."""
+    rows = len(COMPLETION_TOKENS)
+    width = max(COMPLETION_TOKENS)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (rows, PROMPT_TOKENS + width), generator=generator)
     ids[:, :PROMPT_TOKENS] = ids[0, :PROMPT_TOKENS]
@@ -173,14 +178,16 @@ def _self_test(
 
     alone = scores([(i,) for i in range(rows)])
     together = [tuple(range(rows))]
-    return (scores(together) - alone).abs().max().item(), (scores(together, control=True) - alone).abs().max().item()
+    difference = (scores(together) - alone).abs().max().item()
+    # A model that ignores masks passes any comparison of equals: without the mask the scores must differ.
+    difference_of_control = (scores(together, control=True) - alone).abs().max().item()
+    return difference, difference_of_control
 
 
 def rope_depends_on_width(config: Any) -> bool:
-    """Whether rotary angles change with the longest row of a batch (dynamic NTK, longrope), so that regrouping would
-    change what a row computes."""
+    """Tell if rotary angles change with the longest row of a batch (dynamic NTK, longrope): then regrouping would
+    change the scores of a row."""
     text = config.get_text_config()
-    written = repr(
-        [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
-    )  # for all layers, or each
-    return "'dynamic'" in written or "'longrope'" in written
+    # One mapping for all layers, or one per kind of layer: the text of either holds the name of the type.
+    parameters = repr([getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")])
+    return "'dynamic'" in parameters or "'longrope'" in parameters

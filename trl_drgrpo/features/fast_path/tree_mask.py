@@ -1,8 +1,8 @@
-"""Cuts the tokens of a pack into blocks that attend apart: its stem, which all branches have in common, causally and
-without a mask, then each branch to the stem and itself.
+"""Cut the tokens of a pack into blocks whose attention is computed block by block.
 
-Branches that are short are cheaper together, and stay so; forks within a branch are left to its mask. Costs are in
-query-key pairs.
+The first block is the stem, which all branches have in common: it attends causally and needs no mask. Each branch
+attends to the stem and to itself. Short branches are cheaper together, so they stay in one block; forks within a
+branch are left to its mask. Costs are in query-key pairs.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,23 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-# What a block costs besides its pairs, forward and backward, as measured on a CPU (one thread, 8 heads of 64, blocks
-# of 8 to 192 tokens, 2026-11-22): keys and values gathered, gradients added up, and its calls.
-KEY_COST, BLOCK_COST = 64, 2048
+# Cost of a block besides its pairs, forward and backward, as measured on a CPU (one thread, 8 heads of 64, blocks of
+# 8 to 192 tokens, 2026-11-22): for each of its keys, which are gathered and whose gradients are added up; and once.
+KEY_COST = 64
+BLOCK_COST = 2048
 
 
 def cut_into_blocks(ends: Sequence[int]) -> list[range]:
-    """The stem of a pack and its branches; one block where that costs less.
+    """Cut a pack into its stem and branches, or into one block where that costs less.
 
     Args:
-        ends (`Sequence[int]`): For each place, where the tokens that follow it, on any branch, end.
+        ends (`Sequence[int]`): For each place, the end of the tokens that follow it, on any branch.
 
     Example:
 
     ```python
-    >>> prompt, long = [1600] * 1000, [1300] * 300 + [1600] * 300
-    >>> cut_into_blocks(prompt + long)
+    >>> prompt = [1600] * 1000
+    >>> cut_into_blocks(prompt + [1300] * 300 + [1600] * 300)
     [range(0, 1000), range(1000, 1300), range(1300, 1600)]
     >>> cut_into_blocks([4] * 2 + [3, 4])  # too short to be told apart
     [range(0, 4)]
@@ -40,19 +41,21 @@ def cut_into_blocks(ends: Sequence[int]) -> list[range]:
     while place < len(ends):
         branch = range(place, ends[place])
         place = branch.stop
-        before = branches[-1] if branches else range(0)
-        together = range(before.start, branch.stop)
-        if before and _cost(together, stem) <= _cost(before, stem) + _cost(branch, stem):
+        previous = branches[-1] if branches else range(0)
+        together = range(previous.start, branch.stop)
+        if previous and _cost(together, stem) <= _cost(previous, stem) + _cost(branch, stem):
             branches[-1] = together
         else:
             branches.append(branch)
-    # The stem gathers nothing, and half of its pairs are left out.
-    apart = len(stem) ** 2 // 2 + BLOCK_COST + sum(_cost(branch, stem) for branch in branches)
-    return [whole] if branches and _cost(whole, range(0)) <= apart else [stem, *branches]
+    # The stem gathers no keys, and causal attention leaves out half of its pairs.
+    cost_of_blocks = len(stem) ** 2 // 2 + BLOCK_COST + sum(_cost(branch, stem) for branch in branches)
+    if branches and _cost(whole, range(0)) <= cost_of_blocks:
+        return [whole]
+    return [stem, *branches]
 
 
 def _cost(branch: range, stem: range) -> int:
-    """Cost of a branch, in pairs."""
+    """Return the cost of a branch, in pairs."""
     return (len(branch) + KEY_COST) * (len(branch) + len(stem)) + BLOCK_COST
 
 
@@ -73,33 +76,42 @@ class TreeMask(torch.Tensor):
 
     @classmethod
     def of(cls, mask: torch.Tensor, ends: Sequence[Sequence[int]], is_windowed: bool = False) -> "TreeMask":
-        """
+        """Make a mask that knows its blocks.
+
         Args:
-            mask (`torch.Tensor` of shape `(N, 1, W, W)`, bool): Which column each row sees.
-            ends (`Sequence[Sequence[int]]`): Of each pack, as in [`cut_into_blocks`]; shorter than W: padding follows.
-            is_windowed (`bool`): Whether rows do not see all of their ancestors, so that no block is merely causal.
+            mask (`torch.Tensor` of shape `(N, 1, W, W)`, bool): True where a row sees a column.
+            ends (`Sequence[Sequence[int]]`): Ends of each pack, as in [`cut_into_blocks`]; shorter than W: padding
+                follows.
+            is_windowed (`bool`): True if rows do not see all of their ancestors, so that no block is merely causal.
         """
         tree = mask.as_subclass(cls)
         tree.blocks = []
-        for one, of_pack in zip(mask, ends, strict=True):
-            stem, *branches = cut_into_blocks(of_pack)
-            is_chain = not is_windowed and (bool(branches) or min(of_pack) == len(of_pack))
-            blocks = [(stem, None if is_chain else one[None, :, : len(stem), : len(stem)])]
+        for pack_mask, pack_ends in zip(mask, ends, strict=True):
+            stem, *branches = cut_into_blocks(pack_ends)
+            is_chain = bool(branches) or min(pack_ends) == len(pack_ends)
+            stem_mask = None
+            if is_windowed or not is_chain:
+                stem_mask = pack_mask[None, :, : len(stem), : len(stem)]
+            blocks = [(stem, stem_mask)]
             for branch in branches:
-                own = slice(branch.start, branch.stop)
-                blocks.append((branch, torch.cat([one[:, own, : len(stem)], one[:, own, own]], dim=2)[None]))
+                places = slice(branch.start, branch.stop)
+                to_stem = pack_mask[:, places, : len(stem)]
+                to_itself = pack_mask[:, places, places]
+                blocks.append((branch, torch.cat([to_stem, to_itself], dim=2)[None]))
             tree.blocks.append(blocks)
         return tree
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():  # inside, it is a plain tensor, and gives plain ones
+        # The one call that models make with the mask is taken over here. Everything else must see a plain tensor, and
+        # return one: a slice of the mask no longer belongs to the blocks.
+        with torch._C.DisableTorchFunctionSubclass():
             if func is scaled_dot_product_attention:
-                return _attended(*args, **(kwargs or {}))
+                return _attention_by_blocks(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))
 
 
-def _attended(
+def _attention_by_blocks(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -108,23 +120,32 @@ def _attended(
     is_causal: bool = False,
     **named: Any,
 ) -> torch.Tensor:
-    """As `scaled_dot_product_attention`, block by block; that itself where queries or keys are not the packs'."""
+    """Compute `scaled_dot_product_attention` block by block; in one call where queries or keys are not the packs'."""
     packs, _, width, _ = attn_mask.shape
-    if not all(each.shape[::2] == (packs, width) and each.size(1) == query.size(1) for each in (query, key, value)):
-        return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **named)
-    packs_attended = []
-    for blocks, *pack in zip(attn_mask.blocks, query.split(1), key.split(1), value.split(1), strict=True):
+    for states in (query, key, value):
+        # Grouped keys that are not repeated, or keys of a cache: the blocks' places would mean something else.
+        if states.shape[::2] != (packs, width) or states.size(1) != query.size(1):
+            return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **named)
+    results = []
+    for number, blocks in enumerate(attn_mask.blocks):
         sizes = [len(block) for block, _ in blocks]
-        queries, keys, values = (each.split([*sizes, width - sum(sizes)], dim=2) for each in pack)
-        attended = []
-        for number, (_, mask) in enumerate(blocks):
-            seen, content = (
-                torch.cat([each[0], each[number]], dim=2) if number else each[0] for each in (keys, values)
+        sizes.append(width - sum(sizes))  # padding
+        queries = query[number : number + 1].split(sizes, dim=2)
+        keys = key[number : number + 1].split(sizes, dim=2)
+        values = value[number : number + 1].split(sizes, dim=2)
+        outputs = []
+        for place, (_, mask) in enumerate(blocks):
+            seen_keys = keys[0]
+            seen_values = values[0]
+            if place:  # a branch sees the stem and itself
+                seen_keys = torch.cat([keys[0], keys[place]], dim=2)
+                seen_values = torch.cat([values[0], values[place]], dim=2)
+            outputs.append(
+                scaled_dot_product_attention(
+                    queries[place], seen_keys, seen_values, mask, dropout_p, is_causal=mask is None, **named
+                )
             )
-            causal = mask is None
-            attended.append(
-                scaled_dot_product_attention(queries[number], seen, content, mask, dropout_p, causal, **named)
-            )
-        attended.append(values[-1])  # padding sees itself
-        packs_attended.append(torch.cat([each.transpose(1, 2) for each in attended], dim=1))  # as the kernel lays out
-    return torch.cat(packs_attended).transpose(1, 2)
+        outputs.append(values[-1])  # padding sees itself alone, so its output is its value
+        # Joined as (1, W, H, D), the layout of the kernel's own output: models reshape it without a copy.
+        results.append(torch.cat([output.transpose(1, 2) for output in outputs], dim=1))
+    return torch.cat(results).transpose(1, 2)

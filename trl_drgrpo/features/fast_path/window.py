@@ -1,4 +1,4 @@
-"""The micro-batches of one optimizer step, re-planned: tensors of stock micro-batches in, tensors of planned ones out.
+"""Turn the stock micro-batches of one optimizer step into planned ones.
 
 A planned micro-batch is a dict as TRL's, cut to the width of its own rows, with one more key, `PLAN`: which rows run
 packed together, how many rows stock TRL would have divided by, and what metrics need to keep their meaning. Plain
@@ -6,6 +6,7 @@ types only, so that a checkpoint can hold it.
 """
 
 import math
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,10 +26,17 @@ PLAN = "micro_batch_plan"
 
 
 def windows(slots: int, accumulation: int) -> list[range]:
-    """The slots of a generation batch that feed the same optimizer step, whichever iteration it is. `slots`:
-    `steps_per_generation`; `accumulation`: `gradient_accumulation_steps`. Where neither divides the other, each slot
-    stands alone."""
-    size = accumulation if slots % accumulation == 0 else slots if accumulation % slots == 0 else 1
+    """Group the slots of a generation batch by the optimizer step that they feed, in every iteration.
+
+    Args:
+        slots (`int`): `steps_per_generation`.
+        accumulation (`int`): `gradient_accumulation_steps`. Where neither divides the other, each slot stands alone.
+    """
+    size = 1
+    if slots % accumulation == 0:
+        size = accumulation
+    elif accumulation % slots == 0:
+        size = slots
     return [range(start, start + size) for start in range(0, slots, size)]
 
 
@@ -37,8 +45,9 @@ class Window:
 
     Args:
         micro_batches (`list[dict]`): TRL's, in their order.
-        skip (`bool`): Whether rows without advantage may be skipped.
-        budget ([`Budget`]), costs ([`Costs`]): See there.
+        skip (`bool`): True if rows without advantage may be skipped.
+        budget ([`Budget`]): Size that no micro-batch exceeds.
+        costs ([`Costs`]): Cost model of the plan.
     """
 
     def __init__(self, micro_batches: list[dict[str, Any]], *, skip: bool, budget: Budget, costs: Costs):
@@ -51,31 +60,38 @@ class Window:
         self.plan = plan_window(self.rows, self.slots, budget, costs)
 
     def summary(self) -> dict[str, Any]:
-        """Numbers for the other ranks: rows and loss tokens of each planned micro-batch, and of the whole window."""
-        batches = [[i for pack in batch for i in pack] for batch in self.plan]
-        run = {i for rows in batches for i in rows}
+        """Return numbers for the other ranks: rows and loss tokens of each planned micro-batch, and of the window."""
+        batches = []
+        rows_run: set[int] = set()
+        for batch in self.plan:
+            rows = list(chain.from_iterable(batch))
+            rows_run.update(rows)
+            batches.append((len(rows), sum(self.loss_tokens[i] for i in rows)))
         return {
-            "batches": [(len(rows), sum(self.loss_tokens[i] for i in rows)) for rows in batches],
+            "batches": batches,
             "rows": len(self.rows),
             "loss_tokens": sum(self.loss_tokens),
-            "leaves_out": any(tokens and i not in run for i, tokens in enumerate(self.loss_tokens)),
+            "leaves_out": any(tokens and i not in rows_run for i, tokens in enumerate(self.loss_tokens)),
         }
 
     def micro_batches(self, everyone: list[dict[str, Any]], keep_slots: bool) -> list[dict[str, Any]]:
-        """
-        The window's slots, filled from the end: the last one carries the synchronization of gradients.
+        """Fill the slots of the window from the end, because the last one carries the synchronization of gradients.
 
-        `everyone`: the [`Window.summary`] of every rank, in order. `keep_slots`: run something in every slot, where
-        skipping one would leave other processes waiting; else a slot that runs nothing has tensors of no rows.
+        Args:
+            everyone (`list[dict]`): The [`Window.summary`] of every rank, in order.
+            keep_slots (`bool`): Run something in every slot, because a skipped one would leave other processes
+                waiting; else a slot that runs nothing has tensors of no rows.
         """
-        batches = [summary["batches"] for summary in everyone]
-        used = self.slots if keep_slots else max([1, *(len(ranks) for ranks in batches)])
+        batches_of_ranks = [summary["batches"] for summary in everyone]
+        used = self.slots
+        if not keep_slots:
+            used = max(1, *(len(batches) for batches in batches_of_ranks))
         planned = []
         for place in range(used):
             batch = self.plan[place] if place < len(self.plan) else []
-            ranks = [of_rank[place] for of_rank in batches if place < len(of_rank)]
-            rows = max([1, *(rows for rows, _ in ranks)])
-            planned.append(self._micro_batch(batch, rows, sum(tokens for _, tokens in ranks)))
+            sizes = [batches[place] for batches in batches_of_ranks if place < len(batches)]
+            rows = max([1, *(rows for rows, _ in sizes)])
+            planned.append(self._micro_batch(batch, rows, sum(tokens for _, tokens in sizes)))
         planned[-1][PLAN]["window"] = {
             "rows": sum(summary["rows"] for summary in everyone),
             "loss_tokens": sum(summary["loss_tokens"] for summary in everyone),
@@ -84,7 +100,8 @@ class Window:
         return [self._micro_batch([], 0, 0) for _ in range(self.slots - used)] + planned
 
     def _micro_batch(self, batch: MicroBatch, rows: int, loss_tokens: int) -> dict[str, Any]:
-        chosen = [i for pack in batch for i in pack]
+        chosen = list(chain.from_iterable(batch))
+        # All ranks run as many rows in a slot: TRL divides by them, so they must be equal. Fillers have no loss.
         fillers = rows - len(chosen)
         index = torch.tensor(chosen + [0] * fillers, dtype=torch.long, device=self.inputs["completion_ids"].device)
         prompt_width = max([1, *(self.rows[i].prompt_length for i in index.tolist())])
@@ -93,26 +110,29 @@ class Window:
         for key in (*OF_COMPLETIONS, *OF_EITHER):
             if key in inputs and fillers:
                 inputs[key][len(chosen) :] = 0
-        places = iter(range(len(chosen)))
-        packs = [[next(places) for _ in pack] for pack in batch]
+        packs = []
+        start = 0
+        for pack in batch:  # the rows of a pack now stand side by side
+            packs.append(list(range(start, start + len(pack))))
+            start += len(pack)
         plan = {"rows": rows, "nominal_rows": self.nominal_rows, "packs": packs, "loss_tokens": loss_tokens}
         return {**inputs, PLAN: plan}
 
     def statistics(self) -> dict[str, float]:
-        """Tokens run over, those among them that are no padding, what stock TRL would run over, and rows."""
+        """Count tokens that run, those of them that are no padding, tokens that stock TRL would run, and rows."""
         width = self.inputs["prompt_ids"].size(1) + self.inputs["completion_ids"].size(1)
-        packed = [processed_tokens(self.rows, batch, self.costs) for batch in self.plan]
+        packs = list(chain.from_iterable(self.plan))
         return {
-            "processed": sum(packed),
-            "useful": sum(pack_length(self.rows, pack) for batch in self.plan for pack in batch),
+            "processed": sum(processed_tokens(self.rows, batch, self.costs) for batch in self.plan),
+            "useful": sum(pack_length(self.rows, pack) for pack in packs),
             "upstream": len(self.rows) * width,
             "rows": len(self.rows),
-            "run": sum(len(pack) for batch in self.plan for pack in batch),
+            "run": sum(map(len, packs)),
         }
 
 
 def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:
-    """(B,) bool: rows with a token that is trained on and, where others may be skipped, with an advantage.
+    """Return rows with a token that is trained on and, where others may be skipped, with an advantage: `(B,)` bool.
 
     An advantage of exactly 0 means no gradient: groups of equal rewards get it by comparing rewards
     ([`group_advantages`]), so no rounding residue is mistaken for one.
@@ -121,19 +141,25 @@ def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:
     if not skip:
         return mask.any(dim=1)
     advantages = inputs["advantages"]
-    return (mask & ((advantages if advantages.dim() == 2 else advantages.unsqueeze(1)) != 0)).any(dim=1)
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
+    return (mask & (advantages != 0)).any(dim=1)
 
 
 def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
-    return inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
+    if "tool_mask" in inputs:
+        return inputs["completion_mask"] * inputs["tool_mask"]
+    return inputs["completion_mask"]
 
 
 def _joined(micro_batches: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        key: value if key in OF_THE_BATCH else torch.cat([batch[key] for batch in micro_batches])
-        for key, value in micro_batches[0].items()
-        if value is not None
-    }
+    joined = {}
+    for key, value in micro_batches[0].items():
+        if key in OF_THE_BATCH and value is not None:
+            joined[key] = value
+        elif value is not None:
+            joined[key] = torch.cat([batch[key] for batch in micro_batches])
+    return joined
 
 
 def _rows(key: str, value: Any, index: torch.Tensor, prompt_width: int, completion_width: int) -> Any:
@@ -146,7 +172,7 @@ def _rows(key: str, value: Any, index: torch.Tensor, prompt_width: int, completi
 
 
 class WindowMetrics:
-    """TRL's metrics of the loss, with their meaning kept when rows are regrouped and left out.
+    """Metrics of TRL's loss that keep their meaning when rows are regrouped and left out.
 
     TRL logs each micro-batch's mean over tokens and later averages these means. With micro-batches of unequal size
     that would weigh tokens unequally, and rows that are left out would be missing. Here numerators and denominators
@@ -158,37 +184,45 @@ class WindowMetrics:
     - `entropy`: over the rows that were run.
 
     Args:
-        clips_rows (`bool`): Whether importance ratios are per sequence, so that clip ratios count rows, not tokens.
+        clips_rows (`bool`): True if importance ratios are per sequence, so that clip ratios count rows, not tokens.
     """
 
     def __init__(self, clips_rows: bool):
         self.clips_rows = clips_rows
-        self._logged: list[tuple[float, float, dict[str, list[float]]]] = []  # behind their rows and tokens
+        self._logged: list[tuple[float, float, dict[str, list[float]]]] = []  # rows, loss tokens, metrics
 
     def add(self, plan: dict[str, Any], metrics: dict[str, list[float]], ranks: int) -> None:
-        """Take in what one micro-batch logged: means over its tokens or rows on all `ranks`, extremes over its
-        rows."""
+        """Add the metrics of one micro-batch: means over its tokens or rows on all `ranks`, extremes over its rows."""
         self._logged.append((plan["rows"] * ranks, plan["loss_tokens"], metrics))
 
     def finish(self, window: dict[str, Any]) -> dict[str, list[float]]:
-        """The window's metrics, one value each, and a fresh start. `window` has `rows` and `loss_tokens` of the window
-        on all ranks, and whether it `leaves_out` rows that have tokens."""
-        logged, self._logged, result = self._logged, [], {}
+        """Return the metrics of the window, one value each, and start the next window.
+
+        Args:
+            window (`dict`): `rows` and `loss_tokens` of the window on all ranks, and `leaves_out`: True if it leaves
+                out rows that have tokens.
+        """
+        logged = self._logged
+        self._logged = []
+        result = {}
         for name in dict.fromkeys(name for _, _, metrics in logged for name in metrics):
             is_of_clips = name.startswith("clip_ratio/")
             unit = "rows" if is_of_clips and self.clips_rows else "loss_tokens"
-            values, weights = [], []
+            values = []
+            weights = []
             for rows, tokens, metrics in logged:
                 values += metrics.get(name, [])
                 weights += [rows if unit == "rows" else tokens] * len(metrics.get(name, []))
             extreme = {"min": min, "max": max}.get(name.rpartition("_")[2])
             if is_of_clips and extreme:
-                found = [value for value in values if not math.isnan(value)]  # NaN: of fillers only
-                if found:
-                    result[name] = [extreme([*found, 0.0] if window["leaves_out"] else found)]
+                ratios = [value for value in values if not math.isnan(value)]  # NaN: fillers alone
+                if ratios and window["leaves_out"]:
+                    ratios.append(0.0)  # the clip ratio of a row that was left out
+                if ratios:
+                    result[name] = [extreme(ratios)]
                 continue
-            whole = window[unit] if is_of_clips else sum(weights)
-            if is_of_clips or whole:  # else nothing was run, so there is no mean
+            total_weight = window[unit] if is_of_clips else sum(weights)
+            if is_of_clips or total_weight:  # else nothing was run, so there is no mean
                 total = sum(value * weight for value, weight in zip(values, weights, strict=True))
-                result[name] = [total / max(whole, 1)]
+                result[name] = [total / max(total_weight, 1)]
         return result

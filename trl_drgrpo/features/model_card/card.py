@@ -247,8 +247,15 @@ def adapter_rows(model: Any) -> Rows:
     quantization = getattr(model.config, "quantization_config", None)
     if quantization is not None:
         values = quantization if isinstance(quantization, dict) else quantization.to_dict()
-        kept = ("quant_method", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
-        text = ", ".join(f"{key} {plain_data(values[key])}" for key in kept if values.get(key) not in (None, False))
+        shown_keys = (
+            "quant_method",
+            "load_in_4bit",
+            "load_in_8bit",
+            "bnb_4bit_quant_type",
+            "bnb_4bit_use_double_quant",
+        )
+        shown = [f"{key} {plain_data(values[key])}" for key in shown_keys if values.get(key) not in (None, False)]
+        text = ", ".join(shown)
         rows.append(("base model quantized", text or type(quantization).__name__))
     return rows
 
@@ -294,8 +301,8 @@ def changed_settings(args: Any) -> dict[str, Any]:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         value = getattr(args, field.name)
         surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
-        given, made = derived.get(field.name, (value, value))  # what it was made into from what was given
-        if surrounding or not field.init or value == default or (given == default and value == made):
+        passed, effective = derived.get(field.name, (value, value))  # what it was made into from what was given
+        if surrounding or not field.init or value == default or (passed == default and value == effective):
             continue
         shown[field.name] = plain_data(value)
     return without_paths(scrubbed(shown))

@@ -135,10 +135,10 @@ def _decoding(trainer: Any) -> dict[str, str]:
         "repetition_penalty": args.repetition_penalty,
         "eos_token_id": sorted(trainer.eos_token_ids),
     }
-    more = dict(args.generation_kwargs or {})
+    further_settings = dict(args.generation_kwargs or {})
     if args.use_vllm:  # whose other options transformers does not know
-        more = {"stop_strings": more["stop"]} if more.get("stop") else {}
-    shown = {name: repr(value) for name, value in (decoding | more).items() if value is not None}
+        further_settings = {"stop_strings": further_settings["stop"]} if further_settings.get("stop") else {}
+    shown = {name: repr(value) for name, value in (decoding | further_settings).items() if value is not None}
     if "stop_strings" in shown:
         shown["tokenizer"] = "tokenizer"
     return shown

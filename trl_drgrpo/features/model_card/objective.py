@@ -44,9 +44,9 @@ def plain_data(value: Any) -> Any:
     if isinstance(value, Enum):
         return plain_data(value.value)
     if isinstance(value, Mapping):
-        return {key if type(key) in (str, int) else str(key): plain_data(each) for key, each in value.items()}
+        return {key if type(key) in (str, int) else str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain_data(each) for each in value]
+        return [plain_data(item) for item in value]
     if value is None or type(value) in (str, int, float, bool):
         return value
     return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)

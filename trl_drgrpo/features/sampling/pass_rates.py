@@ -135,18 +135,18 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
     Returns:
         `tuple[int, int]`: Prompts that were written, and prompts without a completion that could be judged.
     """
-    seen: dict[str, tuple[Any, list[bool]]] = {}
+    judged_prompts: dict[str, tuple[Any, list[bool]]] = {}
     for prompt, is_correct in zip(prompts, correct, strict=True):
-        judged = seen.setdefault(prompt_key(prompt), (prompt, []))[1]
+        judged = judged_prompts.setdefault(prompt_key(prompt), (prompt, []))[1]
         if is_correct is not None:
             judged.append(is_correct)
     lines = []
-    for key, (prompt, judged) in seen.items():
+    for key, (prompt, judged) in judged_prompts.items():
         if judged:
             row = {"key": key, "pass_rate": sum(judged) / len(judged), "completions": len(judged)}
             text = " ".join(prompt_text(prompt).split())
             row["prompt"] = text if len(text) <= _PROMPT_CHARACTERS else f"{text[: _PROMPT_CHARACTERS - 3]}..."
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     write_whole(Path(path), "".join(lines))
-    unjudged = sum(not judged for _, judged in seen.values())
-    return len(seen) - unjudged, unjudged
+    unjudged = sum(not judged for _, judged in judged_prompts.values())
+    return len(judged_prompts) - unjudged, unjudged

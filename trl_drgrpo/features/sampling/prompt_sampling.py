@@ -70,13 +70,13 @@ class PromptSampling(Feature):
         )
         if args.curriculum:
             self._rule = CorrectnessRule(trainer.reward_func_names, args.correct_reward, args.correct_threshold)
-        wanted = args.generation_batch_size // trainer.num_generations
+        prompts_per_batch = args.generation_batch_size // trainer.num_generations
         dataset = self.stream.dataset
-        cap = wanted * args.max_sampling_rounds
+        cap = prompts_per_batch * args.max_sampling_rounds
         if isinstance(dataset, Dataset) and len(dataset) < cap:
             got = f"{args.max_sampling_rounds} with {len(dataset)} rows of training data"
-            remedy = f"set at most {len(dataset) // wanted}, or add rows."
-            remedy = f"A batch takes {wanted} rows, none of them twice: {remedy}"
+            remedy = f"set at most {len(dataset) // prompts_per_batch}, or add rows."
+            remedy = f"A batch takes {prompts_per_batch} rows, none of them twice: {remedy}"
             raise InputError("max_sampling_rounds", got, f"at least {cap} rows", remedy)
         if args.prior_pass_rates:
             self._take_prior(user_path(args.prior_pass_rates))
@@ -85,16 +85,18 @@ class PromptSampling(Feature):
         """Take in pass rates from before the run, if they are of these prompts."""
         rates = read_pass_rates(path)
         self.pass_rates.take_prior(rates)
-        known = self.stream.count_known(rates)
-        if known == 0:
+        num_known = self.stream.count_known(rates)
+        if num_known == 0:
             remedy = (
                 "Prompts are matched by a hash of what the model sees: score completions of this dataset, with the "
                 "same prompt_template and system_prompt."
             )
             got = f"{path}, which has none of the prompts"
             raise InputError("prior_pass_rates", got, "pass rates of the same prompts", remedy)
-        if known:
-            logger.info("prior_pass_rates: %s has %d prompts, and knows %d training prompts.", path, len(rates), known)
+        if num_known:
+            logger.info(
+                "prior_pass_rates: %s has %d prompts, and knows %d training prompts.", path, len(rates), num_known
+            )
 
     # A generation batch
 
@@ -111,12 +113,12 @@ class PromptSampling(Feature):
         args = self.trainer.args
         size = self.trainer.num_generations
         examples = self.trainer.gathered(list(inputs))[::size]
-        wanted = len(examples)
+        num_groups = len(examples)
         cap = len(examples) * args.max_sampling_rounds
         prompts = self.stream.batch(self.batches, examples)
         drawn: list[Draw] = []
         rounds: list[dict[str, Any]] = []
-        while (missing := wanted - sum(map(self._is_selected, drawn))) > 0 and len(drawn) < cap:
+        while (missing := num_groups - sum(map(self._is_selected, drawn))) > 0 and len(drawn) < cap:
             fresh = self._draw(prompts, drawn, self._round_size(missing), cap)
             if fresh:
                 rounds.append(self._run_round(fresh, len(rounds), generate))
@@ -124,13 +126,13 @@ class PromptSampling(Feature):
             rounds.append(self._run_round([Draw(examples[0], "")], 0, generate))
         selection = select_groups(
             [self._is_selected(draw) for draw in drawn],
-            wanted,
+            num_groups,
             cap,
             [draw.probability for draw in drawn],
             mean_over_live=args.dynamic_sampling == "dapo",
         )
         self.batches += 1
-        self._log(drawn, selection, len(rounds), wanted)
+        self._log(drawn, selection, len(rounds), num_groups)
         return self._batch(rounds, drawn, selection, len(inputs))
 
     @property
@@ -229,7 +231,7 @@ class PromptSampling(Feature):
         while len(chosen) < rows * ranks // size:
             chosen.append(spare.popleft() if spare else (chosen[-1] if chosen else (0, 0)))
             weights.append(0.0)
-        own: list[tuple[int, dict[str, torch.Tensor]]] = []
+        local_rows: list[tuple[int, dict[str, torch.Tensor]]] = []
         for place, (group, weight) in enumerate(zip(chosen, weights, strict=True)):
             number, index = group or (0, 0)
             share = len(rounds[number]["completion_ids"])  # rows of each process
@@ -238,8 +240,8 @@ class PromptSampling(Feature):
                 if holder == rank:
                     row = row_of(rounds[number], at)
                     row["advantages"] = row["advantages"] * weight
-                    own.append((place * size + member, row))
-        everyone = sorted(self.trainer.gathered(own), key=lambda entry: entry[0])
+                    local_rows.append((place * size + member, row))
+        everyone = sorted(self.trainer.gathered(local_rows), key=lambda entry: entry[0])
         first = rounds[0]
         batch: dict[str, Any] = joined_rows(
             [row for _, row in everyone[rank * rows : (rank + 1) * rows]],

@@ -80,9 +80,9 @@ def sampling_metrics(
     if estimated:
         metrics["sampling/keep_probability"] = sum(draw.probability for draw in estimated) / len(estimated)
         for index, bucket in enumerate(BUCKETS):
-            kept = [draw.probability for draw in estimated if bucket_index(draw.estimate) == index]
-            if kept:
-                metrics[f"sampling/keep_probability/{bucket}"] = sum(kept) / len(kept)
+            probabilities = [draw.probability for draw in estimated if bucket_index(draw.estimate) == index]
+            if probabilities:
+                metrics[f"sampling/keep_probability/{bucket}"] = sum(probabilities) / len(probabilities)
     return metrics
 
 
@@ -96,15 +96,15 @@ def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
     """
     generated = [draw for draw in drawn if draw.place is not None]
     rewards = [draw.reward for draw in generated if not draw.live and not math.isnan(draw.reward)]
-    seen = ""
+    dead_groups = ""
     if rewards:
         highest = sum(reward == max(rewards) for reward in rewards) / len(rewards)
-        seen = f" Dead groups: rewards from {min(rewards):g} to {max(rewards):g}, "
-        seen += f"{highest:.0%} of them at the highest."
+        dead_groups = f" Dead groups: rewards from {min(rewards):g} to {max(rewards):g}, "
+        dead_groups += f"{highest:.0%} of them at the highest."
     return (
         f"Sampling: {sum(draw.live for draw in generated)} of {wanted} groups were live after the "
-        f"{wanted * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those.{seen} Use "
-        "prompts of another difficulty, or raise num_generations. Shown once; sampling/capped_frac counts."
+        f"{wanted * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those.{dead_groups} "
+        "Use prompts of another difficulty, or raise num_generations. Shown once; sampling/capped_frac counts."
     )
 
 
@@ -175,12 +175,12 @@ class PromptStream:
             self._order = (number_of_pass, torch.randperm(size, generator=generator).tolist())
         rows = self._order[1][start : start + first]
         yield from rows
-        seen = set(rows)
+        drawn_rows = set(rows)
         chance = random.Random(f"{self.seed} rows of batch {number}")
-        while len(seen) < size:
+        while len(drawn_rows) < size:
             row = chance.randrange(size)
-            if row not in seen:
-                seen.add(row)
+            if row not in drawn_rows:
+                drawn_rows.add(row)
                 yield row
 
     def _streamed(self) -> Iterator[dict[str, Any]]:

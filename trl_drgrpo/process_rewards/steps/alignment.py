@@ -92,17 +92,17 @@ class Aligner:
         texts: list[str] = []
         cuts: list[int] = []
         begun = False
-        rest = b""
-        for token, known in enumerate(map(self._known.__getitem__, ids)):
-            if known is None:
+        incomplete = b""
+        for token, token_bytes in enumerate(map(self._known.__getitem__, ids)):
+            if token_bytes is None:
                 self._read_windows(ids, texts, cuts)
                 break
-            raw = rest + known[begun]
+            raw = incomplete + token_bytes[begun]
             text, used = utf_8_decode(raw, "replace", token + 1 == len(ids))
             texts.append(text)
-            begun = begun or known[1] != b""
-            rest = raw[used:]
-            if not rest:
+            begun = begun or token_bytes[1] != b""
+            incomplete = raw[used:]
+            if not incomplete:
                 cuts.append(token)
         return texts, cuts
 
@@ -130,14 +130,14 @@ class Aligner:
         token = self.tokenizer.convert_ids_to_tokens([token_id])[0] or ""
         first = self.decode([token_id])
         letter = self.decode([self._letter])
-        behind = self.decode([self._letter, token_id])
+        after_letter = self.decode([self._letter, token_id])
         before = self.decode([token_id, self._letter])
-        text = behind[len(letter) :]
+        text = after_letter[len(letter) :]
         letter_behind = self.decode([self._letter] * 2)[len(letter) :]
         byte = BYTE_TOKEN.fullmatch(token)
         if byte and first != token:
             raw = bytes([int(byte[1], 16)])
-        elif not behind.startswith(letter) or before != first + letter_behind or (token and not text):
+        elif not after_letter.startswith(letter) or before != first + letter_behind or (token and not text):
             return None
         elif REPLACEMENT not in text or REPLACEMENT in token:
             raw = text.encode()

@@ -243,9 +243,13 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
             raise InputError(field, f"{separator!r} in a list", "plain separators", remedy)
     # One of escapes alone, as a shell or a quoted YAML string passes it on, means the characters that it spells.
     escaped = re.compile(r"(\\[nrt])+")
-    meant = [each.encode().decode("unicode_escape") if escaped.fullmatch(each) else each for each in separators]
-    known = sorted({each.replace("\r\n", "\n") for each in meant}, key=lambda each: (len(each), each))
-    patterns = [re.compile(_pattern_of(separator)) for separator in known]
+    texts = set()
+    for text in separators:
+        if escaped.fullmatch(text):
+            text = text.encode().decode("unicode_escape")
+        texts.add(text.replace("\r\n", "\n"))
+    sorted_separators = sorted(texts, key=lambda text: (len(text), text))
+    patterns = [re.compile(_pattern_of(separator)) for separator in sorted_separators]
 
     def spans(text: str) -> Iterator[Span]:
         start = 0
@@ -254,7 +258,7 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
             yield first.span()
             start = first.end()
 
-    return Rule(spans, separators=tuple(known))
+    return Rule(spans, separators=tuple(sorted_separators))
 
 
 def _pattern_of(separator: str) -> str:
@@ -480,10 +484,10 @@ def _check_tool_mask(mask: list[int], length: int) -> None:
         got = f"{len(mask)} entries for {length} completion tokens"
         remedy = "Pass the mask of the same completion, without padding."
         raise InputError("tool_mask", got, "one entry per token", remedy)
-    other = set(mask) - {0, 1}
-    if other:
+    other_values = set(mask) - {0, 1}
+    if other_values:
         remedy = "1 marks the model's tokens, 0 those of tool results."
-        raise InputError("tool_mask", f"{min(other)}", "0 or 1", remedy)
+        raise InputError("tool_mask", f"{min(other_values)}", "0 or 1", remedy)
 
 
 def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:

@@ -145,8 +145,8 @@ def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    seen = {entry["question"] for entry in train}
-    new = [entry for entry in test if entry["question"] not in seen]
+    train_questions = {entry["question"] for entry in train}
+    new = [entry for entry in test if entry["question"] not in train_questions]
     if len(new) < len(test):
         logger.warning(
             "reasoning_gym:%s: %d of %d test questions also occur among the %d different training questions and were "
@@ -154,7 +154,7 @@ def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str
             task,
             len(test) - len(new),
             len(test),
-            len(seen),
+            len(train_questions),
         )
     return new
 

@@ -187,11 +187,11 @@ class Planner:
         """Of the micro-batch that needs most; the gradients of a step's first one come to be in its backward.
         `roughly`: of the micro-batch of most tokens, a lower bound."""
         shapes = trained_shapes(self.config, setup)
-        found = [
+        peaks_of_shapes = [
             (max(self.peaks(passes.train, setup, shape).values()), self._gradients * shape.later)
             for shape in ([max(shapes, key=lambda each: each.tokens)] if roughly else shapes)
         ]
-        activations, gradients = max(found, key=sum)
+        activations, gradients = max(peaks_of_shapes, key=sum)
         return {**self._always(setup), "gradients": gradients, "activations": activations}
 
     def _score(self, setup: Setup) -> int:
@@ -199,21 +199,24 @@ class Planner:
         shapes = trained_shapes(self.config, setup)
         if setup.reference or setup.vllm or setup.generates_elsewhere:  # rows are scored before any is left out
             shapes += scored_shapes(self.config, setup)
-        return max(self.peaks(passes.score, setup, replace(each, later=False))["score"] for each in shapes)
+        return max(self.peaks(passes.score, setup, replace(shape, later=False))["score"] for shape in shapes)
 
     def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
         """What a pass gives at the full depth. All else that it reads of a setup is in the shape, if there is one."""
         key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.exact, shape)
         if key not in self._peaks:
             depth = self.config.num_hidden_layers
-            rest = (setup,) if shape is None else (setup, shape)
+            arguments = (setup,) if shape is None else (setup, shape)
             if not self.is_uniform or depth <= 3:
-                self._peaks[key] = _run(run, self.full, *rest)
+                self._peaks[key] = _run(run, self.full, *arguments)
             else:
                 for layers in {2, 3} - set(self._shallow):
                     self._shallow[layers] = Skeleton(self.config, self.setup, layers)
-                two, three = (_run(run, self._shallow[layers], *rest) for layers in (2, 3))
-                self._peaks[key] = {name: two[name] + (depth - 2) * (three[name] - two[name]) for name in two}
+                two_layers, three_layers = (_run(run, self._shallow[layers], *arguments) for layers in (2, 3))
+                self._peaks[key] = {
+                    name: two_layers[name] + (depth - 2) * (three_layers[name] - two_layers[name])
+                    for name in two_layers
+                }
         return self._peaks[key]
 
     def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> dict[str, int]:
@@ -223,7 +226,7 @@ class Planner:
             parts = {**parts, **self._engine(setup)}
         if setup.device == "cuda":
             parts[CONTEXT_PART] = CONTEXT
-            parts[SLACK_PART] = int(SLACK * sum(parts.get(each, 0) for each in PASSING))
+            parts[SLACK_PART] = int(SLACK * sum(parts.get(part, 0) for part in PASSING))
         else:
             parts |= {SLACK_PART: int(KEPT * sum(parts.values())), PROCESS_PART: RUNNING}
         return _without_zeros(parts)
@@ -319,8 +322,8 @@ def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
 
 def _watched(trained: list[nn.Parameter]) -> int:
     """Bytes for the sampled elements: of each its place, its value at the start, and whether it had a gradient."""
-    each = max(1, WATCHED // max(1, len(trained)))
-    return sum(min(p.numel(), each) * (8 + p.element_size() + 1) for p in trained)
+    numbers_watched = max(1, WATCHED // max(1, len(trained)))
+    return sum(min(p.numel(), numbers_watched) * (8 + p.element_size() + 1) for p in trained)
 
 
 def _rollouts(setup: Setup) -> int:
@@ -408,5 +411,5 @@ def _generations(setup: Setup, given: Any) -> list[Setup]:
     if {"steps_per_generation", "generation_batch_size"} & set(given):
         return [setup]
     steps = [n for n in range(setup.accumulation, 0, -1) if setup.accumulation % n == 0]
-    whole = [n for n in steps if setup.batch * n % setup.group == 0]
-    return [replace(setup, steps_per_generation=n) for n in whole or [setup.accumulation]]
+    complete_groups = [n for n in steps if setup.batch * n % setup.group == 0]
+    return [replace(setup, steps_per_generation=n) for n in complete_groups or [setup.accumulation]]

@@ -203,10 +203,10 @@ _POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
 
 def _bytes(text: str, whole: int = 0) -> int | None:
     """Bytes of an amount, or of a share of `whole` bytes; `None` for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(?:i?b)?)", text.strip().lower())
-    if found is None:
+    amount = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(?:i?b)?)", text.strip().lower())
+    if amount is None:
         return None
-    size = float(found[1]) / 100 * whole if found[2] else float(found[1]) * 1024 ** _POWERS[found[3]]
+    size = float(amount[1]) / 100 * whole if amount[2] else float(amount[1]) * 1024 ** _POWERS[amount[3]]
     return int(size) if math.isfinite(size) else None
 
 
@@ -327,11 +327,11 @@ def find_card(name: str) -> tuple[str, int]:
     shortened_names = {re.sub(_FILLERS, "", card.lower()): card for card in CARDS}
     short = re.sub(_FILLERS, "", name.lower())
     beginning = [card for each, card in shortened_names.items() if short and each.startswith(short)]  # H100, RTX 3060
-    found = [shortened_names[short]] if short in shortened_names else beginning
-    if len(found) == 1:
-        return found[0], int(CARDS[found[0]] * 2**30)
-    if found:
-        remedy = f"Did you mean {' or '.join(found)}?"
+    matching_cards = [shortened_names[short]] if short in shortened_names else beginning
+    if len(matching_cards) == 1:
+        return matching_cards[0], int(CARDS[matching_cards[0]] * 2**30)
+    if matching_cards:
+        remedy = f"Did you mean {' or '.join(matching_cards)}?"
         raise InputError("--device", f"{name!r}, which matches several cards", "one of them", remedy)
     otherwise = f"Known cards: {', '.join(CARDS)}. For another one pass --memory."
     near = did_you_mean(name.upper(), CARDS, otherwise, most=2, cutoff=0.6)

@@ -58,9 +58,9 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for each in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(each, torch.Tensor):
-                self.enter(each)
+        for result in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(result, torch.Tensor):
+                self.enter(result)
         return out
 
     def enter(self, tensor: torch.Tensor, counts: bool = True) -> None:
@@ -127,10 +127,10 @@ class Precision(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.dtype is not None and func in _LOWER:
-            args = tuple(self._lowered(each) for each in args)
-            kwargs = {name: self._lowered(each) for name, each in kwargs.items()}
+            args = tuple(self._lowered(argument) for argument in args)
+            kwargs = {name: self._lowered(argument) for name, argument in kwargs.items()}
         elif self.dtype is not None and self.device == "cuda" and func in _FLOAT32_ON_GPU:
-            args = tuple(each.float() if _is_float(each) else each for each in args)
+            args = tuple(argument.float() if _is_float(argument) else argument for argument in args)
         if func is functional.scaled_dot_product_attention:
             return attend(*args, device=self.device, **kwargs)
         if func in _GROUPED:
@@ -166,16 +166,16 @@ class Kernel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Any, back: Any, *inputs: Any) -> torch.Tensor:
-        out, kept = run(*inputs)
+        out, saved = run(*inputs)
         ctx.back = back
-        ctx.like = [None if each is None else (each.shape, each.dtype) for each in inputs]
-        ctx.save_for_backward(*kept)
+        ctx.like = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs]
+        ctx.save_for_backward(*saved)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        wanted = zip(ctx.like, ctx.needs_input_grad[2:], strict=True)
-        grads = [grad.new_empty(like[0], dtype=like[1]) if wants else None for like, wants in wanted]
+        needs = zip(ctx.like, ctx.needs_input_grad[2:], strict=True)
+        grads = [grad.new_empty(like[0], dtype=like[1]) if wants else None for like, wants in needs]
         workspace = ctx.back(grad, *ctx.saved_tensors)
         del workspace
         return None, None, *grads
@@ -209,26 +209,29 @@ def attend(
     Queries are `(B, heads, n, head_dim)`; keys and values may have fewer heads. PyTorch turns a boolean mask into
     numbers first. Where branches attend apart, each block keeps the keys and values it gathered, and its output.
     """
-    copied, pairs = getattr(attn_mask, APART, None) or (0, None)
-    if pairs is not None:
-        attn_mask = query.new_empty(pairs)
+    copied, score_entries = getattr(attn_mask, APART, None) or (0, None)
+    if score_entries is not None:
+        attn_mask = query.new_empty(score_entries)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
 
     def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> Any:
         batch, heads, n, _ = query.shape
         out = query.new_empty(batch, n, heads, value.size(-1)).transpose(1, 2)
-        kept = [query, key, value, mask, out, query.new_empty(batch, heads, n, dtype=torch.float32)]
+        saved = [query, key, value, mask, out, query.new_empty(batch, heads, n, dtype=torch.float32)]
         if copied:
-            kept += [*(each.new_empty(copied, heads, each.size(-1)) for each in (key, value)), torch.empty_like(out)]
-        return out, kept
+            saved += [
+                *(tensor.new_empty(copied, heads, tensor.size(-1)) for tensor in (key, value)),
+                torch.empty_like(out),
+            ]
+        return out, saved
 
     def back(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
         workspace = [query.new_empty(query.shape[:3], dtype=torch.float32)]
         if device == "cuda":  # gradients of the queries are summed in float32, those of shared keys per head
             workspace.append(query.new_empty(query.shape, dtype=torch.float32))
             if key.size(1) != query.size(1):
-                workspace += [each.new_empty(*query.shape[:2], *each.shape[2:]) for each in (key, value)]
+                workspace += [tensor.new_empty(*query.shape[:2], *tensor.shape[2:]) for tensor in (key, value)]
         return workspace
 
     return Kernel.apply(run, back, query, key, value, attn_mask)  # type: ignore[return-value]
@@ -246,8 +249,10 @@ def fused_head(hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device
         return log_probs, [hidden, weight, bias, log_z, entropy]
 
     def back(grad: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: Any, *_: Any) -> Any:
-        given = [each for each in (hidden, weight, bias) if each is not None and each.requires_grad]
-        sums = [torch.empty_like(each, dtype=torch.float32) for each in given if each.dtype != torch.float32]
+        trained_inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
+        sums = [
+            torch.empty_like(tensor, dtype=torch.float32) for tensor in trained_inputs if tensor.dtype != torch.float32
+        ]
         sums.append(torch.empty_like(grad))  # zeros: the entropy's gradient
         return sums, _tile(hidden, weight, compute, 29 if device == "cpu" else 0)
 
@@ -347,10 +352,10 @@ class AdaptedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self.base(x)
         is_quantized = isinstance(self.base, QuantizedLinear)
-        given = result.dtype
+        result_dtype = result.dtype
         if is_quantized:
             result = result.clone()
         if not is_quantized or self.precision.dtype is None:
             x = x.to(torch.float32)
         update = self.lora_b(self.lora_a(self.dropout(x))) * 2.0
-        return result + update.to(given) if is_quantized else (result + update).to(given)
+        return result + update.to(result_dtype) if is_quantized else (result + update).to(result_dtype)

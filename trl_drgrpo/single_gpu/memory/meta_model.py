@@ -179,7 +179,7 @@ def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
         return True
     if isinstance(targets, str):
         return re.fullmatch(targets, name) is not None or name.rpartition(".")[2] == targets
-    return any(name == each or name.endswith(f".{each}") for each in targets)
+    return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
 def _default_targets(model_type: str) -> str | tuple[str, ...]:
@@ -188,5 +188,5 @@ def _default_targets(model_type: str) -> str | tuple[str, ...]:
     if model_type not in known:
         remedy = "PEFT has no default for it: set lora_target_modules, for example all-linear."
         raise InputError("lora_target_modules", f"none for {model_type}", "names of layers", remedy)
-    found = known[model_type]
-    return found if isinstance(found, str) else tuple(found)
+    targets = known[model_type]
+    return targets if isinstance(targets, str) else tuple(targets)

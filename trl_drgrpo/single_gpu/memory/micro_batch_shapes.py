@@ -67,11 +67,11 @@ class Shape:
 
     def exceeds(self, other: "Shape") -> bool:
         """Tell whether it needs at least what the other one needs, in every tensor; of two alike, one does."""
-        mine, others = (
+        mine, limits = (
             (s.tokens, s.tokens * s.width * s.masked, s.scored, s.layout, s.padded, s.later, *(s.apart or (0, 0)))
             for s in (self, other)
         )
-        return self > other if mine == others else all(a >= b for a, b in zip(mine, others, strict=True))
+        return self > other if mine == limits else all(a >= b for a, b in zip(mine, limits, strict=True))
 
 
 def shares_prompts(config: Any, setup: Setup) -> bool:
@@ -110,21 +110,22 @@ def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
 
 @lru_cache(maxsize=256)
 def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
-    found: set[Shape] = set()
+    shapes: set[Shape] = set()
     if slots == 1 and rows > setup.group:
         # Packs of different widths may not fit into a single micro-batch: its rows stand alone then.
-        found.add(_stock(setup, masked=False, later=False))
+        shapes.add(_stock(setup, masked=False, later=False))
     for kind, widest in _kinds_of_windows(setup, rows, fewest):
         budget = Budget(setup.batch, widest)
         for window in _trimmed(kind, budget, fewest):
             some = None if slots is None else min(slots, -(-len(window) // setup.batch))
             # They run in this order, behind slots that run nothing.
             plan = plan_window(window, some, budget, costs)
-            found |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
+            shapes |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
     if costs.share_prompts:
-        most = max(shape.tokens for shape in found)
-        found = {_widest_mask(each, setup, costs) if each.tokens == most else each for each in found}
-    return tuple(sorted(one for one in found if not any(other.exceeds(one) for other in found)))
+        most = max(shape.tokens for shape in shapes)
+        longest = {shape for shape in shapes if shape.tokens == most}
+        shapes = (shapes - longest) | {_widest_mask(shape, setup, costs) for shape in longest}
+    return tuple(sorted(candidate for candidate in shapes if not any(shape.exceeds(candidate) for shape in shapes)))
 
 
 def _widest_mask(shape: Shape, setup: Setup, costs: Costs) -> Shape:
@@ -133,8 +134,8 @@ def _widest_mask(shape: Shape, setup: Setup, costs: Costs) -> Shape:
     budget = Budget(setup.batch, setup.width)
     most = costs.most_pairs(budget)
     widest = max(shape.width, min(setup.prompt + setup.group * max(setup.completion - 1, 0), math.isqrt(most)))
-    pairs = max(min(tokens * widest, most), tokens * shape.width)
-    packs = max(1, tokens**2 // pairs)
+    attended = max(min(tokens * widest, most), tokens * shape.width)
+    packs = max(1, tokens**2 // attended)
     return replace(shape, packs=packs, width=min(-(-tokens // packs), budget.tokens // packs), masked=True)
 
 
@@ -142,10 +143,10 @@ def _trimmed(window: list[Row], budget: Budget, fewest: int) -> Iterator[list[Ro
     """A window; and, less what does not fit into one micro-batch, as rows alone and as whole groups."""
     yield window
     live = [row for row in window if row.live]
-    alone = budget.tokens // max(row.prompt_length + row.own_length for row in live)
-    groups = {row.prompt: [i for i, other in enumerate(window) if other.prompt == row.prompt] for row in live}
-    whole = budget.tokens // max(pack_length(window, tuple(group)) for group in groups.values())
-    for rows in {alone, whole * len(live) // len(groups)}:
+    alone = budget.tokens // max(row.prompt_length + row.unshared_length for row in live)
+    groups = {row.prompt: [i for i, candidate in enumerate(window) if candidate.prompt == row.prompt] for row in live}
+    groups_in_budget = budget.tokens // max(pack_length(window, tuple(group)) for group in groups.values())
+    for rows in {alone, groups_in_budget * len(live) // len(groups)}:
         if max(fewest, 1) <= rows < len(live):
             yield live[:rows]
 
@@ -156,23 +157,25 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
     longest = setup.completion
     count = max(1, min(rows, max(ENOUGH_ROWS, 2 * setup.batch)) // group)
     for prompt in sorted({-(-setup.prompt * part // 4) for part in (1, 2, 3, 4)}):
-        for left in sorted({min(fewest, group), max(min(2, group), min(fewest, group)), group}):
-            lengths = [[max(1, longest // part)] * left for part in (1, 2, 4)]
-            lengths.append([max(1, longest * (left - i) // left) for i in range(left)])
-            for each in lengths:
+        for rows_left in sorted({min(fewest, group), max(min(2, group), min(fewest, group)), group}):
+            lengths = [[max(1, longest // part)] * rows_left for part in (1, 2, 4)]
+            lengths.append([max(1, longest * (rows_left - i) // rows_left) for i in range(rows_left)])
+            for group_lengths in lengths:
                 # A row at both limits: one of these, one of their dead groups, or in a group of its own.
-                is_there = fewest == 1 or (prompt == setup.prompt and (max(each) == longest or left < group))
-                prompts = count * group // left if fewest == 1 else count if is_there or count == 1 else count - 1
-                window = [Row(number, prompt, length) for number in range(prompts) for length in each]
+                is_there = fewest == 1 or (
+                    prompt == setup.prompt and (max(group_lengths) == longest or rows_left < group)
+                )
+                prompts = count * group // rows_left if fewest == 1 else count if is_there or count == 1 else count - 1
+                window = [Row(number, prompt, length) for number in range(prompts) for length in group_lengths]
                 forked = [replace(row, completion=_forked(i, row)) for i, row in enumerate(window)]
                 if is_there or count > 1:
-                    one = [] if is_there else [Row("long", setup.prompt, longest, live=fewest == group)] * group
+                    long_group = [] if is_there else [Row("long", setup.prompt, longest, live=fewest == group)] * group
                     widest = setup.width
                 else:  # one prompt per generation: it is the longest
-                    one = []
-                    widest = prompt + (max(each) if left == group else longest)
-                yield window + one, widest
-                yield forked + one, widest
+                    long_group = []
+                    widest = prompt + (max(group_lengths) if rows_left == group else longest)
+                yield window + long_group, widest
+                yield forked + long_group, widest
 
 
 def _forked(number: int, row: Row) -> tuple[int, ...]:
@@ -190,14 +193,14 @@ def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Sha
     masked = any(len(pack) > 1 for pack in batch)
     # A prefix that rows share is scored once; each row's last token is none of its inputs.
     scored = sum(pack_length(rows, pack) - rows[pack[0]].prompt_length + len(pack) for pack in batch)
-    apart = _apart(rows, batch) if costs.apart and costs.share_prompts else None
-    return Shape(len(batch), width, scored, layout, padded, masked, later, apart)
+    attention_apart = _apart(rows, batch) if costs.apart and costs.share_prompts else None
+    return Shape(len(batch), width, scored, layout, padded, masked, later, attention_apart)
 
 
 def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
     if all(len(pack) == 1 for pack in batch):
         return 0, 0
-    copied = pairs = 0
+    copied = score_entries = 0
     # Rows that share nothing but their prompt come without tokens, and a pack is laid out by its tokens.
     told = [
         replace(row, prompt=(0,) * row.prompt_length, completion=row.completion or (i,) * row.completion_length)
@@ -207,6 +210,6 @@ def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
         ends = Line(pack, told).ends
         stem, *branches = cut_into_blocks(ends)
         copied += sum(len(stem) + len(branch) for branch in branches)
-        pairs += sum(len(branch) * (len(stem) + len(branch)) for branch in branches)
-        pairs += len(stem) ** 2 if not branches and min(ends) < len(ends) else 0
-    return copied, pairs
+        score_entries += sum(len(branch) * (len(stem) + len(branch)) for branch in branches)
+        score_entries += len(stem) ** 2 if not branches and min(ends) < len(ends) else 0
+    return copied, score_entries

@@ -45,7 +45,7 @@ def _run(skeleton: Skeleton, *inputs: torch.Tensor | None, keeps_casts: bool = T
     parameters = list(skeleton.model.parameters())
     there = [*parameters, *skeleton.model.buffers(), *(p.grad for p in parameters), *inputs]
     ledger = Ledger()
-    ledger.known(each for each in there if each is not None)
+    ledger.known(tensor for tensor in there if tensor is not None)
     with ledger, skeleton.precision:
         yield ledger
 
@@ -245,11 +245,11 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         elif prompts < rows:
             select_rows(prefilled, torch.empty(rows, **LONG))
     peaks = {name: ledger.peaks[name] for name in ("prompts", "copies")}
-    whole: Any = None
+    group_cache: Any = None
     if groups:
         mask = None
-        whole = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
-        cache = dict.fromkeys(cache, whole)
+        group_cache = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
+        cache = dict.fromkeys(cache, group_cache)
     else:
         mask = _mask(skeleton, rows, 1, setup.width)
         ids = torch.empty(rows, setup.width - 1, **LONG)
@@ -261,7 +261,7 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         for tensor in _held(cache):
             ledger.enter(tensor)
         if groups:
-            torch.empty_like(whole.groups[-1].keys)  # the old one, while the last layer grows
+            torch.empty_like(group_cache.groups[-1].keys)  # the old one, while the last layer grows
         ids = torch.empty(rows, 1, **LONG)
         logits = step(ids, mask, cache).logits[:, -1]
         peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
@@ -272,7 +272,7 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         drawn = torch.empty_like(probabilities)
         live = drawn[torch.empty(rows, **LONG)]
         chosen = probabilities / live
-        del logits, scores, probabilities, drawn, live, chosen, cache, whole
+        del logits, scores, probabilities, drawn, live, chosen, cache, group_cache
     # Ids, mask and positions of every row so far, the old and the new while one token is added.
     return peaks | {name: ledger.peaks[name] + 6 * rows * setup.width * 8 for name in ("tokens", "sampling")}
 
@@ -284,12 +284,12 @@ def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, values_
     cache: Any = GroupCache(prefilled, [row * prompts // rows for row in range(rows)], None, most=most)
     for layer in cache.groups if written else ():
         window = written + 1 if layer.window is None else layer.window + max(BLOCK, layer.window // 2)
-        held = min(written + 1, window)  # with room for the next one
-        shape = layer.grid.shape[0], layer.heads, layer.grid.shape[1], held, layer.prompt_values.size(2)
+        positions = min(written + 1, window)  # with room for the next one
+        shape = layer.grid.shape[0], layer.heads, layer.grid.shape[1], positions, layer.prompt_values.size(2)
         layer.keys = layer.prompt_keys.new_empty(shape)
         layer.values = layer.prompt_values.new_empty(shape, dtype=values_in or layer.prompt_values.dtype)
         layer.tokens = written
-        layer.dropped = written + 1 - held
+        layer.dropped = written + 1 - positions
     return cache
 
 

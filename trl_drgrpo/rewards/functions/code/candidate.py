@@ -103,9 +103,9 @@ class Candidate(wire.Peer):
             return getattr(self.module, content[0])[content[1]]
         if tag == "namedtuple":
             kind, fields, items = content
-            own = getattr(self.module, kind, None)
-            if own is None or getattr(own, "_fields", None) != tuple(fields):
-                own = collections.namedtuple(kind, fields)
-            return own._make(wire.decode(item, self.meant_by) for item in items)
+            tuple_class = getattr(self.module, kind, None)
+            if tuple_class is None or getattr(tuple_class, "_fields", None) != tuple(fields):
+                tuple_class = collections.namedtuple(kind, fields)
+            return tuple_class._make(wire.decode(item, self.meant_by) for item in items)
         # A function of the tests that was passed as an argument.
         return lambda *args: wire.decode(self.ask("call", content, args)["value"], self.meant_by)

@@ -90,18 +90,20 @@ class Channel(wire.Peer):
         if tag not in ("namedtuple", "object"):
             raise ValueError("not a value")
         number, kind, *content = content
-        own = self.namespace.get(kind)  # if the tests or their setup have a class of that name
-        own = own if isinstance(own, type) and own.__module__ == "tests" else None
+        test_class = self.namespace.get(kind)
+        if not isinstance(test_class, type) or test_class.__module__ != "tests":
+            test_class = None  # the name means a class only if the tests or their setup have made it
         if tag == "object":
-            if isinstance(own, enum.EnumMeta):
-                return own[content[0]]
-            is_plain = own is not None and issubclass(own, wire.PLAIN)  # such an object would have come as plain data
-            return Remote(self, number, None if is_plain else own)
+            if isinstance(test_class, enum.EnumMeta):
+                return test_class[content[0]]
+            if test_class is not None and issubclass(test_class, wire.PLAIN):
+                test_class = None  # an object of that class would have come as plain data
+            return Remote(self, number, test_class)
         fields = tuple(content[0])
         items = content[1]
-        named: Any = own if getattr(own, "_fields", None) == fields else _named(kind, fields)
-        value = named._make(wire.decode(item, self.meant_by) for item in items)
-        if named is not own:
+        tuple_class: Any = test_class if getattr(test_class, "_fields", None) == fields else _named(kind, fields)
+        value = tuple_class._make(wire.decode(item, self.meant_by) for item in items)
+        if tuple_class is not test_class:
             value._remote = Remote(self, number)
         return value
 
@@ -146,17 +148,18 @@ class Remote:
         return type(instance) is Remote and bool(instance._use("isinstance", (self,)))
 
     def __hash__(self):
-        own = self._own
-        return 0 if own is None or own.__hash__ is object.__hash__ else own.__hash__(self)
+        test_class = self._own
+        return 0 if test_class is None or test_class.__hash__ is object.__hash__ else test_class.__hash__(self)
 
     def __getattr__(self, name) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        own = self._own
+        test_class = self._own
         asking = sys._getframe(1).f_code
-        if own is not None and hasattr(own, name) and _is_method_of(asking, own):
-            attribute = inspect.getattr_static(own, name)  # `other.key()` in a `__eq__`: not to be the completion's
-            return attribute.__get__(self, own) if hasattr(attribute, "__get__") else attribute
+        if test_class is not None and hasattr(test_class, name) and _is_method_of(asking, test_class):
+            # `other.key()` in a `__eq__` of the tests must not call the completion's method.
+            attribute = inspect.getattr_static(test_class, name)
+            return attribute.__get__(self, test_class) if hasattr(attribute, "__get__") else attribute
         value = self._use("getattr", (name,))
         if type(value) is Remote and self._is_made:
             vars(value)["_is_asked"] = True
@@ -186,17 +189,17 @@ for _do in ("setattr", "getitem", "setitem", "delitem", "len", "bool", "iter", "
 
 def _binary(operation):
     def method(self, other):
-        own = self._own
+        test_class = self._own
         kind = type(other)
-        if own is not None and getattr(own, operation, None) is not getattr(object, operation, None):
-            return getattr(own, operation)(self, other)  # of the tests
+        if test_class is not None and getattr(test_class, operation, None) is not getattr(object, operation, None):
+            return getattr(test_class, operation)(self, other)  # of the tests
         if self is other and operation == "__eq__":
             return True
         if other is None:
             return NotImplemented
         is_comparison = operation.strip("_") in _COMPARISONS
-        both = (self, other) if kind is Remote else (self,)
-        if any(remote._is_made for remote in both) or (is_comparison and len(both) == 2):
+        remotes = (self, other) if kind is Remote else (self,)
+        if any(remote._is_made for remote in remotes) or (is_comparison and len(remotes) == 2):
             raise Undecided(
                 f"a test has an object of the completion's own class judged by that class ({operation}): compare its "
                 "attributes, or define the class in setup"
@@ -260,11 +263,11 @@ def examine():
 
 def verdicts(channel, job, prepared, tally):
     """Yield whether the code loads, and then whether it passes each test, from the job's `first` on."""
-    namespace, tests, asked = prepared
+    namespace, tests, names = prepared
     sys.modules["solution"] = Solution(channel)
     try:
         channel.ask("call", LOAD, [job["setup"], job["code"]])
-        for name in asked:
+        for name in names:
             try:
                 namespace[name] = channel.look_up(name)
             except NameError:  # missed when a test uses it

@@ -19,14 +19,14 @@ _RECURSION_LIMIT = _INTEGER_DIGITS = 50_000  # as in LiveCodeBench
 
 def names():
     """Names and what they stand for, without those of built-in functions."""
-    found = {}
+    provided = {}
     modules = [importlib.import_module(name) for name in _MODULES.split()]
     for module in modules:
         public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
-        found.update((name, getattr(module, name)) for name in public if hasattr(module, name))
+        provided.update((name, getattr(module, name)) for name in public if hasattr(module, name))
     modules += [importlib.import_module(name) for name in _BY_NAME_ONLY]
-    found.update((module.__name__, module) for module in modules)  # `datetime.date`, `copy.copy`
-    return {name: value for name, value in found.items() if not hasattr(builtins, name)}
+    provided.update((module.__name__, module) for module in modules)  # `datetime.date`, `copy.copy`
+    return {name: value for name, value in provided.items() if not hasattr(builtins, name)}
 
 
 def install():

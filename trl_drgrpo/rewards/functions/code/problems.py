@@ -58,7 +58,7 @@ def fenced_code(completion: str) -> str | None:
 
     ```
     """
-    found = None
+    code = None
     block = None
     label = ""
     for line in completion.splitlines(keepends=True):
@@ -68,11 +68,11 @@ def fenced_code(completion: str) -> str | None:
                 block = []
                 label = text.lstrip("`").strip().lower().split(" ")[0]
         elif text.startswith("```") and not text.strip("`"):
-            found = "".join(block) if label in _PYTHON_LABELS else found
+            code = "".join(block) if label in _PYTHON_LABELS else code
             block = None
         else:
             block.append(line)
-    return found
+    return code
 
 
 def parse_tests(
@@ -107,8 +107,8 @@ def parse_tests(
     if all(isinstance(test, str) and test.strip() for test in tests):
         return FunctionTests(list(tests), setup or "", entry_point)
     if all(isinstance(test, Mapping) for test in tests):
-        both = [(_either(test, "input"), _either(test, "output")) for test in tests]
-        return _programs(both, tolerance)
+        cases = [(_either(test, "input"), _either(test, "output")) for test in tests]
+        return _programs(cases, tolerance)
     return None
 
 
@@ -130,30 +130,34 @@ def same_output(output: str, expected: str, tolerance: float | None = None) -> b
     ```
     """
     lines = _lines(output)
-    due = _lines(expected)
-    if lines == due:
+    expected_lines = _lines(expected)
+    if lines == expected_lines:
         return True
-    if tolerance is None or len(lines) != len(due):
+    if tolerance is None or len(lines) != len(expected_lines):
         return False
-    words = [(_WORD.findall(line), _WORD.findall(other)) for line, other in zip(lines, due, strict=True)]
-    return all(_same_words(ours, others, tolerance) for ours, others in words)
+    return all(
+        _same_words(_WORD.findall(line), _WORD.findall(expected_line), tolerance)
+        for line, expected_line in zip(lines, expected_lines, strict=True)
+    )
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _same_words(words: list[str], due: list[str], tolerance: float) -> bool:
-    same = len(words) == len(due)
-    return same and all(one == other or _close(one, other, tolerance) for one, other in zip(words, due, strict=True))
-
-
-def _close(one: str, other: str, tolerance: float) -> bool:
-    if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
+def _same_words(words: list[str], expected_words: list[str], tolerance: float) -> bool:
+    if len(words) != len(expected_words):
         return False
-    value = _number(one)
-    due = _number(other)
-    return math.inf not in (abs(value), abs(due)) and is_near(value, due, tolerance)
+    pairs = zip(words, expected_words, strict=True)
+    return all(word == expected or _close(word, expected, tolerance) for word, expected in pairs)
+
+
+def _close(word: str, expected_word: str, tolerance: float) -> bool:
+    if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected_word)):
+        return False
+    value = _number(word)
+    expected = _number(expected_word)
+    return math.inf not in (abs(value), abs(expected)) and is_near(value, expected, tolerance)
 
 
 def _number(word: str) -> int | float:
@@ -181,9 +185,9 @@ def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | No
 
 
 def _programs(pairs: Sequence[tuple[Any, Any]], tolerance: float | None) -> ProgramTests | None:
-    cases = [(_text(one), _text(other)) for one, other in pairs]
-    whole = [(one, other) for one, other in cases if one is not None and other is not None]
-    return ProgramTests(whole, tolerance) if len(whole) == len(cases) else None
+    cases = [(_text(stdin), _text(stdout)) for stdin, stdout in pairs]
+    readable = [(stdin, stdout) for stdin, stdout in cases if stdin is not None and stdout is not None]
+    return ProgramTests(readable, tolerance) if len(readable) == len(cases) else None
 
 
 def _text(value: Any) -> str | None:

@@ -82,22 +82,22 @@ def run_function_tests(
     job = {"code": code, "tests": tests.tests, "setup": tests.setup, "entry_point": tests.entry_point}
     spent = 0.0
     passed = []
-    due = 1
-    while len(passed) < due and spent < clock.in_all and not (stop_at_first and False in passed):
+    expected = 1
+    while len(passed) < expected and spent < clock.in_all and not (stop_at_first and False in passed):
         start = {"first": len(passed), "stop_at_first": stop_at_first}
         with _examiner(sandbox, job | start, clock.in_all) as examiner:
             message = _message(examiner, time.monotonic() + _SETUP_SECONDS)
             if message is None:
                 raise BrokenTests("their setup does not end, or ends the process")
-            due = message["tests"]
+            expected = message["tests"]
             started = time.monotonic()
-            left = Clock(clock.per_test, clock.in_all - spent)
-            more = list(_verdicts(examiner, left, due - len(passed), stop_at_first))
+            clock_left = Clock(clock.per_test, clock.in_all - spent)
+            verdicts = list(_verdicts(examiner, clock_left, expected - len(passed), stop_at_first))
             spent += time.monotonic() - started
-        if not more:
+        if not verdicts:
             break  # the code does not load
-        passed += more
-    return passed + [False] * (due - len(passed))
+        passed += verdicts
+    return passed + [False] * (expected - len(passed))
 
 
 def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock, stop_at_first: bool) -> list[bool]:
@@ -111,8 +111,9 @@ def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock,
             break
         started = time.monotonic()
         seconds = min(clock.per_test, clock.in_all - spent)
-        given = b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace")
-        with sandbox.start(sources_of("prelude", "candidate"), "run_script", seconds=seconds, stdin=given) as running:
+        side = sources_of("prelude", "candidate")
+        input_bytes = b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace")
+        with sandbox.start(side, "run_script", seconds=seconds, stdin=input_bytes) as running:
             running.wait_ready()
             deadline = time.monotonic() + seconds
             ended = running.read(deadline, cap=2 * len(expected) + 100_000) == "end"
@@ -128,17 +129,17 @@ def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator
     """An examiner at work, with the completion's process at its other end."""
     requests_out, requests_in = os.pipe()
     replies_out, replies_in = os.pipe()
-    given = json.dumps(job | {"read_fd": replies_out, "write_fd": requests_in}).encode() + b"\n"
+    job_line = json.dumps(job | {"read_fd": replies_out, "write_fd": requests_in}).encode() + b"\n"
     with contextlib.ExitStack() as stack:
-        with contextlib.ExitStack() as ours:  # both ends are the children's alone, once started
+        with contextlib.ExitStack() as fds_of_children:  # both ends are the children's alone, once started
             for fd in (requests_out, requests_in, replies_out, replies_in):
-                ours.callback(os.close, fd)
+                fds_of_children.callback(os.close, fd)
             side = sources_of("prelude", "candidate")
             started = sandbox.start(side, "serve", seconds=seconds, stdin=requests_out, stdout=replies_in)
             candidate = stack.enter_context(started)
             side = sources_of("prelude", "test_forms", "examiner")
-            own = (replies_out, requests_in)
-            started = sandbox.start(side, "examine", seconds=seconds, stdin=given, pass_fds=own)
+            ends_of_examiner = (replies_out, requests_in)
+            started = sandbox.start(side, "examine", seconds=seconds, stdin=job_line, pass_fds=ends_of_examiner)
             examiner = stack.enter_context(started)
         candidate.wait_ready()
         examiner.wait_ready()
@@ -249,10 +250,10 @@ class CodeReward(SampleReward):
             raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
         self.setup = "prompts" if self.setup == "prompt" else self.setup
         columns = {"tests": self.tests, "setup": self.setup, "entry_point": self.entry_point}
-        named = {field: column for field, column in columns.items() if field == "tests" or column is not None}
-        for field, column in named.items():
+        used_columns = {field: column for field, column in columns.items() if field == "tests" or column is not None}
+        for field, column in used_columns.items():
             check_column(column, field)
-        super().__post_init__(*dict.fromkeys(named.values()))
+        super().__post_init__(*dict.fromkeys(used_columns.values()))
         self.clock = Clock(self.timeout, self.total_timeout)
         self.threads = self.workers or available_workers()  # the work is in other processes
 

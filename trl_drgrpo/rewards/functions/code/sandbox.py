@@ -45,14 +45,14 @@ class Running:
 
     def wait_ready(self) -> None:
         """Wait until the limits are in force and the program is about to run. [`SandboxError`]: it ended before."""
-        said = bytearray()
+        output = bytearray()
         deadline = time.monotonic() + START_SECONDS
-        while not said.endswith(b"ready\n"):
+        while not output.endswith(b"ready\n"):
             chunk = _read_chunk(self.process.stderr, deadline)
             if not chunk:
-                reason = said.decode(errors="replace").strip()[-500:] or "it did not start in time"
+                reason = output.decode(errors="replace").strip()[-500:] or "it did not start in time"
                 raise SandboxError(f"the sandbox did not start: {reason}")
-            said += chunk
+            output += chunk
 
     def read(self, deadline: float, cap: int, enough: Callable[[bytearray], bool] = lambda output: False) -> str:
         """
@@ -93,8 +93,8 @@ def _read_chunk(stream: IO[bytes], deadline: float) -> bytes | None:
     """The next bytes of a stream, `b""` at its end, `None` at the deadline."""
     poll = select.poll()  # select.select is limited to file descriptors under 1024
     poll.register(stream, select.POLLIN)
-    left = deadline - time.monotonic()
-    return os.read(stream.fileno(), 1 << 16) if left > 0 and poll.poll(left * 1000) else None
+    seconds_left = deadline - time.monotonic()
+    return os.read(stream.fileno(), 1 << 16) if seconds_left > 0 and poll.poll(seconds_left * 1000) else None
 
 
 @contextlib.contextmanager
@@ -231,7 +231,7 @@ class Sandbox:
         modules = [*sources_of("wire").items(), *sources.items()]
         command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *map(json.dumps, (limits, modules, entry))]
         with contextlib.ExitStack() as stack:
-            given = stack.enter_context(_file_of(stdin)) if isinstance(stdin, bytes) else stdin
+            stdin_file = stack.enter_context(_file_of(stdin)) if isinstance(stdin, bytes) else stdin
             environment = {}
             folder = "/"
             if self.kind == "none":
@@ -240,13 +240,13 @@ class Sandbox:
             else:
                 rules = stack.enter_context(_file_of(seccomp.filter_program(seccomp.machine())))
                 room = _room(_bwrap(), self.disk_mb << 20)
-                own = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
-                walls = _walls(self._python(), ["--bind", _ROOM, "/tmp"] if room else own)
+                private_tmp = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
+                walls = _walls(self._python(), ["--bind", _ROOM, "/tmp"] if room else private_tmp)
                 command = [*room, _bwrap(), "--seccomp", str(rules), *walls, *command]
                 pass_fds = [*pass_fds, rules]
             process = subprocess.Popen(
                 command,
-                stdin=given,
+                stdin=stdin_file,
                 stdout=stdout,
                 stderr=subprocess.PIPE,
                 pass_fds=pass_fds,
@@ -279,7 +279,7 @@ def _check_walls(sandbox: Sandbox) -> None:
         with sandbox.start({"probe": constants + _PROBE}, "probe", seconds=20) as running:
             running.wait_ready()
             running.read(time.monotonic() + START_SECONDS, cap=10_000)
-        found = json.loads(running.output.decode())
+        reached_by_name = json.loads(running.output.decode())
     except InputError:  # there is none
         raise
     except (SandboxError, OSError, ValueError) as error:
@@ -291,7 +291,7 @@ def _check_walls(sandbox: Sandbox) -> None:
             "`unshare` pass; on Ubuntu 24.04: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`), or set "
             'sandbox="none", which protects nothing.',
         ) from error
-    holes = [name for name, reached in found.items() if reached]
+    holes = [name for name, reached in reached_by_name.items() if reached]
     if holes:
         got = f"a sandbox from which these are in reach: {', '.join(holes)}"
         raise InputError("sandbox", got, "none of them", "Please report it with `uname -r` and `bwrap --version`.")

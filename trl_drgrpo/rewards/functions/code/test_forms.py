@@ -64,7 +64,7 @@ def same_value(value, due, tolerance=None):
     if isinstance(due, list):
         if not isinstance(value, (list, tuple)) or len(value) != len(due):
             return False
-        return all(same_value(one, other, tolerance) for one, other in zip(value, due, strict=True))
+        return all(same_value(part, due_part, tolerance) for part, due_part in zip(value, due, strict=True))
     if isinstance(due, dict):
         if not isinstance(value, dict) or value.keys() != due.keys():
             return False
@@ -142,10 +142,10 @@ def called(node, kind=(ast.Name, ast.Attribute)):
 
 def _fails(nodes):
     """Tell whether there is a statement that says: getting here is a failure."""
-    return any(
-        isinstance(each, ast.Raise) or (isinstance(each.test, ast.Constant) and not each.test.value)
-        for each in _checks(nodes)
-    )
+    for check in _checks(nodes):
+        if isinstance(check, ast.Raise) or (isinstance(check.test, ast.Constant) and not check.test.value):
+            return True
+    return False
 
 
 def _checks(nodes):
@@ -206,8 +206,8 @@ def _calls_of_tests(body, defined, entry_point):
         if any(isinstance(inner, _FUNCTIONS) and inner.name.startswith("test") for inner in node.body):
             raise ValueError(f"a class of tests, {node.name}: only functions are run")
     run = reached([node for node in body if node not in functions and node not in classes], defined)
-    whole = ast.parse(entry_point or "None", mode="eval").body
-    count = len(whole.elts) if isinstance(whole, ast.Tuple) else 1  # `encode, decode` are two
+    expression = ast.parse(entry_point or "None", mode="eval").body
+    count = len(expression.elts) if isinstance(expression, ast.Tuple) else 1  # `encode, decode` are two
     called_here = []
     calls = []
     for node in functions:
@@ -229,18 +229,18 @@ def _check_is_run(node, run):
     if node.name not in run:
         raise ValueError(f"{node.name} is never called, as its arguments are unknown, or it asserts nothing")
     code = compile(ast.Module(body=[node], type_ignores=[]), "<tests>", "exec")
-    own = next(inner for inner in code.co_consts if inspect.iscode(inner) and inner.co_name == node.name)
-    if own.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+    code_of_check = next(inner for inner in code.co_consts if inspect.iscode(inner) and inner.co_name == node.name)
+    if code_of_check.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         raise ValueError(f"{node.name} is a generator or a coroutine: calling it does not run it")
 
 
 def reached(nodes, defined):
     """Names called in the nodes, and in the functions that those call."""
     names = set()
-    left = list(nodes)
-    while left:
-        calls = used(left.pop())[0]
-        left += [defined[name] for name in calls - names if name in defined]
+    unvisited = list(nodes)
+    while unvisited:
+        calls = used(unvisited.pop())[0]
+        unvisited += [defined[name] for name in calls - names if name in defined]
         names |= calls
     return names
 
@@ -297,18 +297,18 @@ def names_to_ask(split, namespace, entry_point, setup):
     imported = {name for node in nodes for name in used(node)[2]}
     if entry_point:  # `Solution().twoSum` is one, too, and `encode, decode` are two
         names = ast.walk(ast.parse(entry_point, mode="eval"))
-        theirs = {node.id for node in names if isinstance(node, ast.Name)}
+        names_read = {node.id for node in names if isinstance(node, ast.Name)}
     elif imported - {"*"}:  # the tests say themselves what they test
-        theirs = set()
+        names_read = set()
     else:
-        theirs = reached(nodes, helpers).union(*(used(node)[1] for node in nodes)) - _LIBRARY
-    own = MARKS.union(*(made for _, _, _, made in statements))
-    asked = []
+        names_read = reached(nodes, helpers).union(*(used(node)[1] for node in nodes)) - _LIBRARY
+    names_of_tests = MARKS.union(*(assigned for _, _, _, assigned in statements))
+    names_asked = []
     for name in dict.fromkeys(name for _, read, _, _ in statements for name in read):
-        if name in own or (name in namespace and not (entry_point and name in theirs)):
+        if name in names_of_tests or (name in namespace and not (entry_point and name in names_read)):
             continue
-        if name in theirs or name == "Solution":
-            asked.append(name)
+        if name in names_read or name == "Solution":
+            names_asked.append(name)
         elif name in _COMMON_MODULES:
             namespace[name] = __import__(name)
         elif not hasattr(builtins, name) and not name.startswith("__"):
@@ -316,11 +316,11 @@ def names_to_ask(split, namespace, entry_point, setup):
                 f"the tests use {name!r}, which is neither defined nor what they test: define it in the "
                 "tests or in setup"
             )
-    if not asked and not imported:
+    if not names_asked and not imported:
         raise ValueError("the tests use nothing from the completion")
     if not entry_point:
-        _check_told_apart(statements, set(asked))
-    return asked
+        _check_told_apart(statements, set(names_asked))
+    return names_asked
 
 
 def _check_told_apart(statements, asked):
@@ -332,14 +332,14 @@ def _check_told_apart(statements, asked):
     """
     read_later = set().union(*(later for _, _, later, _ in statements))
     # An imported module carries nothing from one statement to the next.
-    carriers = set().union(*(made for node, _, _, made in statements if not isinstance(node, _IMPORTS)))
+    carriers = set().union(*(assigned for node, _, _, assigned in statements if not isinstance(node, _IMPORTS)))
     versions = collections.Counter()
     groups = []  # of (variables, names asked for)
-    for node, read, _, made in statements:
+    for node, read, _, assigned in statements:
         variables = {(name, versions[name]) for name in read}
         if isinstance(node, ast.Assign):  # `result = ...` again is another variable, unless a function may read either
-            versions.update(made - read_later)
-        variables |= {(name, versions[name]) for name in made}
+            versions.update(assigned - read_later)
+        variables |= {(name, versions[name]) for name in assigned}
         variables = {variable for variable in variables if variable[0] in carriers}
         names = asked.intersection(read)
         for group in [group for group in groups if group[0] & variables]:
@@ -365,19 +365,19 @@ def _globals_of(node, helpers, namespace):
     codes += [helper.__code__ for helper in called_helpers if inspect.isfunction(helper)]
     read = {}
     later = set()
-    made = set()
+    assigned = set()
     for code in codes:  # the compiler knows best what is local to a function or a comprehension
         is_module = code.co_name == "<module>"
         is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED
-        own = set()
+        class_names = set()
         for step in dis.get_instructions(code):
             if step.opname == "STORE_GLOBAL" or (step.opname == "STORE_NAME" and is_module):
-                made.add(step.argval)
+                assigned.add(step.argval)
             elif step.opname == "STORE_NAME" and is_class:
-                own.add(step.argval)
-            elif step.opname in _READ and step.argval not in own:
+                class_names.add(step.argval)
+            elif step.opname in _READ and step.argval not in class_names:
                 read[step.argval] = None
                 if not is_module:
                     later.add(step.argval)
         codes += [inner for inner in code.co_consts if inspect.iscode(inner)]  # read in their turn
-    return read, later, made
+    return read, later, assigned

@@ -206,12 +206,12 @@ class Session:
                         if len(body) > _LONGEST_REPLY:
                             raise QuestionFailed(f"a reply of more than {_LONGEST_REPLY} bytes")
         except (TimeoutError, self.http.TransportError, self.http.DecodingError) as error:
-            said = self._quoted(f"{type(error).__name__}: {error}")
+            cause = self._quoted(f"{type(error).__name__}: {error}")
             if isinstance(error, (self.http.ConnectError, self.http.ConnectTimeout, self.http.PoolTimeout)):
-                raise RequestFailed(said, 0.0) from None
+                raise RequestFailed(cause, 0.0) from None
             if isinstance(error, (TimeoutError, self.http.TimeoutException)):
-                said = f"no whole reply within {self.endpoint.timeout:g} s"
-            raise Unanswered(said, 0.0) from None
+                cause = f"no whole reply within {self.endpoint.timeout:g} s"
+            raise Unanswered(cause, 0.0) from None
         status = response.status_code
         reason = f"HTTP {response.status_code} ({self._quoted(body)})"
         if status in _RETRIED or status >= 500:

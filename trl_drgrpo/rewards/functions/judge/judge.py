@@ -76,7 +76,7 @@ class ScoreReader:
             )
         self.normalize = normalize
         is_pair = isinstance(score_range, (list, tuple)) and len(score_range) == 2
-        if not is_pair or not all(isinstance(each, (int, float)) and math.isfinite(each) for each in score_range):
+        if not is_pair or not all(isinstance(bound, (int, float)) and math.isfinite(bound) for bound in score_range):
             raise InputError("score_range", repr(score_range), "two finite numbers", "For example [0, 10].")
         self.low, self.high = score_range
         if not self.low < self.high:
@@ -88,13 +88,13 @@ class ScoreReader:
             matches = list(self.pattern.finditer(reply, timeout=2.0))
         except TimeoutError:
             raise ValueError("a reply on which score_pattern takes more than 2 s") from None
-        found = matches[-1]["score" if "score" in self.pattern.groupindex else 1] if matches else None
-        if found is None:
+        score_text = matches[-1]["score" if "score" in self.pattern.groupindex else 1] if matches else None
+        if score_text is None:
             raise ValueError(f"no score in the reply {_short(reply)}")
         try:
-            score = float(found)
+            score = float(score_text)
         except ValueError:
-            raise ValueError(f"no number but {_short(found)} as the score") from None
+            raise ValueError(f"no number but {_short(score_text)} as the score") from None
         if not self.low <= score <= self.high:
             raise ValueError(f"a score of {score:g}, out of {self.low:g}..{self.high:g}")
         return (score - self.low) / (self.high - self.low) if self.normalize else score
@@ -142,8 +142,8 @@ class Judge:
         try:
             self.endpoint = Endpoint(base_url, model, api_key_env, **endpoint)
         except TypeError as error:
-            known = "concurrency, timeout, retries, backoff"
-            raise InputError("judge", f"an unknown setting ({error})", f"one of {known}", "Remove it.") from error
+            settings = "concurrency, timeout, retries, backoff"
+            raise InputError("judge", f"an unknown setting ({error})", f"one of {settings}", "Remove it.") from error
         refuse_outside("batch_timeout", batch_timeout, positive(remedy="600 seconds is the default."))
         check_on_error(on_error)
         self.batch_timeout = batch_timeout
@@ -181,8 +181,8 @@ class Judge:
         async with Session(self.endpoint, self.batch_timeout) as session:
             try:
                 async with asyncio.TaskGroup() as group:
-                    each = zip(questions, read, lowest, strict=True)
-                    tasks = [group.create_task(self._judge(session, *question)) for question in each]
+                    questions_of_rows = zip(questions, read, lowest, strict=True)
+                    tasks = [group.create_task(self._judge(session, *question)) for question in questions_of_rows]
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             verdicts = [task.result() for task in tasks]
@@ -207,9 +207,12 @@ class Judge:
                 log_metric(f"judge/{self.__name__}/{key}", float(value))
             log_metric(f"rewards/{self.__name__}/failed_frac", len(failed) / len(verdicts))
         if log_extra is not None and self.log_replies:
-            said = [verdict.reply.text if verdict.reply else f"[{verdict.failure}]" for verdict in verdicts]
-            log_extra(f"{self.__name__}_reply", said)
-        return [each.unanswered if each.score is None and replies else each.score for each in verdicts]
+            replies_shown = [verdict.reply.text if verdict.reply else f"[{verdict.failure}]" for verdict in verdicts]
+            log_extra(f"{self.__name__}_reply", replies_shown)
+        # Without a single reply the server was down: nobody is to blame, and no row gets a score.
+        if not replies:
+            return [verdict.score for verdict in verdicts]
+        return [verdict.unanswered if verdict.score is None else verdict.score for verdict in verdicts]
 
     async def _judge(
         self, session: Session, messages: Messages, read: Callable[[str], Any], lowest: Any

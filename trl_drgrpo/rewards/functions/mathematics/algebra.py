@@ -40,9 +40,9 @@ def algebraically_equal(gold: str, answer: str) -> bool:
     if a is None or b is None:
         return False
     if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
-        for decimal, other in ((gold, b), (answer, a)):
+        for decimal, exact in ((gold, b), (answer, a)):
             number = exact_number(decimal)
-            if number and number.places and (value := _real_value(other)) is not None and is_rounded(number, value):
+            if number and number.places and (value := _real_value(exact)) is not None and is_rounded(number, value):
                 return True
         verdict = _same_values(a, b)
         if verdict is not None:
@@ -88,7 +88,7 @@ def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
         return integers
     first = [sympy.Rational(17 * i + 29, 13 * (3 + i)) for i in range(dimension)]
     second = [sympy.Rational(-(11 * i + 5), 7) for i in range(dimension)]
-    mixed = [pair[i % 2] for i, pair in enumerate(zip(first, second, strict=True))]
+    mixed = [values[i % 2] for i, values in enumerate(zip(first, second, strict=True))]
     points = [first, second, mixed, integers[0]]
     if a.has(sympy.floor, sympy.ceiling, sympy.Mod) or b.has(sympy.floor, sympy.ceiling, sympy.Mod):
         numbers = a.atoms(sympy.Rational) | b.atoms(sympy.Rational)

@@ -212,8 +212,8 @@ def _stated(text: str) -> str | None:
         return None
     rest = text[start:].lstrip()[:MAX_CHARS]
     answer = _first_stated(rest)
-    other = _ALTERNATIVE.match(rest, rest.find(answer) + len(answer)) if answer and answer in rest else None
-    return f"{answer} or {_first_stated(other[1])}" if other else answer
+    alternative = _ALTERNATIVE.match(rest, rest.find(answer) + len(answer)) if answer and answer in rest else None
+    return f"{answer} or {_first_stated(alternative[1])}" if alternative else answer
 
 
 def _first_stated(rest: str) -> str | None:

@@ -9,7 +9,7 @@ Tuples, intervals, sets, unions and matrices are taken apart here and compared e
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -68,9 +68,9 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
         return False
     if _VECTOR.search(gold):  # an arrow, bold or a plain letter
         gold, answer = (_VECTOR.sub(r"\\text{\1\2}", text) for text in (gold, answer))
-    one = tidy(relations.union(gold))
-    other = tidy(relations.union(answer))
-    return _same(one, other, deep) if len(other) <= 2 * MAX_CHARS else one == other
+    gold_text = tidy(relations.union(gold))
+    answer_text = tidy(relations.union(answer))
+    return _same(gold_text, answer_text, deep) if len(answer_text) <= 2 * MAX_CHARS else gold_text == answer_text
 
 
 def _respelled(text: str) -> str:
@@ -162,8 +162,8 @@ def _is_ratio(gold: Answer, answer: Answer) -> bool:
 
 def _constant(text: str) -> str | None:
     """The last letter of `x^2+C`, if it occurs once and there are others."""
-    others = letters(text[:-1])
-    return text[-1] if re.search(r"\+ ?[cC]$", text) and others and not others & {"c", "C"} else None
+    variables = letters(text[:-1])
+    return text[-1] if re.search(r"\+ ?[cC]$", text) and variables and not variables & {"c", "C"} else None
 
 
 def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> bool | None:
@@ -225,14 +225,16 @@ def _words(text: str) -> str | None:
 
 
 def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
-    one = relations.interval(gold)
-    other = relations.interval(answer)
-    if one and other:
-        return _same(one[1], other[1], deep) if one[0] == other[0] else _UNDECIDED
-    if one and _may_be_interval(answer):
-        return _same_collections(one[1], answer, deep)
-    if other and _may_be_interval(gold):
-        return _same_collections(gold, other[1], deep)
+    gold_interval = relations.interval(gold)
+    answer_interval = relations.interval(answer)
+    if gold_interval and answer_interval:
+        if gold_interval[0] != answer_interval[0]:
+            return _UNDECIDED
+        return _same(gold_interval[1], answer_interval[1], deep)
+    if gold_interval and _may_be_interval(answer):
+        return _same_collections(gold_interval[1], answer, deep)
+    if answer_interval and _may_be_interval(gold):
+        return _same_collections(gold, answer_interval[1], deep)
     return _UNDECIDED
 
 
@@ -241,40 +243,53 @@ def _may_be_interval(text: str) -> bool:
 
 
 def _same_collections(gold: str, answer: str, deep: bool) -> Any:
-    a = relations.matrix(gold)
-    b = relations.matrix(answer)
-    if a or b:
-        if a and b:
-            same_shape = [len(row) for row in a] == [len(row) for row in b]
-            return same_shape and _all_same(list(chain(*a)), list(chain(*b)), deep)
-        rows = a or b
-        other = relations.bracketed(answer if a else gold)
-        if not rows or not other or other.brackets != "()" or {1} != {len(row) for row in rows}:
-            return False
-        column = [row[0] for row in rows]  # a column is a vector, as a tuple is
-        return len(column) == len(other.items) and _all_same(column, other.items, deep)
+    gold_matrix = relations.matrix(gold)
+    answer_matrix = relations.matrix(answer)
+    if gold_matrix and answer_matrix:
+        same_shape = [len(row) for row in gold_matrix] == [len(row) for row in answer_matrix]
+        return same_shape and _all_same(list(chain(*gold_matrix)), list(chain(*answer_matrix)), deep)
+    if gold_matrix:
+        return _same_vector(gold_matrix, answer, deep)
+    if answer_matrix:
+        return _same_vector(answer_matrix, gold, deep)
+
     # 100,200 is a number; 100, 200 is a list.
-    one, other = (None if exact_number(text) else relations.collection(text) for text in (gold, answer))
-    if one is None or other is None:
-        if one is None and other is None:
-            return _UNDECIDED
-        if other and other.brackets == "" and len(other.items) <= _MAX_ENTRIES:
-            verdict = _all_same([gold] * len(other.items), other.items, deep)  # `0.5 or 1/2` is one answer
+    gold_list = None if exact_number(gold) else relations.collection(gold)
+    answer_list = None if exact_number(answer) else relations.collection(answer)
+    if gold_list is None and answer_list is None:
+        return _UNDECIDED
+    if gold_list is None or answer_list is None:
+        if answer_list and answer_list.brackets == "" and len(answer_list.items) <= _MAX_ENTRIES:
+            # `0.5 or 1/2` is one answer, given twice.
+            verdict = _all_same([gold] * len(answer_list.items), answer_list.items, deep)
             if verdict is not False:
                 return verdict
         return _UNDECIDED if relations.is_relation(gold) or relations.is_relation(answer) else False
-    if len(one.items) != len(other.items):
+    if len(gold_list.items) != len(answer_list.items):
         return False
-    kinds = {one.brackets, other.brackets}
-    if kinds <= {"", "()"} and bool(names := relations.by_name(one.items)) != bool(
-        others := relations.by_name(other.items)
-    ):
-        return _all_same(names or one.items, others or other.items, deep)
+
+    kinds = {gold_list.brackets, answer_list.brackets}
+    if kinds <= {"", "()"}:
+        # `x = 2, y = 3` against `(2, 3)`: the names give the order.
+        gold_values = relations.by_name(gold_list.items)
+        answer_values = relations.by_name(answer_list.items)
+        if bool(gold_values) != bool(answer_values):
+            return _all_same(gold_values or gold_list.items, answer_values or answer_list.items, deep)
     if kinds <= {"", "{}"} or kinds == {"U"}:
-        return _same_in_any_order(one.items, other.items, deep)
-    if (one.brackets, other.brackets) == ("", "()") or len(kinds) == 1:  # 2, 3 is no point (2, 3)
-        return _all_same(one.items, other.items, deep)
+        return _same_in_any_order(gold_list.items, answer_list.items, deep)
+    # `(2, 3)` may answer `2, 3`, but `2, 3` is no point `(2, 3)`.
+    if (gold_list.brackets, answer_list.brackets) == ("", "()") or len(kinds) == 1:
+        return _all_same(gold_list.items, answer_list.items, deep)
     return False
+
+
+def _same_vector(matrix: Sequence[Sequence[str]], text: str, deep: bool) -> Any:
+    """Compare a matrix with a tuple: one column is a vector."""
+    vector = relations.bracketed(text)
+    if not vector or vector.brackets != "()" or any(len(row) != 1 for row in matrix):
+        return False
+    column = [row[0] for row in matrix]
+    return len(column) == len(vector.items) and _all_same(column, vector.items, deep)
 
 
 def _all_same(gold: Any, answer: Any, deep: bool) -> bool | None:
@@ -290,16 +305,16 @@ def _all_same(gold: Any, answer: Any, deep: bool) -> bool | None:
 def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: bool) -> bool | None:
     if len(gold) > _MAX_ENTRIES:
         return sorted(gold) == sorted(answer)
-    rest = list(answer)
+    unmatched = list(answer)
     open_entries = []
     for entry in gold:
-        if not _take_partner(entry, rest, False):
+        if not _take_partner(entry, unmatched, False):
             open_entries.append(entry)
     if not open_entries:
         return True
-    if any(all(_same(entry, other, False) is False for other in rest) for entry in open_entries):
+    if any(all(_same(entry, candidate, False) is False for candidate in unmatched) for entry in open_entries):
         return False
-    return all(_take_partner(entry, rest, True) for entry in open_entries) if deep else None
+    return all(_take_partner(entry, unmatched, True) for entry in open_entries) if deep else None
 
 
 def _take_partner(entry: str, rest: list[str], deep: bool) -> bool:
@@ -307,7 +322,7 @@ def _take_partner(entry: str, rest: list[str], deep: bool) -> bool:
 
     Sameness is an equivalence, so each entry may take the first partner that fits.
     """
-    partner = next((other for other in rest if _same(entry, other, deep)), None)
+    partner = next((candidate for candidate in rest if _same(entry, candidate, deep)), None)
     if partner is not None:
         rest.remove(partner)
     return partner is not None
@@ -315,9 +330,9 @@ def _take_partner(entry: str, rest: list[str], deep: bool) -> bool:
 
 def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:
     """`x > 5` says the same as `(5, \\infty)`; no other relation is the same as something that is none."""
-    relation, other = (a.text, b.text) if relations.is_relation(a.text) else (b.text, a.text)
-    if other.startswith(("(", "[")) and "=" not in relation:
-        return relations.same_formula(relation, other, deep)
+    relation, value = (a.text, b.text) if relations.is_relation(a.text) else (b.text, a.text)
+    if value.startswith(("(", "[")) and "=" not in relation:
+        return relations.same_formula(relation, value, deep)
     name = a.variable or b.variable
     if name and "=" in relation:  # y = 2x against y - 2x = 0
         return relations.same_formula(a.equation, b.equation, deep)

@@ -127,21 +127,21 @@ def is_near(rounded: str, value: Fraction, precisely: bool = False) -> bool:
     number = exact_number(rounded)
     if not number:
         return False
-    whole, _, decimals = rounded.lstrip("-").partition(".")
+    integer, _, decimals = rounded.lstrip("-").partition(".")
     unit = Fraction(1, 10 ** len(decimals)) if _PLAIN.fullmatch(rounded) else Fraction(0)
     gap = abs(number.value - value)
     if precisely:
-        return gap < unit and len((whole + decimals).lstrip("0")) >= 3
+        return gap < unit and len((integer + decimals).lstrip("0")) >= 3
     return gap <= max(abs(value) / 20, unit / 2)
 
 
 def _ends(value: Fraction) -> bool:
     """Tell whether the decimal expansion ends: no primes but 2 and 5 in the denominator."""
-    rest = value.denominator
+    denominator = value.denominator
     for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return rest == 1
+        while denominator % prime == 0:
+            denominator //= prime
+    return denominator == 1
 
 
 def percent_equal(percent: Number, plain: Number) -> bool:
@@ -172,14 +172,14 @@ _NO_MEASURES = {"pm", "TV"}  # no picometers and teravolts
 
 def _measures() -> dict[str, str]:
     """Every spelling of a measure, with its symbol."""
-    known = {}
-    for symbol, *others in map(str.split, _WITH_PREFIX.split(",")):
+    measures = {}
+    for symbol, *names in map(str.split, _WITH_PREFIX.split(",")):
         for short, long in _PREFIXES.items():
-            known |= {(short if len(name) == 1 else long) + name: short + symbol for name in others}
-            known[short + symbol] = short + symbol
-    for symbol, *others in map(str.split, _WITHOUT_PREFIX.split(",")):
-        known |= dict.fromkeys((symbol, *others), symbol)
-    return {name: symbol for name, symbol in known.items() if name not in _NO_MEASURES}
+            measures |= {(short if len(name) == 1 else long) + name: short + symbol for name in names}
+            measures[short + symbol] = short + symbol
+    for symbol, *names in map(str.split, _WITHOUT_PREFIX.split(",")):
+        measures |= dict.fromkeys((symbol, *names), symbol)
+    return {name: symbol for name, symbol in measures.items() if name not in _NO_MEASURES}
 
 
 _MEASURES = _measures()
@@ -246,9 +246,9 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, ""
     before = _CURRENCY_BEFORE.match(text)
     if before:
-        rest, after = split_unit(text[before.end() :])
+        amount, after = split_unit(text[before.end() :])
         unit = "dollar" if before[2] else "euro" if before[3] else "£" if before[4] else "¥"
-        return before[1] + rest, unit if after in ("", unit) else f"{unit} {after}"
+        return before[1] + amount, unit if after in ("", unit) else f"{unit} {after}"
     sign = _SIGN_AFTER.fullmatch(text)
     if sign:
         mark = sign[2].lstrip("\\")
@@ -284,13 +284,13 @@ def letter_unit(text: str) -> tuple[str, str] | None:
 def split_scale(unit: str) -> tuple[int, str]:
     """The factor in a unit of [`split_unit`] and the rest of it: `dollar million` is `(1000000, "dollar")`."""
     factor = 1
-    rest = []
+    words_left = []
     for word in unit.split():
         if word in _SCALES:
             factor *= _SCALES[word]
         else:
-            rest.append(word)
-    return factor, " ".join(rest)
+            words_left.append(word)
+    return factor, " ".join(words_left)
 
 
 def canonical_unit(text: str, is_text: bool = True) -> str | None:

@@ -36,13 +36,13 @@ def collection(text: str) -> Collection | None:
     pieces = split_at(text, r"\cup")
     if len(pieces) > 1:
         return Collection("U", tuple(pieces))
-    found = bracketed(text)
-    if found is None and r"\pm" in text and not is_relation(text):
-        found = Collection("", (text,))
-    if found is None or found.brackets not in ("", "{}"):
-        return found
-    items = [half for item in found.items for half in _both_signs(item)]
-    return Collection(found.brackets, tuple(items)) if len(items) > 1 else None
+    items_in_brackets = bracketed(text)
+    if items_in_brackets is None and r"\pm" in text and not is_relation(text):
+        items_in_brackets = Collection("", (text,))
+    if items_in_brackets is None or items_in_brackets.brackets not in ("", "{}"):
+        return items_in_brackets
+    items = [half for item in items_in_brackets.items for half in _both_signs(item)]
+    return Collection(items_in_brackets.brackets, tuple(items)) if len(items) > 1 else None
 
 
 def _both_signs(item: str) -> list[str]:
@@ -155,19 +155,22 @@ def chain(text: str) -> Chain | None:
     parts = [part.strip() for part in split_at(text, "=")]
     if len(parts) < 2 or not all(parts):
         return None
-    own = [letters(part) for part in parts]
-    head = parts[0] if own[0] else ""
-    if (head and len(parts) == 2) or (not head and any(own)):
+    letters_of_parts = [letters(part) for part in parts]
+    head = parts[0] if letters_of_parts[0] else ""
+    if (head and len(parts) == 2) or (not head and any(letters_of_parts)):
         return None
     last = parts[-1]
-    links = tuple(part for part, used in zip(parts[:-1], own, strict=False) if part != head and used <= own[-1])
-    return Chain(f"{head}={last}" if head else last, links, last)
+    links = []
+    for part, used in zip(parts[:-1], letters_of_parts, strict=False):
+        if part != head and used <= letters_of_parts[-1]:
+            links.append(part)
+    return Chain(f"{head}={last}" if head else last, tuple(links), last)
 
 
 def spread(text: str) -> str:
     """`(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
-    left, equals, right = text.partition("=")
-    names = bracketed(left.strip())
+    names_text, equals, right = text.partition("=")
+    names = bracketed(names_text.strip())
     values = bracketed(right.strip())
     if not equals or not names or not values or names.brackets != "()" or values.brackets != "()":
         return text
@@ -181,8 +184,8 @@ def by_name(items: tuple[str, ...]) -> tuple[str, ...] | None:
 
     The roots `x_1 = 3, x_2 = 4` are a list without order.
     """
-    named = [_NAMED.fullmatch(item) for item in items]
-    values = {match[1]: match[2].strip() for match in named if match}
+    assignments = [_NAMED.fullmatch(item) for item in items]
+    values = {match[1]: match[2].strip() for match in assignments if match}
     bases = {name.partition("_")[0] for name in values}
     if len(values) < len(items) or len(bases) == 1:
         return None
@@ -206,13 +209,13 @@ def approximation(text: str) -> Approximation | None:
     """The two sides of `\\approx`, also where `x \\approx 3.14` names only one; `None` for any other answer."""
     if r"\approx" not in text or len(split_at(text, ",")) > 1:
         return None
-    first, *others = split_at(text, r"\approx")
-    if not others or not all(others):
+    first, *approximations = split_at(text, r"\approx")
+    if not approximations or not all(approximations):
         return None
     if not first or (first != "e" and re.fullmatch(rf"{NAME}|{CALL}", first)):
-        exact = f"{first}={others[0]}" if first else others[0]
-        return Approximation(exact, others[-1])
-    return Approximation(first, others[-1])
+        exact = f"{first}={approximations[0]}" if first else approximations[0]
+        return Approximation(exact, approximations[-1])
+    return Approximation(first, approximations[-1])
 
 
 def interval(text: str) -> tuple[str, str] | None:

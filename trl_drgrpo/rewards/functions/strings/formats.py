@@ -106,9 +106,11 @@ class FormatReward(SampleReward):
         text = completion_text(completion)
         if isinstance(completion, str):
             return text
-        own = [message for message in completion if message.get("role") == "assistant"] or list(completion)
-        reasoning = next((own[-1][key] for key in _REASONING_KEYS if own and own[-1].get(key)), None)
-        return text if reasoning is None else f"<{self.think_tag}>{reasoning}</{self.think_tag}>{text}"
+        messages = [message for message in completion if message.get("role") == "assistant"] or list(completion)
+        for key in _REASONING_KEYS:
+            if messages and messages[-1].get(key):
+                return f"<{self.think_tag}>{messages[-1][key]}</{self.think_tag}>{text}"
+        return text
 
 
 @dataclass(eq=False, repr=False)
@@ -176,9 +178,9 @@ class RegexReward(AgainstColumn):
 
     def is_right(self, completion: str, truth: str) -> bool:
         """Tell whether the last match is the truth."""
-        found = deque(self.compiled.finditer(completion, timeout=self.timeout), maxlen=1)
+        last_match = deque(self.compiled.finditer(completion, timeout=self.timeout), maxlen=1)
         group = "answer" if "answer" in self.compiled.groupindex else min(self.compiled.groups, 1)
-        return bool(found) and found[0][group] is not None and self.normal(found[0][group]) == truth
+        return bool(last_match) and last_match[0][group] is not None and self.normal(last_match[0][group]) == truth
 
 
 format_reward = FormatReward()
@@ -252,8 +254,8 @@ class JsonSchemaReward(SampleReward):
             except ValueError as error:
                 raise UnscorableError(f"column {self.column!r} holds a schema that is no JSON ({error})") from None
             _validator(schema)  # before what was written is looked at: an error of the row, not of the completion
-        found, value = _read_json(completion)
-        if not found:
+        is_json, value = _read_json(completion)
+        if not is_json:
             return 0.0
         if schema is None:
             return 1.0

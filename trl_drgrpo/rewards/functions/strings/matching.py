@@ -44,10 +44,10 @@ def answer_text(completion: str, where: str) -> str | None:
     if where == "whole":
         return completion
     text = after_thinking(completion)
-    found = marked_answer(text)
-    if found is None and where == "answer":
-        found = text.rstrip().rpartition("\n")[2].strip() or None
-    return found
+    answer = marked_answer(text)
+    if answer is None and where == "answer":
+        answer = text.rstrip().rpartition("\n")[2].strip() or None
+    return answer
 
 
 class AgainstColumn(SampleReward):
@@ -119,11 +119,11 @@ class ExactMatchReward(AgainstColumn):
     allowed: ClassVar = {"where": _WHERE, "ignore_case": bool}
 
     def read(self, truth: Any) -> set[str] | None:
-        truths = [each for each in (truth if isinstance(truth, (list, tuple)) else [truth]) if each is not None]
-        wrong = [each for each in truths if isinstance(each, (dict, list, tuple))]
+        truths = [value for value in (truth if isinstance(truth, (list, tuple)) else [truth]) if value is not None]
+        wrong = [value for value in truths if isinstance(value, (dict, list, tuple))]
         if wrong:
             raise UnscorableError(f"{self.column} is {shortened(wrong[0])}, which is no text")
-        return {self.normal(str(each)) for each in truths} or None
+        return {self.normal(str(value)) for value in truths} or None
 
     def is_right(self, completion: str, truth: set[str]) -> bool:
         answer = answer_text(completion, self.where)
@@ -190,9 +190,9 @@ class NumericReward(AgainstColumn):
 
     def read(self, truth: Any) -> tuple[Decimal, Decimal]:
         if isinstance(truth, str):
-            found = list(self._numbers(truth.rpartition("####")[2]))
-            if len(found) == 1:
-                return found[0]
+            numbers = list(self._numbers(truth.rpartition("####")[2]))
+            if len(numbers) == 1:
+                return numbers[0]
         elif not isinstance(truth, bool):
             with contextlib.suppress(InvalidOperation):
                 number = Decimal(str(truth))
@@ -213,8 +213,8 @@ class NumericReward(AgainstColumn):
 
     def _read(self, match: re.Match[str], point: str) -> Iterator[tuple[Decimal, Decimal]]:
         digits = match["n"] or match["m"]
-        whole, _, fraction = digits.partition(point)
-        pieces = whole.split(self.thousands) if self.thousands else [whole]
+        integer, _, fraction = digits.partition(point)
+        pieces = integer.split(self.thousands) if self.thousands else [integer]
         if len(pieces) > 1 and not (1 <= len(pieces[0]) <= 3 and all(len(piece) == 3 for piece in pieces[1:])):
             # A list such as `1,2,3`: several numbers, of which the last takes the fraction.
             yield from ((Decimal(piece), Decimal(1)) for piece in pieces[:-1] if piece)
@@ -226,12 +226,13 @@ class NumericReward(AgainstColumn):
             yield value, denominator
 
     def _equal(self, found: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
-        one = _quotient(found)
-        other = _quotient(truth)
-        if found == truth or (found[1] != truth[1] and one == other):
+        quotient = _quotient(found)
+        true_quotient = _quotient(truth)
+        if found == truth or (found[1] != truth[1] and quotient == true_quotient):
             return True
-        tolerance = max(float(self.abs_tol), float(self.rel_tol) * abs(other))
-        return tolerance > 0 and math.isfinite(one) and math.isfinite(other) and abs(one - other) <= tolerance
+        tolerance = max(float(self.abs_tol), float(self.rel_tol) * abs(true_quotient))
+        are_finite = math.isfinite(quotient) and math.isfinite(true_quotient)
+        return tolerance > 0 and are_finite and abs(quotient - true_quotient) <= tolerance
 
 
 def _quotient(number: tuple[Decimal, Decimal]) -> float:
@@ -314,8 +315,9 @@ class ChoiceReward(AgainstColumn):
         if match is None or not bare:
             return set()
         # `A. or B.` and a list of all the choices name more than one
-        others = rf"\b(?:or|and)\b[\s(*]*([{self.letters}])\b|(?<!\w)([{self.letters}])[)\]:]"
-        return {match[1], *(one or two for one, two in re.findall(others, text[match.end(1) :]))}
+        alternatives = rf"\b(?:or|and)\b[\s(*]*([{self.letters}])\b|(?<!\w)([{self.letters}])[)\]:]"
+        more_letters = re.findall(alternatives, text[match.end(1) :])
+        return {match[1], *(after_or or bracketed for after_or, bracketed in more_letters)}
 
     def _in_short(self, text: str) -> set[str]:
         """Choices named by the contents of a tag, a box or a column, in capitals or small letters."""
@@ -330,8 +332,8 @@ class ChoiceReward(AgainstColumn):
     def _by_phrase(self, text: str) -> set[str]:
         letter = rf"[\s(*\[$]{{0,8}}(?:\\boxed\{{)?[{self.letters}](?![\w'’])[)\]*.$}}]{{0,8}}"
         lead = r"(?i:\b(?:answer|choice|option)(?:\s+is|\s*[:=])(?:\s*:)?(?:\s+(?:option|choice))?)[\s:*]{0,8}"
-        found = re.findall(rf"{lead}({letter}(?:\s*(?:,|/|\bor\b|\band\b)+{letter})*)", text)
-        return set(re.findall(rf"(?<!\w)[{self.letters}](?!\w)", " ".join(found)))
+        phrases = re.findall(rf"{lead}({letter}(?:\s*(?:,|/|\bor\b|\band\b)+{letter})*)", text)
+        return set(re.findall(rf"(?<!\w)[{self.letters}](?!\w)", " ".join(phrases)))
 
 
 choice_reward = ChoiceReward()
