@@ -51,7 +51,7 @@ class Pace(TrainerCallback):
 
     @contextmanager
     def standing_still(self) -> Iterator[float]:
-        """What happens inside the block takes no time. Gives the time when it began."""
+        """Stop the clock inside the block. Yield the time when it began."""
         now = time.process_time()
         yield now
         self.begun += time.process_time() - now

@@ -69,7 +69,7 @@ class ImplicitRewardScorer(PRMScorer):
         super().__init__(model, tokenizer, reference=reference, batch_size=batch_size, **options)
 
     def load(self) -> None:
-        """As of [`PRMScorer`]; the reference, too."""
+        """Load the model as [`PRMScorer`] does, and the reference."""
         super().load()
         if self.reference is not None:
             self.max_length = min(self.max_length, longest_input(self.reference, self.tokenizer))

@@ -291,7 +291,7 @@ class MonteCarloScorer:
         return [[value_of[key] for key in row] for row in keys]
 
     def _rolled_out(self, prefixes: list[_Prefix]) -> list[list[str]]:
-        """What the generator writes behind each prefix, `k` times."""
+        """Return `k` continuations of each prefix."""
         if not prefixes and not getattr(self.generate, "collective", False):
             return []
         continuations = self.generate([[*prefix.prompt_ids, *prefix.token_ids] for prefix in prefixes], self.k)

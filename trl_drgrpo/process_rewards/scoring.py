@@ -211,7 +211,7 @@ class StepScorer:
         log_metric: Callable[[str, float], None],
         **call: Any,
     ) -> StepScores:
-        """As `score`, for completions that are cut into steps already.
+        """Score completions that are cut into steps already, see `score`.
 
         Args:
             steps (`list[Steps]`): One per completion.
@@ -232,7 +232,7 @@ class StepScorer:
     def score_batch(
         self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any, trainer_state: Any
     ) -> tuple[StepScores, dict[str, list[float]], dict[str, list[Any]]]:
-        """As `score`, for a generation batch of the trainer.
+        """Score a generation batch of the trainer, see `score`.
 
         Args:
             batch ([`ScoredBatch`]): This rank's rows, as the reward functions got them.
@@ -385,5 +385,5 @@ def _outcome(func: StepRewardFunction, call: dict[str, Any]) -> Any:
 
 
 async def gathered(calls: Iterable[Any]) -> list[Any]:
-    """What awaitables give, or the exception that each has raised."""
+    """Await calls together; return the result of each, or the exception that it raised."""
     return await asyncio.gather(*calls, return_exceptions=True)

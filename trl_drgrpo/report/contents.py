@@ -105,7 +105,7 @@ def _headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
 
 def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bool = True) -> dict[str, Any]:
     """
-    What a report over some runs shows.
+    Collect the contents of a report over some runs.
 
     Args:
         runs (`Sequence[Run]`): At least one.

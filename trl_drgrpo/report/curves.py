@@ -82,7 +82,7 @@ def _curve(points_of_curve: Sequence[tuple[int, float | None]], points: int | No
 
 def axes_of(logged: Sequence[Logged], resumed_at: Sequence[int], points: int = 1000) -> dict[str, list[list[Any]]]:
     """
-    What curves can be drawn over besides steps: per axis its steps and values, which never fall.
+    Collect the axes that curves can be drawn over besides steps: for each, steps and values that never fall.
 
     Args:
         logged (`Sequence[Logged]`): In the order of the steps.
@@ -244,8 +244,7 @@ def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False)
 
 
 def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
-    """What was done in all steps over the seconds that they took: a mean of rates would count short steps like long
-    ones."""
+    """Divide the work of all steps by their seconds: a mean of rates would count short steps like long ones."""
     seconds: dict[int, float] = defaultdict(float)
     for name in ("time/generate_s", "time/score_s", "time/train_s"):  # per step
         for step, value in known_points(curves[name]) if name in curves else []:

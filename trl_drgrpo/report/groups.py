@@ -123,7 +123,7 @@ def _between(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 
 def _extremes(group: Group) -> tuple[float, float, float, float]:
-    """Of a group the longest completion, the largest advantage, failed rewards, and minus the lowest reward."""
+    """Return the longest completion of a group, its largest advantage, failed rewards, and minus the lowest reward."""
     return (
         max((row.length or len(row.text) for row in group.rows), default=0),
         max((abs(span.advantage or 0.0) for row in group.rows for span in row.spans), default=0.0),

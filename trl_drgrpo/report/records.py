@@ -1,4 +1,4 @@
-"""What a report reads of a run, whatever wrote it: plain data, checked when it is read.
+"""Records of a run that a report reads, from any trainer: plain data, checked when it is read.
 
 A run log may be half-written, or written by another version. So every value is looked at here, once: what is no number
 is `None`, what is no text becomes one, and the rest of the report need not ask again. Lines that cannot be read, since

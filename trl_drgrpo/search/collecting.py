@@ -185,7 +185,7 @@ def collect(
 def search_rows(
     rows: Sequence[Mapping[str, Any]], sampler: Callable, tokenizer: Any, appraiser: Appraiser, first: int = 0
 ) -> Iterator[list[Row]]:
-    """As [`collect`], with the parts put together."""
+    """Collect rows from parts that are built already, see [`collect`]."""
     settings = appraiser.settings
     by_steps = appraiser.prm is not None
     for begin in range(first, len(rows), settings.problems_at_once):

@@ -250,7 +250,7 @@ class Budget:
         return paid
 
     def steps(self, wanted: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
-        """As [`whole`][Budget.whole], for continuations of one step, which share what is left in equal parts.
+        """Grant continuations of one step, which share the remaining tokens equally; see [`whole`][Budget.whole].
 
         Example:
 

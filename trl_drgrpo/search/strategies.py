@@ -1,4 +1,4 @@
-"""Where a search goes on, and the values that it goes by.
+"""Strategies of a search: the nodes that it continues, and the values that decide.
 
 Verifier and process reward model are called as the trainer calls them, with the continuations of all problems under
 way at once. A path's value is that of its scored steps (`min`, `product` or `last`); without a process reward model it

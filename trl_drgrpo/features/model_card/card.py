@@ -203,7 +203,7 @@ def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
 
 
 def _source(func: Any) -> str:
-    """Of a model that scores steps: its id with the revision, or the name of its folder."""
+    """Name a model that scores steps: by its id with the revision, or by its folder."""
     source = getattr(func, "source", "")
     name, at_revision, revision = source.partition(" at revision ")
     if not source or is_hub_id(name):

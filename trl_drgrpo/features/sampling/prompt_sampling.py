@@ -106,8 +106,8 @@ class PromptSampling(Feature):
     def collecting(
         self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """As in [`Hooks`]: a generation batch of K groups. Of a stored dataset only the number of `inputs` counts.
-        Advantages carry the weights, those of groups that are missing are 0."""
+        """Generate a batch of K groups, see [`Hooks`]. For a stored dataset only the number of `inputs` counts.
+        Advantages carry the weights; those of missing groups are 0."""
         if not (self.trainer.model.training and self.is_on):
             return generate(inputs)
         args = self.trainer.args

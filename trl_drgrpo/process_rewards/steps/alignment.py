@@ -88,7 +88,7 @@ class Aligner:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _read(self, ids: list[int]) -> tuple[list[str], list[int]]:
-        """What each token completes, and the tokens behind which nothing is incomplete."""
+        """Return the text that each token completes, and the tokens after which no character is incomplete."""
         texts: list[str] = []
         cuts: list[int] = []
         begun = False

@@ -123,7 +123,7 @@ class Interval(Rule):
     size: int = 1
 
     def cuts(self, completion: Completion) -> tuple[list[int], bool]:
-        """As in [`Rule`]."""
+        """Return the cuts, see [`Rule`]."""
         alignment = completion.alignment
         written = [token for token in range(len(alignment.lengths)) if completion.is_models(token)]
         cuts = sorted({completion.cut_at_or_after(token) for token in written[self.size - 1 :: self.size]})
@@ -142,7 +142,7 @@ class Turns(Rule):
     """
 
     def cuts(self, completion: Completion) -> tuple[list[int], bool]:
-        """As in [`Rule`]."""
+        """Return the cuts, see [`Rule`]."""
         mask = completion.tool_mask or []
         first = mask.index(1) if 1 in mask else len(mask)
         turns = [i for i in range(first, len(mask) - 1) if mask[i] == 0 and mask[i + 1] == 1]

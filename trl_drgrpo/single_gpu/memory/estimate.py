@@ -158,7 +158,7 @@ class Planner:
         }
 
     def _parts(self, setup: Setup) -> Phases:
-        """Of each phase, without what is no tensor."""
+        """Return the parts of each phase, tensors alone."""
         always = self._always(setup)
         # Weights are cast on the host, but quantized on the device, one after the other.
         quantized = max((m.in_features * m.out_features for m in self._quantized), default=0)
@@ -184,8 +184,8 @@ class Planner:
         return phases
 
     def _train(self, setup: Setup, roughly: bool = False) -> dict[str, int]:
-        """Of the micro-batch that needs most; the gradients of a step's first one come to be in its backward.
-        `roughly`: of the micro-batch of most tokens, a lower bound."""
+        """Return the parts of the micro-batch that needs most. The backward of a step's first one makes the gradients.
+        `roughly`: those of the micro-batch with the most tokens, a lower bound."""
         shapes = trained_shapes(self.config, setup)
         peaks_of_shapes = [
             (max(self.peaks(passes.train, setup, shape).values()), self._gradients * shape.later)
@@ -202,7 +202,7 @@ class Planner:
         return max(self.peaks(passes.score, setup, replace(shape, later=False))["score"] for shape in shapes)
 
     def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
-        """What a pass gives at the full depth. All else that it reads of a setup is in the shape, if there is one."""
+        """Return the peaks of a pass at the full depth. A shape holds all else of the setup that the pass reads."""
         key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.exact, shape)
         if key not in self._peaks:
             depth = self.config.num_hidden_layers
@@ -286,7 +286,7 @@ class Planner:
 
 
 def _run(run: Callable[..., passes.Peaks], skeleton: Skeleton, *rest: Any) -> passes.Peaks:
-    """What a pass gives, with masks in the first form that the model takes; an `InputError` where it takes none."""
+    """Run a pass with masks in the first form that the model takes; raise an `InputError` where it takes none."""
     try:
         return run(skeleton, *rest)
     except NOT_PLANNED as error:

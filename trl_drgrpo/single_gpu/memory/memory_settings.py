@@ -1,4 +1,4 @@
-"""What decides a run's memory: its settings, from a trainer's arguments or from a recipe, and the device's size.
+"""Settings that decide a run's memory, from a trainer's arguments or a recipe, and the size of the device.
 
 Defaults are those of TRL 1.16 and of this package, written out, so that a plan needs neither imported.
 
@@ -123,7 +123,7 @@ class Setup:
 
     @property
     def generates_mid_window(self) -> bool:
-        """Whether a generation may fall between two micro-batches of an optimizer step, when gradients are there."""
+        """Tell if a generation may fall between two micro-batches of an optimizer step, while gradients are held."""
         return self.steps_per_generation * self.iterations % self.accumulation != 0
 
 

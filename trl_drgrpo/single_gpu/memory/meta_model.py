@@ -174,7 +174,7 @@ def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: An
 
 
 def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
-    """As PEFT reads `target_modules`: a text is a pattern for the whole name, a list names ends."""
+    """Match a name as PEFT does: a text is a pattern for the whole name, a list holds ends of names."""
     if targets == "all-linear":
         return True
     if isinstance(targets, str):

@@ -75,7 +75,7 @@ class Shape:
 
 
 def shares_prompts(config: Any, setup: Setup) -> bool:
-    """Whether completions may be packed behind their prompt, so that a forward may come with a block mask. The fast
+    """Tell if completions may be packed behind their prompt, so that a forward may come with a block mask. The fast
     path refuses to share prompts in some kinds of attention."""
     takes_masks = not isinstance(mask_form(config), str)
     return setup.exact and setup.share_prompts and setup.group > 1 and takes_masks

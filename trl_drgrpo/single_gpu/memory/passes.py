@@ -124,7 +124,7 @@ def _input_bytes(config: Any, shape: Shape) -> int:
 
 
 def _log_probs(skeleton: Skeleton, setup: Setup, ids: torch.Tensor, mask: Any, scored: torch.Tensor) -> torch.Tensor:
-    """Of the tokens that are scored, the way the micro-batches of this setup do."""
+    """Score tokens in the way of this setup, and return their log-probabilities."""
     backbone = skeleton.backbone
     inputs = _taken(backbone, input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False)
     hidden = backbone(**inputs).last_hidden_state

@@ -1,4 +1,5 @@
-"""What the graders of LiveCodeBench, APPS and TACO put in front of a solution. Standard library only: it runs inside.
+"""Imports that the graders of LiveCodeBench, APPS and TACO put before a solution. Standard library only: it runs in
+the sandbox.
 
 Models are trained on solutions that those graders accept, such as `def f(x: List[int])` without an import. The names
 stand beside the built-in ones: nothing is put in front of the code, whose own definitions win, and a name that it does

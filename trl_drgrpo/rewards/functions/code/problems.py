@@ -114,7 +114,7 @@ def parse_tests(
 
 def same_output(output: str, expected: str, tolerance: float | None = None) -> bool:
     """
-    Whether a program's output is the expected one: equal lines, without white space at their ends and at the end.
+    Compare a program's output with the expected one: equal lines, without white space at their ends and at the end.
 
     With a `tolerance`, relative and absolute, numbers are compared as such, and lines by their words. Whole
     numbers, of which one is written without a point and an exponent, must be equal.

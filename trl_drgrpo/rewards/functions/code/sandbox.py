@@ -323,7 +323,7 @@ _ROOM = "/sys"  # a folder of every Linux that bubblewrap does not read
 
 @functools.lru_cache
 def _room(bwrap: str, disk_bytes: int) -> tuple[str, ...]:
-    """What goes before bubblewrap: a namespace with a file system for /tmp that has so many bytes and so many files,
+    """Return the command before bubblewrap: a namespace whose /tmp is a file system of limited bytes and files,
     which bubblewrap itself cannot limit. Empty, with a warning, where that cannot be had."""
     unshare = shutil.which("unshare")
     mount = shutil.which("mount")

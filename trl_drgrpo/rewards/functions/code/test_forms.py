@@ -57,8 +57,8 @@ class Tally:
 
 
 def same_value(value, due, tolerance=None):
-    """Whether plain data are what is due by JSON text, where tuples are lists: numbers within a tolerance, if there is
-    one (see `is_near`), NaN as NaN, and the rest equal."""
+    """Compare plain data with the expected value from JSON text, where tuples are lists: numbers within a tolerance,
+    if there is one (see `is_near`), NaN equal to NaN, and the rest equal."""
     if value == due:
         return True
     if isinstance(due, list):
@@ -76,7 +76,7 @@ def same_value(value, due, tolerance=None):
 
 def is_near(number, due, tolerance):
     """
-    Whether two numbers are equal within a tolerance, absolute and relative; `None`: whether they are equal.
+    Compare two numbers within a tolerance, absolute and relative; `None`: exactly.
 
     Where one of two whole numbers is an integer, they must be equal: 987654322 is not nearly 987654321.
     """

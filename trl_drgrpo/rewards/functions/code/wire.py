@@ -1,4 +1,4 @@
-"""What both processes inside share: their limits, and values as lines of JSON. Standard library only.
+"""Limits that both processes in the sandbox share, and values as lines of JSON. Standard library only.
 
 Only plain data crosses: a value arrives as exactly the built-in or standard type it claims to be, so a `__eq__`,
 `__len__` or `__class__` of the completion's own never takes part in a comparison. Anything else stays where it was

@@ -114,7 +114,7 @@ def _parts(expression: Any) -> Any:
 
 
 def _may_be_complex(part: Any) -> bool:
-    """Whether a logarithm, or a power whose exponent may be a fraction, is not real for all values of its symbols."""
+    """Tell if a logarithm, or a power with a fractional exponent, is complex for some values of its symbols."""
     base = part.args[0]
     return bool(base.free_symbols) and not (part.is_Pow and part.exp.is_integer)
 

@@ -45,8 +45,8 @@ def is_well_formed(text: str) -> bool:
 
 def is_cheap(text: str) -> bool:
     r"""
-    Whether sympy can be trusted with a tidied answer: no towers of powers, huge factorials, long sums or integrals. Of
-    others only the spelling is compared; the limits err on the side of refusing.
+    Tell if sympy can be trusted with a tidied answer: no towers of powers, huge factorials, long sums or integrals.
+    Other answers are compared by spelling alone; the limits err on the side of refusing.
 
     Example:
 

@@ -122,8 +122,8 @@ def is_rounded(decimal: Number, value: Fraction) -> bool:
 
 
 def is_near(rounded: str, value: Fraction, precisely: bool = False) -> bool:
-    """Whether `value` may be written as `rounded`, a tidied number: to within 5%, or half a unit of its last place.
-    `precisely`: whether it may stand in its place: three digits, and less than one unit of the last away."""
+    """Tell if `value` may be written as `rounded`, a tidied number: within 5%, or half a unit of its last place.
+    `precisely`: within less than one unit of the last of at least three digits."""
     number = exact_number(rounded)
     if not number:
         return False

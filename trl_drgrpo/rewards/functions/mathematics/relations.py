@@ -285,7 +285,7 @@ _LOOSE = re.compile(r"(?:(?<!\d)\\cdot|\\cdot(?! ?\d)|(?<!\d) | (?!\d))+")
 
 
 def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
-    """Whether two tidied formulas are the same: by algebra where it is allowed (`deep`) and they are cheap, else by
+    """Compare two tidied formulas: by algebra where it is allowed (`deep`) and they are cheap, else by
     spelling. `None` where algebra is needed and not allowed."""
     if not (is_cheap(gold) and is_cheap(answer)):
         return _LOOSE.sub("", gold) == _LOOSE.sub("", answer)

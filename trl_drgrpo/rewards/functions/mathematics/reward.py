@@ -25,7 +25,7 @@ from trl_drgrpo.rewards.sample import SampleReward
 
 @dataclass(eq=False, repr=False)
 class MathReward(SampleReward):
-    r"""Whether a completion's final answer equals the gold answer: 1.0 or 0.0, `None` where there is no gold answer.
+    r"""Reward 1.0 if a completion's final answer equals the gold answer, else 0.0; `None` without a gold answer.
 
     Args:
         answer_format (`str`, *optional*, defaults to `"auto"`):

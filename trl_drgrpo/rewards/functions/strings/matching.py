@@ -77,7 +77,7 @@ class AgainstColumn(SampleReward):
         return text.strip().casefold() if self.ignore_case else text.strip()
 
     def read(self, truth: Any) -> Any:
-        """What a value of the column says; `None`: nothing."""
+        """Read the truth from a value of the column; `None`: there is none."""
         raise NotImplementedError
 
     def is_right(self, completion: str, truth: Any) -> bool:
