@@ -103,7 +103,7 @@ def test_a_loss_that_is_nan_ends_the_check():
 
 def test_a_run_without_gradient_proves_nothing(monkeypatch):
     monkeypatch.setattr(
-        "trl_drgrpo.check.parity.completion_reward", lambda completion_ids: [1.0] * len(completion_ids)
+        "trl_drgrpo.host_proof.recording.completion_reward", lambda completion_ids: [1.0] * len(completion_ids)
     )
     assert not run_case(Case("constant reward")).passed
 

@@ -183,7 +183,7 @@ def _lacks_parts(parts: Mapping[str, str]) -> bool:
 
 def _speed_of_tiny_model() -> dict[str, str]:
     from trl_drgrpo.check.model import fast_path_of
-    from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+    from trl_drgrpo.host_proof.tiny import tiny_model, tiny_tokenizer
 
     return fast_path_of(tiny_model(tiny_tokenizer()))
 
@@ -195,7 +195,8 @@ def _check_model(args: argparse.Namespace) -> int:
 
     config = read_config(model_path(args.model), args.trust_remote_code)  # may ask the Hub; nothing behind it does
     stay_offline_and_quiet()
-    from trl_drgrpo.check.model import TOLERANCE, check_model
+    from trl_drgrpo.check.model import check_model
+    from trl_drgrpo.host_proof.comparison import TOLERANCE
     from trl_drgrpo.upstream.versions import provenance
 
     with _without_warnings():

@@ -109,8 +109,8 @@ def say_untested() -> None:
     """Say once per process which host libraries were not tested with this package, and what to do."""
     for package, installed in untested_versions().items():
         logger.warning(
-            "%s %s was not tested with this package (tested: %s). Names that moved are an error. `trl-drgrpo check` "
-            "compares gradients, and says whether the fast path is on.",
+            "%s %s was not tested with this package (tested: %s). Before the first training a tiny model proves it, "
+            "in seconds; `trl-drgrpo check` shows the result.",
             package,
             installed,
             ", ".join(TESTED[package]),
