@@ -40,7 +40,6 @@ from trl_drgrpo.objective.advantages import group_advantages
 from trl_drgrpo.objective.loss import dr_grpo_loss
 from trl_drgrpo.trainer import DrGRPOTrainer
 
-
 TOLERANCE = 1e-10  # relative, float64: four orders above the differences seen, eight below any wrong weight
 FLOAT32_TOLERANCE = 1e-5  # where TRL's own head computes the log-probabilities, in float32
 CONTROL_FLOOR = 1e-2  # a control must be off by at least one percent

@@ -57,7 +57,7 @@ class HostProof:
         hosts (`dict[str, str]`): Versions that it holds for, see `keeping.hosts`.
         parts (`dict[str, str]`): `"yes"`, or why not, by the name of each part of the fast path.
         equal_tokens (`float`): Share of the completions that transformers' own loop samples from the same seed.
-        differences (`dict[str, float]`): Relative difference of each of `COMPARED`; infinite where it ends in an error.
+        differences (`dict[str, float]`): Relative difference of each of `COMPARED`; infinite after an error.
         errors (`dict[str, str]`): These errors, by the same names.
         seconds (`float`): Duration.
     """

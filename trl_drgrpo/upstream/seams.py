@@ -96,26 +96,25 @@ SEAMS = {
 }
 
 
-# Source texts that matter under one setting alone. The proof's tiny model trains without it, so it cannot vouch for them.
+# Source texts that matter under some settings alone. A proof's tiny model trains without, and cannot vouch for them.
 _UNDER = {
-    "environment_factory": (
+    "tools": (
         "self._env_tools[name] = tools + methods",
         "self._environment_pool[name] = [instance]",
+        "self._sync_tool_dicts.append(sync_tool_dict)",
+        "self._async_tool_dicts.append(async_tool_dict)",
         "self.environments.append(pool[index])",
         "= environment.reset(**reset_kwargs)",
         "self._batch_environments",
+        *SEAMS["_tool_call_loop"][1:],
     ),
-    "tools": (
-        "self._sync_tool_dicts.append(sync_tool_dict)",
-        "self._async_tool_dicts.append(async_tool_dict)",
-        "completions[idx_with_tool].append(tool_message)",
-        "del completions[idx_with_tool][completions_len_before[idx] :]",
-        "self._generate_single_turn(",
+    "rollout_func": SEAMS["_generate"][1:],
+    "use_vllm": (
+        "self.vllm_generation = VLLMGeneration(",
+        *SEAMS["VLLMGeneration._init_vllm"][1:],
+        *SEAMS["VLLMGeneration._iter_named_params"][1:],
+        *SEAMS["VLLMGeneration.sync_weights"][1:],
     ),
-    "rollout_func": ("self.rollout_func(prompts, self)",),
-    "use_vllm": ("self.vllm_generation = VLLMGeneration(", *SEAMS["VLLMGeneration._init_vllm"][1:])
-    + SEAMS["VLLMGeneration._iter_named_params"][1:]
-    + SEAMS["VLLMGeneration.sync_weights"][1:],
 }
 
 
@@ -162,7 +161,7 @@ def refuse_unproven(vanished: Mapping[str, list[str]], settings: Mapping[str, An
 
     Args:
         vanished (`Mapping[str, list[str]]`): From [`require_seams`].
-        settings (`Mapping`): Values of `environment_factory`, `tools`, `rollout_func` and `use_vllm`.
+        settings (`Mapping`): Values of `tools` (or of environments, which have some), `rollout_func` and `use_vllm`.
     """
     used = [text for setting, texts in _UNDER.items() if settings[setting] for text in texts]
     moved = {}

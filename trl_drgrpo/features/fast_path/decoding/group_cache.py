@@ -407,4 +407,3 @@ def _attended(layer: GroupLayer, query: torch.Tensor, softcap: float | None, sin
     attended = attended + torch.bmm(over_own, seen.own_values)
     attended = attended.view(prompts, layer.heads, width, repeated, -1).transpose(1, 2).flatten(2, 3)
     return grid.gather(attended)[:, None]
-
