@@ -42,7 +42,7 @@ from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, context_length, embedding_rows
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
 from trl_drgrpo.upstream.hooks import Feature, LossTerm
-from trl_drgrpo.upstream.seams import refuse_unproven, require_seams
+from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 from trl_drgrpo.upstream.versions import untested_versions
 
@@ -182,9 +182,8 @@ class DrGRPOTrainer(HostTrainer):
         if vanished or untested_versions():  # a proof on a tiny model, made once for these versions
             from trl_drgrpo.host_proof.keeping import require_proof
 
-            of_rollouts = {"tools": tools or environment_factory, "rollout_func": rollout_func}
-            refuse_unproven(vanished, {**of_rollouts, "use_vllm": args.use_vllm})
-            self.fast_path.speed.bar(require_proof(DrGRPOTrainer, args, vanished))
+            settings = {"tools": tools or environment_factory, "rollout_func": rollout_func, "use_vllm": args.use_vllm}
+            self.fast_path.speed.bar(require_proof(DrGRPOTrainer, args, vanished, settings))
         if processing_class is None:
             processing_class = adapters_tokenizer(model, args.trust_remote_code)
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)

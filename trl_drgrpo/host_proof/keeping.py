@@ -23,7 +23,7 @@ from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.features.fast_path.speed import SpeedPart
 from trl_drgrpo.host_proof.comparison import TOLERANCE
 from trl_drgrpo.host_proof.proof import COMPARED, MERGED, HostProof, is_proving, prove
-from trl_drgrpo.upstream.seams import in_words, moved_seams, vanished_texts
+from trl_drgrpo.upstream.seams import SEAMS, in_words, moved_seams, vanished_texts
 from trl_drgrpo.upstream.versions import LIBRARIES, TESTED, commit, installed_versions, untested_versions
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,27 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+}
+
+# Source texts that matter under some settings alone. A proof's tiny model trains without, and cannot vouch for them.
+_UNDER = {
+    "tools": (
+        "self._env_tools[name] = tools + methods",
+        "self._environment_pool[name] = [instance]",
+        "self._sync_tool_dicts.append(sync_tool_dict)",
+        "self._async_tool_dicts.append(async_tool_dict)",
+        "self.environments.append(pool[index])",
+        "= environment.reset(**reset_kwargs)",
+        "self._batch_environments",
+        *SEAMS["_tool_call_loop"][1:],
+    ),
+    "rollout_func": SEAMS["_generate"][1:],
+    "use_vllm": (
+        "self.vllm_generation = VLLMGeneration(",
+        *SEAMS["VLLMGeneration._init_vllm"][1:],
+        *SEAMS["VLLMGeneration._iter_named_params"][1:],
+        *SEAMS["VLLMGeneration.sync_weights"][1:],
+    ),
 }
 
 
@@ -98,22 +119,31 @@ def keep(proof: HostProof) -> None:
         logger.info("The proof of the host libraries is not kept (%s).", error)
 
 
-def require_proof(trainer_class: type, args: Any, vanished: Mapping[str, list[str]]) -> dict[SpeedPart, str]:
+def require_proof(
+    trainer_class: type, args: Any, vanished: Mapping[str, list[str]], settings: Mapping[str, Any]
+) -> dict[SpeedPart, str]:
     """Prove the installed libraries unless that is done, and refuse a run on those that compute something else.
 
     Args:
         trainer_class (`type`): `DrGRPOTrainer`.
         args ([`DrGRPOConfig`]): Of the run.
         vanished (`Mapping[str, list[str]]`): Source texts that TRL no longer contains, see `require_seams`.
+        settings (`Mapping[str, Any]`): Of the run: `tools` (or environments, which have some), `rollout_func` and
+            `use_vllm`. A run with one of them needs texts that no proof covers.
 
     Returns:
         `dict`: Parts of the fast path that do not work here, with the reason. Empty inside of a proof.
 
     Raises:
-        `UpstreamError`: A gradient or a merged adapter is wrong; or texts have vanished, and nothing could be proven.
+        `UpstreamError`: A gradient or a merged adapter is wrong; or texts have vanished, and nothing could be proven,
+            or no proof covers them.
     """
     if is_proving.get():
         return {}
+    needed = {text for setting, texts in _UNDER.items() if settings[setting] for text in texts}
+    unproven = {name: in_words(texts) for name, texts in vanished.items() if needed.intersection(texts)}
+    if unproven:
+        raise moved_seams(unproven)
     proof, failure = _on_the_first_rank(trainer_class, args)
     if proof is None:
         if vanished:

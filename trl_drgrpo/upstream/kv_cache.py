@@ -179,15 +179,7 @@ DECODING_ATTRIBUTES: dict[str, tuple[Any, tuple[str, ...]]] = {
     # An option that had another name would be passed over, and the loop would do something else than it says.
     "GenerationConfig": (
         GenerationConfig,
-        (
-            "do_sample",
-            "max_length",
-            "max_new_tokens",
-            "num_beams",
-            "num_return_sequences",
-            "pad_token_id",
-            "use_cache",
-        ),
+        ("do_sample", "max_length", "max_new_tokens", "num_beams", "num_return_sequences", "use_cache"),
     ),
 }
 

@@ -96,28 +96,6 @@ SEAMS = {
 }
 
 
-# Source texts that matter under some settings alone. A proof's tiny model trains without, and cannot vouch for them.
-_UNDER = {
-    "tools": (
-        "self._env_tools[name] = tools + methods",
-        "self._environment_pool[name] = [instance]",
-        "self._sync_tool_dicts.append(sync_tool_dict)",
-        "self._async_tool_dicts.append(async_tool_dict)",
-        "self.environments.append(pool[index])",
-        "= environment.reset(**reset_kwargs)",
-        "self._batch_environments",
-        *SEAMS["_tool_call_loop"][1:],
-    ),
-    "rollout_func": SEAMS["_generate"][1:],
-    "use_vllm": (
-        "self.vllm_generation = VLLMGeneration(",
-        *SEAMS["VLLMGeneration._init_vllm"][1:],
-        *SEAMS["VLLMGeneration._iter_named_params"][1:],
-        *SEAMS["VLLMGeneration.sync_weights"][1:],
-    ),
-}
-
-
 def check_upstream(trainer_class: type = GRPOTrainer) -> dict[str, str]:
     """Compare the seams this package relies on with the installed TRL.
 
@@ -154,22 +132,6 @@ def require_seams() -> dict[str, list[str]]:
     if moved:
         raise moved_seams(moved)
     return vanished
-
-
-def refuse_unproven(vanished: Mapping[str, list[str]], settings: Mapping[str, Any]) -> None:
-    """Refuse a run whose settings need a source text that has vanished and that no proof covers.
-
-    Args:
-        vanished (`Mapping[str, list[str]]`): From [`require_seams`].
-        settings (`Mapping`): Values of `tools` (or of environments, which have some), `rollout_func` and `use_vllm`.
-    """
-    used = [text for setting, texts in _UNDER.items() if settings[setting] for text in texts]
-    moved = {}
-    for name, texts in vanished.items():
-        if needed := [text for text in texts if text in used]:
-            moved[name] = in_words(needed)
-    if moved:
-        raise moved_seams(moved)
 
 
 def moved_seams(moved: Mapping[str, str]) -> UpstreamError:
