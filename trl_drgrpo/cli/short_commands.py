@@ -114,9 +114,7 @@ def run_check(args: argparse.Namespace) -> int:
     say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
     say("\nInternals of trl.GRPOTrainer that this package relies on")
     for name, problem in seams.items():
-        row(
-            not problem, f"{name}{': ' + problem if problem else ''}{' (a proof decides)' if name in vanished else ''}"
-        )
+        row(not problem, ": ".join(filter(None, (name, problem))) + " (a proof decides)" * (name in vanished))
     say(f"  {sum(not problem for problem in seams.values())} of {len(seams)} are as expected")
     for name, problem in decoding.items():
         row(not problem, f"{name} (generation in transformers){': ' + problem if problem else ''}")
