@@ -169,7 +169,7 @@ DECODING_SEAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "DynamicLayer.get_seq_length": (DynamicLayer, ()),
     "DynamicSlidingWindowLayer.__init__": (DynamicSlidingWindowLayer, ("sliding_window",)),
     "LinearAttentionCacheLayerMixin.update_recurrent_state": (LinearAttentionCacheLayerMixin, ()),
-    "LinearAttentionLayer.reorder_cache": (LinearAttentionLayer, ("beam_idx",)),
+    "LinearAttentionLayer.reorder_cache": (LinearAttentionLayer, ()),
 }
 # By the name of a class that is made without arguments: the attributes that are read of an object of it.
 DECODING_ATTRIBUTES: dict[str, tuple[Any, tuple[str, ...]]] = {
