@@ -44,6 +44,7 @@ from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch
 from trl_drgrpo.upstream.hooks import Feature, LossTerm
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
+from trl_drgrpo.upstream.versions import untested_versions
 
 if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.scoring import StepRewardFunction
@@ -92,7 +93,8 @@ class DrGRPOTrainer(HostTrainer):
 
     Raises:
         `InputError` (a `ValueError`): Arguments that cannot work, before a model loads.
-        `UpstreamError`: The installed TRL has moved something this trainer relies on.
+        `UpstreamError`: The installed TRL has moved something this trainer relies on, or a proof on a tiny model has
+            found that gradients or merged adapters are wrong on the installed libraries.
 
     Example:
 
@@ -152,7 +154,7 @@ class DrGRPOTrainer(HostTrainer):
         features: Feature | type[Feature] | Sequence[Feature | type[Feature]] = (),
         **parent_kwargs: Any,
     ):
-        require_seams()
+        vanished = require_seams()
         given, args = args, dr_grpo_config(args, model)
         prepare_early_stopping(args, callbacks or ())
         run = prepare(
@@ -177,6 +179,11 @@ class DrGRPOTrainer(HostTrainer):
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
         self._build_features(run)
         self._add_features(features, args)
+        if vanished or untested_versions():  # a proof on a tiny model, made once for these versions
+            from trl_drgrpo.host_proof.keeping import require_proof
+
+            settings = {"tools": tools or environment_factory, "rollout_func": rollout_func, "use_vllm": args.use_vllm}
+            self.fast_path.speed.bar(require_proof(DrGRPOTrainer, args, vanished, settings))
         if processing_class is None:
             processing_class = adapters_tokenizer(model, args.trust_remote_code)
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)

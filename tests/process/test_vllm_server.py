@@ -18,7 +18,7 @@ from vllm_server import MODEL_ID, Server
 from vllm_stub import Engine
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.check.parity import build_policy
+from trl_drgrpo.host_proof.recording import build_policy
 from trl_drgrpo.process_rewards import MonteCarloScorer, TrainerRollouts
 
 GAP = "sampling/sampling_logp_difference/max"

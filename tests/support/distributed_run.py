@@ -27,8 +27,8 @@ from vllm_server import Server
 from walk import Scripted, Walk
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.parity import DEFAULTS, use_plain_lm_head
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.host_proof.recording import DEFAULTS, use_plain_lm_head
 from trl_drgrpo.report.reading import read_run
 
 DEEPSPEED = {

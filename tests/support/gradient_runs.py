@@ -6,8 +6,8 @@ from runs import STOCK
 from trl import GRPOConfig
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.parity import DEFAULTS, record
 from trl_drgrpo.features.fast_path.window import PLAN
+from trl_drgrpo.host_proof.recording import DEFAULTS, record
 
 EXACT = 1e-12  # relative, float64
 GEOMETRY = {

@@ -2,7 +2,7 @@
 
 import torch
 
-from trl_drgrpo.check.tiny import CHAT_TEMPLATE, in_double_precision, tiny_model, tiny_tokenizer
+from trl_drgrpo.host_proof.tiny import CHAT_TEMPLATE, in_double_precision, tiny_model, tiny_tokenizer
 
 __all__ = ["CHAT_TEMPLATE", "in_double_precision", "tiny_model", "tiny_tokenizer"]
 

@@ -16,8 +16,8 @@ from runs import Keeping, assert_same_weights, short_run, step_reward, weights
 from tiny import tiny_model
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
-from trl_drgrpo.check.parity import build_policy, record
 from trl_drgrpo.features.resume.checkpoints import FEATURES_FILE
+from trl_drgrpo.host_proof.recording import build_policy, record
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.private_state import PrivateState
 

@@ -8,8 +8,8 @@ from runs import logged
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, Feature, InputError, LossTerm
 from trl_drgrpo.check.loss_terms import check_loss_terms
-from trl_drgrpo.check.parity import DEFAULTS, build_policy, completion_reward, record
 from trl_drgrpo.cli.main import main
+from trl_drgrpo.host_proof.recording import DEFAULTS, build_policy, completion_reward, record
 from trl_drgrpo.upstream.private_state import swapped
 
 ROWS, LENGTH = 8, DEFAULTS["max_completion_length"]

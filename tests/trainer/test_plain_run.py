@@ -36,7 +36,7 @@ ON_USE = (
     "upstream.vllm_adapters",
     "upstream.weight_sync",
 )
-TOOLS = ("report", "evaluation", "search", "demo", "check", "cli")
+TOOLS = ("report", "evaluation", "search", "demo", "check", "cli", "host_proof")
 MOST_TOKENS = 97_500
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 RUN = """

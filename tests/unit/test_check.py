@@ -1,5 +1,6 @@
 """`trl-drgrpo check` is green here, and turns red when the objective is broken on purpose."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.check.credit import credit_cases
 from trl_drgrpo.check.parity import CONTROL_FLOOR, TOLERANCE, Case, cases, run_case
 from trl_drgrpo.common.errors import DivergedError
+from trl_drgrpo.features.fast_path.speed import SpeedPart
 
 # Settings that another case has too, together with more.
 CONTAINED = (
@@ -103,7 +105,7 @@ def test_a_loss_that_is_nan_ends_the_check():
 
 def test_a_run_without_gradient_proves_nothing(monkeypatch):
     monkeypatch.setattr(
-        "trl_drgrpo.check.parity.completion_reward", lambda completion_ids: [1.0] * len(completion_ids)
+        "trl_drgrpo.host_proof.recording.completion_reward", lambda completion_ids: [1.0] * len(completion_ids)
     )
     assert not run_case(Case("constant reward")).passed
 
@@ -248,3 +250,62 @@ def test_the_command_exits_1_when_a_seam_moved(monkeypatch, ran):
 
     monkeypatch.setattr(seams, "SEAMS", {"__init__": ("model, another",)})
     assert "nothing further was run" in ran(["check"], 1).out
+
+
+# The proof of the host libraries
+
+
+@pytest.fixture
+def proof(monkeypatch, tmp_path):
+    """Call it with fields of the proof that is made here."""
+    from trl_drgrpo.host_proof import keeping, proof
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def given(**fields):
+        parts = dict.fromkeys(map(str, SpeedPart), "yes")
+        made = proof.HostProof(keeping.hosts(), parts, 1.0, dict.fromkeys(proof.COMPARED, 1e-6), {}, 9.5)
+        made = dataclasses.replace(made, **fields)
+        monkeypatch.setattr(proof, "prove", lambda trainer_class, hosts: made)
+        return made
+
+    return given
+
+
+def test_the_command_makes_a_proof_on_demand_and_shows_the_kept_one(proof, short_matrix, ran):
+    made = proof()
+    summary = ran(["check", "--proof"]).out
+    assert "Proof of these versions on a tiny model (10 s)" in summary
+    assert "Gradient, completions and merged adapters are right here." in summary
+    assert "cases passed" not in summary
+    proof(seconds=99.0)
+    assert json.loads(ran(["check", "--json"]).out)["proof"]["seconds"] == made.seconds
+
+
+def test_versions_that_were_not_tested_are_proven_anew(proof, short_matrix, ran, monkeypatch):
+    from trl_drgrpo.upstream import versions
+
+    proof()
+    ran(["check", "--proof"])
+    monkeypatch.setitem(versions.TESTED, "peft", ("0.1.0",))
+    proof(differences={"exact": 0.5, "upstream": 0.0, "merged adapters": 0.0})
+    out = ran(["check"], 1).out
+    assert "FAIL a gradient of the fast path that is 5.0e-01 from TRL's" in out
+    assert "training refuses to start" in out
+
+
+def test_a_part_that_is_off_fails_the_proof(proof, ran):
+    proof(parts=dict.fromkeys(map(str, SpeedPart), "yes") | {"group cache": "its cache has another name"})
+    out = ran(["check", "--proof"], 1).out
+    assert "without group cache: its cache has another name" in out
+    assert "slower here than it need be" in out
+
+
+def test_a_vanished_source_text_is_left_to_the_proof(proof, short_matrix, ran, monkeypatch):
+    from trl_drgrpo.upstream import seams
+
+    monkeypatch.setitem(seams.SEAMS, "_compute_loss", (*seams.SEAMS["_compute_loss"], "self.rows_of_a_batch"))
+    proof()
+    out = ran(["check"]).out
+    assert "_compute_loss: no longer contains 'self.rows_of_a_batch' (a proof decides)" in out
+    assert "Proof of these versions" in out

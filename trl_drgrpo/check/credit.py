@@ -34,7 +34,7 @@ from trl_drgrpo.check.groups import (
     seen_steps,
     trained_in_one_leaf,
 )
-from trl_drgrpo.check.parity import CONTROL_FLOOR, relative_difference
+from trl_drgrpo.check.parity import CONTROL_FLOOR
 from trl_drgrpo.check.policies import (
     BAD,
     Credit,
@@ -58,6 +58,7 @@ from trl_drgrpo.check.policies import (
     until_a_mistake,
     worst_to_go,
 )
+from trl_drgrpo.host_proof.recording import relative_difference
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from trl_drgrpo.check.parity import DEFAULTS
 from trl_drgrpo.check.policies import BAD, GOOD, GROUP_SIZES, SEPARATOR, Gradients, Objective, SmallPolicy, Trajectory
-from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.forks import boundaries, first_above
+from trl_drgrpo.host_proof.recording import DEFAULTS
+from trl_drgrpo.host_proof.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.objective.advantages import group_advantages, keep_probability, select_groups
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.trainer import DrGRPOTrainer

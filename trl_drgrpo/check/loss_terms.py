@@ -7,14 +7,12 @@ and those that have a loss where there is no advantage and do not say so.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
-from trl_drgrpo.check.parity import Case, CaseResult, Recording, record, relative_difference
+from trl_drgrpo.check.parity import Case, CaseResult
 from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.host_proof.recording import Recording, largest_difference, record
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.hooks import LossTerm
 
@@ -69,19 +67,10 @@ def check_loss_terms(terms: Sequence[LossTerm | type[LossTerm]]) -> Iterator[Cas
     for expected, case in loss_term_cases():
         if expected not in recordings:
             recordings[expected] = recorded(expected, terms)
-        difference = _largest_difference(recorded(case, terms), recordings[expected])
+        difference = largest_difference(recorded(case, terms), recordings[expected])
         yield CaseResult(case, 4, 0.0, difference, difference <= TOLERANCE)
     # Off-policy: where the ratio is 1 a term with other weights for it has the gradient of the clipped loss.
     off_policy = loss_term_cases()[2][0]
     without = dataclasses.replace(off_policy, name="without the terms, off-policy", control=True)
-    difference = _largest_difference(recorded(without, ()), recordings[off_policy])
+    difference = largest_difference(recorded(without, ()), recordings[off_policy])
     yield CaseResult(without, 4, 0.0, difference, difference > TOLERANCE)
-
-
-def _largest_difference(recording: Recording, expected: Recording) -> float:
-    differences = []
-    for step, exact in zip(recording.steps, expected.steps, strict=True):
-        gradient = torch.cat([value.flatten() for value in step.gradients.values()])
-        exact_gradient = torch.cat([value.flatten() for value in exact.gradients.values()])
-        differences.append(relative_difference(gradient, exact_gradient))
-    return max(differences, default=math.inf)

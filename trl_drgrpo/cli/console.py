@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, did_you_mean
 from trl_drgrpo.common.secrets import without_credentials
-from trl_drgrpo.upstream.versions import remedy_for_name
+from trl_drgrpo.upstream.former_names import remedy_for_name
 
 
 class Parser(argparse.ArgumentParser):

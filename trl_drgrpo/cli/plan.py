@@ -344,7 +344,7 @@ def _with_random_weights(path: str, folder: str, dtype: Any) -> str:
     """A model like that of `path`, saved to a folder."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from trl_drgrpo.check.tiny import tiny_tokenizer
+    from trl_drgrpo.host_proof.tiny import tiny_tokenizer
 
     no_code = {"trust_remote_code": False}
     config = AutoConfig.from_pretrained(path, **no_code).get_text_config(decoder=True)

@@ -27,7 +27,7 @@ from trl_drgrpo.cli.strict_yaml import OldNumber, line_of
 from trl_drgrpo.common.errors import InputError, did_you_mean, is_unicode, shortened
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.rewards.recipe_rewards import check_spec
-from trl_drgrpo.upstream.versions import remedy_for_name
+from trl_drgrpo.upstream.former_names import remedy_for_name
 
 Places = dict[str, str]  # by key: the file and the line that a recipe has it in
 

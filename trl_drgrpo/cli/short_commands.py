@@ -44,6 +44,11 @@ def add_arguments_check(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--full", action="store_true", help="all 48 combinations of the matrix, about a minute")
     parts.add_argument("--credit", action="store_true", help="the enumerated expected gradients only, seconds")
+    proof = (
+        "the proof that a first training makes on versions that were not tested, now and on any versions: gradient, "
+        "tokens, merged adapters and the parts of the fast path of a tiny model; seconds"
+    )
+    parts.add_argument("--proof", action="store_true", help=proof)
     term = "a `LossTerm` of yours: does it stay exact under the fast path? Seconds"
     parts.add_argument("--loss_term", metavar="FILE.py:CLASS", action="append", help=term)
     model = (
@@ -61,8 +66,9 @@ def run_check(args: argparse.Namespace) -> int:
 
     Lists the seams of TRL that the package relies on, trains a tiny model over a matrix of settings and compares loss
     and gradient with the written-down objective in float64, then enumerates small policies and compares the expected
-    gradient of the package's credit with the exact one. No download, no accelerator, about half a minute.
-    With `--model`: what this one model gets of the fast path.
+    gradient of the package's credit with the exact one. On versions that were not tested it proves them anew
+    (`host_proof/`); elsewhere it shows the kept proof, if there is one. No download, no accelerator, about half a
+    minute. With `--model`: what this one model gets of the fast path.
     """
     if args.model is not None:
         return _check_model(args)
@@ -72,8 +78,8 @@ def run_check(args: argparse.Namespace) -> int:
     from trl_drgrpo.check import credit, parity
     from trl_drgrpo.features.fast_path.speed import in_words
     from trl_drgrpo.upstream.kv_cache import check_decoding
-    from trl_drgrpo.upstream.seams import check_upstream
-    from trl_drgrpo.upstream.versions import provenance
+    from trl_drgrpo.upstream.seams import check_upstream, vanished_texts
+    from trl_drgrpo.upstream.versions import provenance, untested_versions
 
     def say(text: str) -> None:
         if not args.json:
@@ -95,10 +101,11 @@ def run_check(args: argparse.Namespace) -> int:
         say(f"  {_passed(controls)} controls differ (other objectives, published constructions), as they must")
         return found
 
-    flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
+    flags = "".join(f" --{name}" for name in ("full", "credit", "proof", "json") if getattr(args, name))
     terms = [_loss_term(path) for path in args.loss_term or ()]
-    seams, decoding = check_upstream(), check_decoding()
-    moved, results = any(seams.values()), []
+    seams, decoding, vanished = check_upstream(), check_decoding(), vanished_texts()
+    moved = any(problem for name, problem in seams.items() if name not in vanished)
+    results = []
     report: dict[str, Any] = {
         **provenance(f"trl-drgrpo check{flags}"),
         "seams": {name: problem or "ok" for name, problem in seams.items()},
@@ -107,7 +114,7 @@ def run_check(args: argparse.Namespace) -> int:
     say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
     say("\nInternals of trl.GRPOTrainer that this package relies on")
     for name, problem in seams.items():
-        row(not problem, f"{name}{': ' + problem if problem else ''}")
+        row(not problem, ": ".join(filter(None, (name, problem))) + " (a proof decides)" * (name in vanished))
     say(f"  {sum(not problem for problem in seams.values())} of {len(seams)} are as expected")
     for name, problem in decoding.items():
         row(not problem, f"{name} (generation in transformers){': ' + problem if problem else ''}")
@@ -119,7 +126,19 @@ def run_check(args: argparse.Namespace) -> int:
             found = said(check_loss_terms(terms), _loss_term_case, "gradient_difference")
             report["loss_terms"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in found]
             results += found
+        proof = None
         if not (args.credit or terms or moved):
+            proof = _proof_of_hosts(make=args.proof or bool(vanished or untested_versions()))
+            report["proof"] = proof and {**dataclasses.asdict(proof), "wrong": list(proof.wrong.values())}
+        if proof:
+            say(f"\nProof of these versions on a tiny model ({proof.seconds:.0f} s)")
+            for name, difference in proof.differences.items():
+                row(name not in proof.wrong, proof.wrong.get(name) or f"{difference:.1e}  {name}")
+            largest = max(proof.differences.values())
+            say(f"  gradients and merged adapters: largest difference {largest:.1e} from those of TRL and PEFT")
+            say(f"  {proof.equal_tokens:.0%} of the completions are those of transformers' own loop")
+            say(f"  fast path: {in_words(proof.parts)}")
+        if not (args.credit or args.proof or terms or moved):
             say("\nLoss and gradient against the specification (|difference|, relative for the gradient)")
             head = f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}"
             if args.verbose:
@@ -129,7 +148,7 @@ def run_check(args: argparse.Namespace) -> int:
             report["speed"] = parts = _speed_of_tiny_model()
             say(f"  fast path: {in_words(parts)}")
             row(not _lacks_parts(parts), "every part of the fast path that a CPU has")
-        if not (terms or moved):
+        if not (args.proof or terms or moved):
             say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative)")
             credited = said(map(credit.run_credit_case, credit.credit_cases()), _credit, "difference")
             report["credit"] = [vars(result) for result in credited]
@@ -147,16 +166,33 @@ def run_check(args: argparse.Namespace) -> int:
                 "micro_batching='upstream'. One with a loss where there is no advantage needs reads_all_rows = True. "
                 "One that changes nothing is seen as well."
             )
+    if args.proof:
+        verdict = "Gradient, completions and merged adapters are right here."
+    if proof and proof.wrong:
+        verdict = "A gradient or merged adapters are WRONG with these versions: training refuses to start."
     if moved:
         verdict = "TRL has changed where this package relies on it: nothing further was run."
     say(f"\n{verdict}")
-    slow = any(decoding.values()) or _lacks_parts(report.get("speed", {}))
+    slow = any(decoding.values()) or _lacks_parts(report.get("speed", {})) or bool(proof and proof.off)
     if slow:
         say("Generation or training is slower here than it need be; the lines above say why.")
-    passed = not (moved or failed or slow)
+    passed = not (moved or failed or slow or (proof and proof.wrong))
     if args.json:
         print(json.dumps({**report, "passed": passed}, indent=2))
     return 0 if passed else 1
+
+
+def _proof_of_hosts(make: bool) -> Any:
+    """Return a new proof of the host libraries, which is kept; or the kept one, `None` where there is none."""
+    from trl_drgrpo.host_proof.keeping import hosts, keep, kept_proof
+    from trl_drgrpo.host_proof.proof import prove
+    from trl_drgrpo.trainer import DrGRPOTrainer
+
+    if not make:
+        return kept_proof()
+    proof = prove(DrGRPOTrainer, hosts())
+    keep(proof)
+    return proof
 
 
 def _loss_term(path: str) -> Any:
@@ -183,7 +219,7 @@ def _lacks_parts(parts: Mapping[str, str]) -> bool:
 
 def _speed_of_tiny_model() -> dict[str, str]:
     from trl_drgrpo.check.model import fast_path_of
-    from trl_drgrpo.check.tiny import tiny_model, tiny_tokenizer
+    from trl_drgrpo.host_proof.tiny import tiny_model, tiny_tokenizer
 
     return fast_path_of(tiny_model(tiny_tokenizer()))
 
@@ -195,7 +231,8 @@ def _check_model(args: argparse.Namespace) -> int:
 
     config = read_config(model_path(args.model), args.trust_remote_code)  # may ask the Hub; nothing behind it does
     stay_offline_and_quiet()
-    from trl_drgrpo.check.model import TOLERANCE, check_model
+    from trl_drgrpo.check.model import check_model
+    from trl_drgrpo.host_proof.comparison import TOLERANCE
     from trl_drgrpo.upstream.versions import provenance
 
     with _without_warnings():

@@ -32,7 +32,7 @@ from trl_drgrpo.config.best_metric import choose_best_metric, needs_best_metric
 from trl_drgrpo.config.field_kinds import read_mappings, refused, with_help
 from trl_drgrpo.config.rules import OBJECTIVE, contradictions, validate, validate_batch
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
-from trl_drgrpo.upstream.versions import remedy_for_name, require_supported_trl
+from trl_drgrpo.upstream.versions import require_supported_trl
 
 require_supported_trl()
 
@@ -278,6 +278,8 @@ class DrGRPOConfig(GRPOConfig):
         known = signature(cls.__init__).parameters
         takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())  # a subclass may
         if unknown := [name for name in fields if not (takes_any or name in known)]:
+            from trl_drgrpo.upstream.former_names import remedy_for_name
+
             got, expected = "an unknown name", f"a field of {cls.__name__}"
             errors = [UnknownNameError(each, got, expected, remedy_for_name(each, known)) for each in unknown]
             chosen = SimpleNamespace(**{name: fields.get(name, getattr(cls, name)) for name in OBJECTIVE})

@@ -1,13 +1,17 @@
 """The table of TRL internals that this package relies on, and its check.
 
-`trl_overrides.py` and `vllm_adapters.py` override or call these methods; nothing else does. A newer TRL in which one
-has moved is refused by name, before a model loads, instead of training something else.
+`trl_overrides.py` and `vllm_adapters.py` override or call these methods; nothing else does. A newer TRL in which the
+signature of one has changed is refused by name, before a model loads, instead of training something else. A source
+text that has vanished may have been rewritten to the same effect: a proof on a tiny model decides (`host_proof/`).
+Names of transformers' cache and generation have a table of their own (`kv_cache.py`): their absence ends no run.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from trl_drgrpo.common.errors import UpstreamError
 from trl_drgrpo.upstream.versions import TESTED, require_supported_trl, say_untested
@@ -15,11 +19,11 @@ from trl_drgrpo.upstream.versions import TESTED, require_supported_trl, say_unte
 require_supported_trl()
 
 from trl import GRPOTrainer  # noqa: E402  # the version is judged before anything heavy loads
-from trl.generation import vllm_generation  # noqa: E402
 
+_VLLM = "trl.generation.vllm_generation"  # the module of the classes that are named in the table
 # Private methods of `GRPOTrainer` and its vLLM backend that this package overrides or calls: the parameters of each
-# behind `self`, in order, then source text that must still stand in TRL's body for the override to mean what it means:
-# a number read from an attribute, a key of the dict that comes back.
+# behind `self`, in order, then source text that should still stand in TRL's body for the override to mean what it
+# means: a number read from an attribute, a key of the dict that comes back.
 SEAMS = {
     "__init__": (
         "model, reward_funcs, args, train_dataset, eval_dataset, processing_class, "
@@ -101,15 +105,37 @@ def check_upstream(trainer_class: type = GRPOTrainer) -> dict[str, str]:
     Returns:
         `dict[str, str]`: By the name of each seam, in the order of `SEAMS`, what has moved; empty where nothing has.
     """
-    return {name: _problem(name, trainer_class) for name in SEAMS}
+    problems = {}
+    for name in SEAMS:
+        problem = _changed_signature(name, trainer_class) or in_words(_vanished_texts(name, trainer_class))
+        patch = patched_by(name, trainer_class)
+        problems[name] = f"replaced by the module {patch}; it {problem}" if problem and patch else problem
+    return problems
 
 
-def require_seams() -> None:
-    """Refuse to build a trainer on a TRL in which a seam has moved; names each and what it looks like now."""
+def vanished_texts() -> dict[str, list[str]]:
+    """Return the source texts that TRL no longer contains, by the name of their seam. A method of another package
+    counts as moved instead: the proof runs without that package."""
+    vanished = {name: _vanished_texts(name, GRPOTrainer) for name in SEAMS if not patched_by(name)}
+    return {name: texts for name, texts in vanished.items() if texts}
+
+
+def require_seams() -> dict[str, list[str]]:
+    """Refuse to build a trainer on a TRL in which a seam has moved; name each and what it looks like now.
+
+    Returns:
+        `dict[str, list[str]]`: [`vanished_texts`], for a proof to judge.
+    """
     say_untested()
-    moved = {name: problem for name, problem in check_upstream().items() if problem}
-    if not moved:
-        return
+    vanished = vanished_texts()
+    moved = {name: problem for name, problem in check_upstream().items() if problem and name not in vanished}
+    if moved:
+        raise moved_seams(moved)
+    return vanished
+
+
+def moved_seams(moved: Mapping[str, str]) -> UpstreamError:
+    """Return the error that names seams which have moved, and what to do."""
     remedy = (
         f"This version of trl-drgrpo was tested with trl {', '.join(TESTED['trl'])}: install that one, or look for a "
         "newer trl-drgrpo."
@@ -117,33 +143,50 @@ def require_seams() -> None:
     if patches := sorted({module for name in moved if (module := patched_by(name))}):
         remedy = f"Do not import or call what patches TRL ({', '.join(patches)}), or keep trl.GRPOTrainer."
     problems = "; ".join(f"{name}: {problem}" for name, problem in moved.items())
-    raise UpstreamError(f"trl {version('trl')}: {problems}. {remedy}")
+    return UpstreamError(f"trl {version('trl')}: {problems}. {remedy}")
+
+
+def in_words(texts: list[str]) -> str:
+    """Return that these texts have vanished; empty without any."""
+    return f"no longer contains {', '.join(map(repr, texts))}" if texts else ""
 
 
 def patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
-    """The module that another package's method of this name comes from; empty for one of TRL or transformers."""
+    """Return the module that another package's method of this name comes from; empty for one of TRL or
+    transformers."""
     method = getattr(trainer_class, name, None)
     module = getattr(method, "__globals__", {}).get("__name__") or getattr(method, "__module__", None) or ""
     return "" if module.partition(".")[0] in ("", "trl", "transformers", "torch", "contextlib") else module
 
 
-def _problem(name: str, trainer_class: type) -> str:
-    owner, _, attribute = name.rpartition(".")
-    method = getattr(getattr(vllm_generation, owner, None) if owner else trainer_class, attribute, None)
+def _method(name: str, trainer_class: type) -> Any:
+    """Return the method of a seam; `None` where it, its class or its module is gone."""
+    class_name, _, attribute = name.rpartition(".")
+    owner: Any = trainer_class
+    if class_name:
+        try:
+            owner = getattr(import_module(_VLLM), class_name, None)
+        except ImportError:
+            return None
+    return getattr(owner, attribute, None)
+
+
+def _changed_signature(name: str, trainer_class: type) -> str:
+    method = _method(name, trainer_class)
     if method is None:
-        return f"{owner or 'GRPOTrainer'}.{attribute} is gone"
-    change = _change(method, *SEAMS[name])
-    patch = patched_by(name, trainer_class)
-    return f"replaced by the module {patch}; it {change}" if change and patch else change
-
-
-def _change(method: Callable, expected: str, *mentions: str) -> str:
+        return f"{name if '.' in name else f'GRPOTrainer.{name}'} is gone"
+    expected = SEAMS[name][0]
     parameters = list(inspect.signature(method).parameters)[1:]
-    if ", ".join(parameters[: len(expected.split(", "))]) != expected and expected:
-        return f"takes ({', '.join(parameters)}); expected ({expected})"
-    source = _source(method)
-    missing = [text for text in mentions if text not in source]
-    return f"no longer contains {', '.join(repr(text) for text in missing)}" if missing else ""
+    leading = ", ".join(parameters[: len(expected.split(", "))])
+    return f"takes ({', '.join(parameters)}); expected ({expected})" if expected and leading != expected else ""
+
+
+def _vanished_texts(name: str, trainer_class: type) -> list[str]:
+    """Return the source texts that a seam no longer contains; none where its signature has changed."""
+    if _changed_signature(name, trainer_class):
+        return []
+    source = _source(_method(name, trainer_class))
+    return [text for text in SEAMS[name][1:] if text not in source]
 
 
 @cache  # Python tokenizes a method to find its end: 0.1 s for all of them, and every trainer asks

@@ -1,7 +1,7 @@
-"""What is installed, and what it says: supported TRL versions, names that TRL or transformers no longer know, notices
-and bars of other libraries that no user can act on, and the provenance of measured numbers.
+"""The installed versions: which are supported, which were tested, and which made a measured number. Also notices and
+bars of other libraries that no user can act on.
 
-Light to import: these are looked at before TRL is loaded.
+Light to import: all of this is looked at before TRL is loaded.
 """
 
 import logging
@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
@@ -21,7 +21,7 @@ from typing import Any
 from packaging.version import Version
 
 from trl_drgrpo.common import __version__
-from trl_drgrpo.common.errors import UpstreamError, did_you_mean
+from trl_drgrpo.common.errors import UpstreamError
 from trl_drgrpo.common.secrets import without_credentials
 
 logger = logging.getLogger(__name__)
@@ -34,36 +34,6 @@ TESTED = {
     "torch": ("2.11", "2.13"),
     "peft": ("0.21.0", "0.21.2"),
 }
-# Names that scripts and recipes for earlier releases of TRL and transformers hold, or other tools, and what to do.
-_RENAMED = {  # those that are not near their new name
-    "no_cuda": "use_cpu",
-    "push_to_hub_token": "hub_token",
-    "torch_dtype": "dtype",
-    "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
-}
-_GONE = {
-    "answer_column": "Write rename_columns: [<column>=answer].",
-    "prompt_column": "Write rename_columns: [<column>=prompt].",
-    "group_by_length": "Remove it: rows are batched by length here.",
-    "include_inputs_for_metrics": "Set include_for_metrics.",
-    "logging_dir": "Set the environment variable TENSORBOARD_LOGGING_DIR.",
-    "max_new_tokens": "Set max_completion_length.",
-    "max_prompt_length": "Remove it: TRL no longer truncates prompts. Filter long ones out of the dataset.",
-    "vllm_device": "Remove it: vllm_mode='colocate' shares the training devices, a server has its own.",
-}
-_WITHOUT_EFFECT = """
-    fp16_backend fp16_opt_level half_precision_backend jit_mode_eval save_safetensors use_ipex use_mps_device
-    vllm_dtype vllm_enable_prefix_caching
-"""
-_ACCELERATES = """
-    accelerate_config compute_environment deepspeed_config distributed_type downcast_bf16 dynamo_backend dynamo_config
-    enable_cpu_affinity fp8_config gpu_ids machine_rank main_process_ip main_process_port main_training_function
-    megatron_lm_config mixed_precision mpirun_config multi_gpu num_machines num_processes rdzv_backend same_network
-    tpu_env tpu_use_cluster tpu_use_sudo use_fsdp
-"""
-_LAUNCH = "It belongs to accelerate: accelerate launch --config_file <file> -m trl_drgrpo.cli.main train ..."
-_GONE |= dict.fromkeys(_WITHOUT_EFFECT.split(), "Remove it: there is nothing to choose any more.")
-_GONE |= dict.fromkeys(_ACCELERATES.split(), _LAUNCH)
 LIBRARIES = ("trl-drgrpo", "trl", "transformers", "torch")  # what any number of a run depends on
 
 
@@ -74,24 +44,6 @@ def installed_versions(packages: Sequence[str] = LIBRARIES) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[package] = __version__ if package == "trl-drgrpo" else version(package)
     return versions
-
-
-def remedy_for_name(name: str, known: Collection[str], otherwise: str = "Remove it.") -> str:
-    """
-    What to do about a key, a flag (with its dashes) or an argument that does not exist. `known`: those that do.
-
-    Example:
-
-    ```python
-    >>> remedy_for_name("--torch-dtype", ["--dtype"])
-    'It is called --dtype now.'
-
-    ```
-    """
-    dashes, plain = "--" * name.startswith("--"), name.lstrip("-").replace("-", "_")
-    if (renamed := dashes + _RENAMED.get(plain, "")) in known:
-        return f"It is called {renamed} now."
-    return _GONE.get(plain) or did_you_mean(dashes + plain, known, otherwise, cutoff=0.7)
 
 
 def untested_versions() -> dict[str, str]:
@@ -109,8 +61,8 @@ def say_untested() -> None:
     """Say once per process which host libraries were not tested with this package, and what to do."""
     for package, installed in untested_versions().items():
         logger.warning(
-            "%s %s was not tested with this package (tested: %s). Names that moved are an error. `trl-drgrpo check` "
-            "compares gradients, and says whether the fast path is on.",
+            "%s %s was not tested with this package (tested: %s). Before the first training a tiny model proves it, "
+            "in seconds; `trl-drgrpo check` shows the result.",
             package,
             installed,
             ", ".join(TESTED[package]),

@@ -64,12 +64,16 @@ class FastPath(Feature):
         return self.plans and self._why_not_skipped() is None
 
     def _why_not_skipped(self) -> str | None:
+        if reason := self.speed.barred.get(SpeedPart.SKIPPED_ROWS):
+            return reason
         if self.trainer.beta:
             return "with beta > 0 the KL term gives every row a gradient"
         readers = [term.name for term in self.trainer.loss_terms if term.reads_all_rows]
         return f"every row has a loss under {', '.join(readers)}" if readers else None
 
     def _why_not_planned(self) -> str | None:
+        if reason := self.speed.barred.get(SpeedPart.PLANNED):
+            return reason
         args, losses = self.trainer.args, self.trainer.own_losses
         peft = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "active_peft_config", None)
         reasons = {
@@ -170,6 +174,8 @@ class FastPath(Feature):
         total = {name: sum(each[name] for each in statistics) for name in statistics[0]}
         forwards = sum(batch[PLAN]["rows"] > 0 for batch in micro_batches)
         steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
+        self.speed.uses[SpeedPart.PLANNED] += forwards
+        self.speed.uses[SpeedPart.SKIPPED_ROWS] += int(total["rows"] - total["run"])
         useful = {"drgrpo/useful_token_frac": total["useful"] / total["processed"]} if total["processed"] else {}
         return useful | {
             "drgrpo/rows_skipped_frac": 1 - total["run"] / total["rows"],
@@ -195,7 +201,9 @@ class FastPath(Feature):
             return self._score_packed(model, packed, False)[0]
 
         unwrapped = self.trainer.accelerator.unwrap_model(model)
-        reason = why_not_shared(unwrapped, log_probs, self._reduced_dtype(model))
+        reason = self.speed.barred.get(SpeedPart.SHARED_PROMPTS)
+        if reason is None:
+            reason = why_not_shared(unwrapped, log_probs, self._reduced_dtype(model))
         if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
             reason = self._agreed(reason)
         self.speed.set(SpeedPart.SHARED_PROMPTS, reason)
@@ -280,6 +288,7 @@ class FastPath(Feature):
         if isinstance(form, str):  # packs have no branches then, and need no mask
             form = MaskForm()
         packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple, form)
+        self.speed.uses[SpeedPart.SHARED_PROMPTS] += sum(len(pack) - 1 for pack in packs if pack)
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
@@ -343,6 +352,7 @@ class FastPath(Feature):
             "torch.compile would recompile for every shape": args.torch_compile,
         }
         reason = chosen or next((reason for reason, holds in unable.items() if holds), None)
+        reason = reason or self.speed.barred.get(SpeedPart.PROMPTS_ONCE)
         if reason:
             self.speed.off(reason, *GENERATION, expected=chosen is not None)
         if trainer.use_vllm or trainer.use_transformers_continuous_batching:

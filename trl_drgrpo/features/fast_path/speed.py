@@ -1,6 +1,7 @@
 """The parts of the fast path, and for each one that is off the reason: said once, kept for the run log and `check`."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
@@ -49,6 +50,11 @@ class Speed:
     Args:
         say (`Callable[[str], None]`, *optional*): Gets each line; a warning in the log by default.
 
+    Attributes:
+        barred (`dict[SpeedPart, str]`): Parts that must not be used on this host, with the reason: see [`Speed.bar`].
+        uses (`Counter`): How often each part has saved work: prompts that were not run again, steps over a group
+            cache, replayed steps, rows that left or were skipped, planned micro-batches, rows packed behind another.
+
     Example:
 
     ```python
@@ -67,6 +73,14 @@ class Speed:
         self._say = say
         self._reasons: dict[SpeedPart, str | None] = {}
         self._said: set[str] = set()
+        self.barred: dict[SpeedPart, str] = {}
+        self.uses: Counter[SpeedPart] = Counter()
+
+    def bar(self, reasons: Mapping[SpeedPart, str]) -> None:
+        """Switch parts off for good, and say so: a proof has found that they do not work on this host."""
+        for part, reason in reasons.items():
+            self.barred[part] = reason
+            self.off(reason, part)
 
     def on(self, *parts: SpeedPart) -> None:
         """Note that these parts are used."""

@@ -52,7 +52,7 @@ class Aligner:
     Example:
 
     ```python
-    >>> from trl_drgrpo.check.tiny import tiny_tokenizer
+    >>> from trl_drgrpo.host_proof.tiny import tiny_tokenizer
     >>> tokenizer = tiny_tokenizer()  # a token is a byte, so "é" is two tokens
     >>> alignment = Aligner(tokenizer).align(tokenizer.encode("aéb"))
     >>> alignment.tokens, alignment.offsets

@@ -379,7 +379,7 @@ class StepSegmenter:
         Example:
 
         ```python
-        >>> from trl_drgrpo.check.tiny import tiny_tokenizer
+        >>> from trl_drgrpo.host_proof.tiny import tiny_tokenizer
         >>> from trl_drgrpo.process_rewards.steps import step_segmenter
         >>> tokenizer = tiny_tokenizer()  # a token is a byte
         >>> step_segmenter("\\n\\n")(tokenizer.encode("1+1=2\\n\\n2+2=4\\n\\n<|im_end|>"), tokenizer)

@@ -14,11 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import DynamicCache
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    LinearAttentionCacheLayerMixin,
-)
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import BLOCK, NOT_SERVED, GroupCache, group_attention_in
 from trl_drgrpo.features.fast_path.sharing import mask_form
@@ -29,6 +24,9 @@ from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape
 from trl_drgrpo.upstream.kv_cache import (
     CACHE,
     OTHER_CACHE_NAMES,
+    CacheLayerMixin,
+    DynamicCache,
+    LinearAttentionCacheLayerMixin,
     select_rows,
     why_no_cache,
     why_no_dynamic_cache,

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.generation import logits_process as processors
 
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
-from trl_drgrpo.upstream.kv_cache import moved_in_decoding, why_no_cache, why_no_dynamic_cache
+from trl_drgrpo.upstream.kv_cache import ROW_BY_ROW, moved_in_decoding, why_no_cache, why_no_dynamic_cache
 from trl_drgrpo.upstream.private_state import swapped
 
 BLOCK = 2**16  # numbers at a time: half a megabyte
@@ -117,21 +116,6 @@ def why_not_decoded(model: Any, kwargs: dict[str, Any]) -> str | None:
 # A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values. Where
 # steps are replayed a row less saves next to nothing, and leaving costs two steps that are not.
 DROP_WHEN_ENDED, DROP_WHEN_ENDED_REPLAYED = 1 / 8, 1 / 2
-# Each looks at a row and its scores alone. Others (a repetition penalty) hold something per row of the first batch.
-_ROW_BY_ROW = (
-    processors.EpsilonLogitsWarper,
-    processors.EtaLogitsWarper,
-    processors.InfNanRemoveLogitsProcessor,
-    processors.MinLengthLogitsProcessor,
-    processors.MinNewTokensLengthLogitsProcessor,
-    processors.MinPLogitsWarper,
-    processors.NoRepeatNGramLogitsProcessor,
-    processors.SuppressTokensLogitsProcessor,
-    processors.TemperatureLogitsWarper,
-    processors.TopKLogitsWarper,
-    processors.TopPLogitsWarper,
-    processors.TypicalLogitsWarper,
-)
 
 
 @torch.no_grad()
@@ -185,6 +169,7 @@ def decode(
                 break
             dropped = DROP_WHEN_ENDED_REPLAYED if forwards.replays else DROP_WHEN_ENDED
             if drops and len(going_on) <= (1 - dropped) * len(live):
+                speed.uses[SpeedPart.DROPPED_ROWS] += len(live) - len(going_on)
                 forwards.keep(going_on)
                 ids, live, ended = ids[going_on], live[going_on], ended[going_on]
             logits = forwards.step(ids)
@@ -193,10 +178,12 @@ def decode(
 
 def _processes_row_by_row(logits_processor: LogitsProcessorList, speed: Speed) -> bool:
     """Return whether no processor would notice that rows have left."""
-    others = sorted({type(each).__name__ for each in logits_processor if type(each) not in _ROW_BY_ROW})
-    reason = f"{', '.join(others)} may hold something for each row of the first batch" if others else None
+    reason = speed.barred.get(SpeedPart.DROPPED_ROWS)
+    others = sorted({type(each).__name__ for each in logits_processor if type(each) not in ROW_BY_ROW})
+    if others:
+        reason = f"{', '.join(others)} may hold something for each row of the first batch"
     speed.set(SpeedPart.DROPPED_ROWS, reason)
-    return not others
+    return reason is None
 
 
 def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:

@@ -138,6 +138,7 @@ class Forwards:
             self._kwargs[CACHE], self._prefilled = empty, None
             return reason
         self.logits = _select(logits, copies)
+        self._speed.uses[SpeedPart.PROMPTS_ONCE] += len(copies) - len(first)
         return None
 
     def _why_wrong_rows(self, ids: torch.Tensor, prompts: dict[str, Any], logits: torch.Tensor) -> str | None:
@@ -200,13 +201,18 @@ class Forwards:
         self._kwargs = _one_token_on(self._kwargs, with_mask=self._groups is None)
         if self._prefilled is not None:
             return self._first_step(ids)
-        return _plain_step(self._model, ids, self._kwargs) if self._groups is None else self._group_step(ids)
+        if self._groups is None:
+            return _plain_step(self._model, ids, self._kwargs)
+        self._speed.uses[SpeedPart.GROUP_CACHE] += 1
+        return self._group_step(ids)
 
     def _group_step(self, ids: torch.Tensor) -> torch.Tensor:
         inputs = ids[:, -1:], self._kwargs["position_ids"][..., -1:]
         if self._replay is not None:
             try:
-                return self._replay(*inputs)
+                logits = self._replay(*inputs)
+                self._speed.uses[SpeedPart.RECORDED_STEPS] += 1
+                return logits
             except Refused as refusal:
                 _why_not_replayed[self._model] = str(refusal)
                 self._speed.off(str(refusal), SpeedPart.RECORDED_STEPS)
@@ -226,18 +232,20 @@ class Forwards:
     def _first_step(self, ids: torch.Tensor) -> torch.Tensor:
         """The step that decides on the cache."""
         prefilled, self._prefilled = self._prefilled, None
-        if _why_not.get(self._model) is None:
+        reason = self._speed.barred.get(SpeedPart.GROUP_CACHE) or _why_not.get(self._model)
+        if reason is None:
             rewind = random_state(ids.device)
             try:
                 logits = self._first_group_step(ids, prefilled)
                 self._speed.on(SpeedPart.GROUP_CACHE)
+                self._speed.uses[SpeedPart.GROUP_CACHE] += 1
                 return logits
             except Refused as refusal:
                 rewind()  # a resumed run tries anew, and dropout has drawn before attention refused
-                _why_not[self._model] = str(refusal)
+                reason = _why_not[self._model] = str(refusal)
                 self._group_attention.close()
                 self._groups = None
-        self._speed.off(str(_why_not[self._model]), SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
+        self._speed.off(reason, SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
         select_rows(prefilled, self._prompts)
         return _plain_step(self._model, ids, self._kwargs)
 

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
 
-from trl_drgrpo.upstream.kv_cache import has_only_states
+from trl_drgrpo.upstream.kv_cache import AttentionInterface, Cache, CacheLayerMixin, PreTrainedModel, has_only_states
 
 LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
 COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies once what a step reads
@@ -322,6 +320,7 @@ def group_attention_in(model: Any) -> Iterator[None]:
     if len(before) != 1:
         raise Refused("its parts use different attention")
     try:
+        AttentionInterface.register(NAME, group_attention)  # there is no way back; the name is ours alone
         try:
             model.set_attn_implementation(NAME)
         except (ValueError, KeyError) as error:
@@ -408,6 +407,3 @@ def _attended(layer: GroupLayer, query: torch.Tensor, softcap: float | None, sin
     attended = attended + torch.bmm(over_own, seen.own_values)
     attended = attended.view(prompts, layer.heads, width, repeated, -1).transpose(1, 2).flatten(2, 3)
     return grid.gather(attended)[:, None]
-
-
-AttentionInterface.register(NAME, group_attention)  # there is no way back; the name is ours alone

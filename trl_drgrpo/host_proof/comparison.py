@@ -1,0 +1,121 @@
+"""One small model, trained on the fast path and as TRL does: the same seed must give equal completions and gradients.
+
+A part of the fast path counts as on where it has saved work, not where it says so.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config.config import DrGRPOConfig
+from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
+from trl_drgrpo.host_proof.recording import DEFAULTS, LONG_PROMPTS, PROMPTS, Recording, largest_difference, record
+
+# float32: sums in another order. A wrong mask, position or state is off by a thousandth at least.
+TOLERANCE = 1e-3
+PROMPTS_OF_A_RUN = [*PROMPTS[:4], *LONG_PROMPTS[:4]]  # short and long ones, padded on the left beside each other
+SETTINGS: dict[str, Any] = {
+    **DEFAULTS,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 2,
+    "max_completion_length": 24,
+    "max_steps": 2,
+    "learning_rate": 1e-2,
+    "run_log": False,
+}
+AS_TRL: dict[str, Any] = {"micro_batching": "upstream"}
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """Result of a model.
+
+    Args:
+        architecture (`str`): Class of the small model.
+        parts (`dict[str, str]`): `"yes"`, or why not, by the name of each part of the fast path.
+        gradient_difference (`float`): `|g - g'| / |g'|` from TRL's micro-batches, the worst of the optimizer steps.
+        equal_tokens (`float`): Share of the completions that transformers' own loop samples from the same seed.
+    """
+
+    architecture: str
+    parts: dict[str, str]
+    gradient_difference: float
+    equal_tokens: float
+
+    @property
+    def passed(self) -> bool:
+        """Tell whether gradients and completions are those of TRL and transformers."""
+        return self.gradient_difference <= TOLERANCE and self.equal_tokens == 1
+
+
+def compare_with_trl(trainer_class: Callable[..., Any], model: Any) -> ModelResult:
+    """Train copies of a small model on the fast path, and in TRL's micro-batches with transformers' generation.
+
+    Args:
+        trainer_class (`type`): `DrGRPOTrainer`, or a class of it.
+        model ([`~transformers.PreTrainedModel`]): Left as it is.
+
+    Raises:
+        `InputError`: A training ends in an error; the message says which one.
+    """
+
+    def trained(where: str, remedy: str, **settings: Any) -> Recording:
+        try:
+            return train_briefly(trainer_class, copy.deepcopy(model), **settings)
+        except Exception as error:  # any that a model may raise
+            got = f"{type(model).__name__}, which ends in {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise InputError("model", got, f"a model that trains {where}", remedy) from error
+
+    stock = trained("without the fast path", "TRL cannot train it here.", **AS_TRL)
+    fast = trained("on the fast path", "Set micro_batching='upstream', and report it.")
+    parts = parts_in_use(fast.speed)
+    pairs = list(zip(fast.completions, stock.completions, strict=True))
+    equal_tokens = sum(ours == theirs for ours, theirs in pairs) / len(pairs)
+    if equal_tokens < 1:  # the gradient of the same completions
+        fast = train_briefly(trainer_class, copy.deepcopy(model), fast_generation=False)
+    difference = largest_difference(fast, stock)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if difference > TOLERANCE and parts[SpeedPart.PLANNED] == "yes" and takes_positions:
+        # TRL leaves positions to the model, and absolute ones (GPT-2) count its padding. Generation does not.
+        reference = copy.deepcopy(model)
+        reference.register_forward_pre_hook(_count_without_padding, with_kwargs=True)
+        difference = largest_difference(fast, train_briefly(trainer_class, reference, **AS_TRL))
+    return ModelResult(type(model).__name__, parts, difference, equal_tokens)
+
+
+def train_briefly(trainer_class: Callable[..., Any], model: Any, **settings: Any) -> Recording:
+    """Train a model for two optimizer steps. Changes it."""
+    return record(
+        trainer_class,
+        DrGRPOConfig,
+        model=model,
+        reward=example_reward,
+        prompts=PROMPTS_OF_A_RUN,
+        **{**SETTINGS, **settings},
+    )
+
+
+def parts_in_use(speed: Speed | None) -> dict[str, str]:
+    """Return `"yes"`, or why not, by the name of each part: a part that has never saved work is none."""
+    parts = speed.facts() if speed else {}
+    for part in SpeedPart:
+        if speed and parts.get(part) == "yes" and not speed.uses[part]:
+            parts[part.value] = "it was never used"
+    return parts
+
+
+def example_reward(completion_ids: list[list[int]]) -> list[float]:
+    """Reward completions by their tokens. The first group of a batch has equal rewards, so that rows are skipped."""
+    group = DEFAULTS["num_generations"]
+    return [1.0] * group + [(sum(ids) % 3) / 2 for ids in completion_ids[group:]]
+
+
+def _count_without_padding(model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    mask = kwargs.get("attention_mask")
+    if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
+        return args, kwargs
+    return args, {**kwargs, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}

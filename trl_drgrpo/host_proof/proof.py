@@ -1,0 +1,198 @@
+"""The proof that this package works on the installed libraries, on a tiny model, in seconds.
+
+What is compared, each time with the library's own way:
+
+- the gradient: the fast path with TRL's micro-batches and transformers' generation (`comparison.py`); then both with
+  stock `trl.GRPOTrainer`, off-policy and with a KL term, under a divisor and a KL weight that TRL's loss has to read
+  where this package puts them;
+- the tokens: completions with those of transformers' own loop, from the same seed;
+- the parts of the fast path: each must have saved work, as counters say;
+- merged adapters: logits of the folder that `trl-drgrpo merge` writes, and of the weights that vLLM is sent.
+"""
+
+import copy
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_drgrpo.features.fast_path.speed import GENERATION, SpeedPart
+from trl_drgrpo.host_proof.comparison import (
+    AS_TRL,
+    PROMPTS_OF_A_RUN,
+    SETTINGS,
+    TOLERANCE,
+    ModelResult,
+    compare_with_trl,
+    example_reward,
+    train_briefly,
+)
+from trl_drgrpo.host_proof.recording import LORA, largest_difference, record
+from trl_drgrpo.host_proof.tiny import tiny_model, tiny_tokenizer
+from trl_drgrpo.single_gpu.merging import merge_adapter
+from trl_drgrpo.upstream.weight_sync import merged_while_read
+
+is_proving: ContextVar[bool] = ContextVar("trl_drgrpo_is_proving", default=False)
+MERGED = "merged adapters"
+# What is compared -> how an error calls it, and what it is compared with. The first two are values of micro_batching.
+COMPARED = {
+    "exact": "a gradient of the fast path that is {} from TRL's",
+    "upstream": "a gradient in TRL's micro-batches that is {} from stock TRL's",
+    MERGED: "logits of merged adapters that are {} from those of base and adapter",
+}
+
+
+@dataclass(frozen=True)
+class HostProof:
+    """Result of a proof.
+
+    Args:
+        hosts (`dict[str, str]`): Versions that it holds for, see `keeping.hosts`.
+        parts (`dict[str, str]`): `"yes"`, or why not, by the name of each part of the fast path.
+        equal_tokens (`float`): Share of the completions that transformers' own loop samples from the same seed.
+        differences (`dict[str, float]`): Relative difference of each of `COMPARED`; infinite after an error.
+        errors (`dict[str, str]`): These errors, by the same names.
+        seconds (`float`): Duration.
+    """
+
+    hosts: dict[str, str]
+    parts: dict[str, str]
+    equal_tokens: float
+    differences: dict[str, float]
+    errors: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """What must not be used here, in words, by its name in `COMPARED`."""
+        wrong = {}
+        for name, words in COMPARED.items():
+            difference = self.differences[name]
+            if not difference <= TOLERANCE:  # also where it is NaN
+                ends = f", which ends in {self.errors[name]}" if name in self.errors else ""
+                wrong[name] = words.format(f"{difference:.1e}") + ends
+        return wrong
+
+    @property
+    def off(self) -> dict[SpeedPart, str]:
+        """Parts of the fast path that do not work here, with the reason. Steps are recorded on a GPU alone, which the
+        proof leaves alone."""
+        reasons = {SpeedPart(name): reason for name, reason in self.parts.items() if reason != "yes"}
+        reasons.pop(SpeedPart.RECORDED_STEPS, None)
+        return reasons
+
+
+def prove(trainer_class: Callable[..., Any], hosts: Mapping[str, str]) -> HostProof:
+    """Run the proof in this process.
+
+    Args:
+        trainer_class (`type`): `DrGRPOTrainer`.
+        hosts (`Mapping[str, str]`): Versions that it is made for.
+
+    Raises:
+        `OSError`: This machine, not its libraries, has ended the proof: a full disk, for one.
+    """
+    started = time.perf_counter()
+    model = tiny_model(tiny_tokenizer())
+    errors: dict[str, str] = {}
+
+    def measured(name: str, measure: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return measure()
+        except Exception as error:  # whatever other versions of the libraries raise
+            cause = error.__cause__ or error
+            if isinstance(cause, (OSError, MemoryError)):
+                raise cause from None
+            errors[name] = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
+            return otherwise
+
+    before = is_proving.set(True)
+    try:
+        nothing = ModelResult("", dict.fromkeys(SpeedPart, "its training ends in an error"), math.inf, 1.0)
+        result = measured("exact", lambda: compare_with_trl(trainer_class, model), nothing)
+        off_policy = {
+            "exact": lambda: _off_policy_difference(trainer_class, model, fast_generation=False),
+            "upstream": lambda: _off_policy_difference(trainer_class, model, **AS_TRL),
+            MERGED: _merged_difference,
+        }
+        differences = {name: measured(name, measure, math.inf) for name, measure in off_policy.items()}
+    finally:
+        is_proving.reset(before)
+    differences["exact"] = max(differences["exact"], result.gradient_difference)
+    parts = {str(part): reason for part, reason in result.parts.items()}
+    if result.equal_tokens < 1:
+        wrong = f"{1 - result.equal_tokens:.0%} of the completions are not those of transformers' own loop"
+        parts |= {str(part): wrong for part in GENERATION}
+    seconds = round(time.perf_counter() - started, 1)
+    return HostProof(dict(hosts), parts, result.equal_tokens, differences, errors, seconds)
+
+
+def _off_policy_difference(trainer_class: Callable[..., Any], model: Any, **settings: Any) -> float:
+    """Compare with stock TRL in two optimizer steps of one generation, the second of them off-policy.
+
+    A divisor twice as large, made up for by the learning rate, and twice the KL weight in the middle of its warm-up
+    come to the same steps as TRL's: but only if TRL's loss reads both numbers where this package puts them. The KL
+    term has no gradient in the first step, in which the policy is the reference.
+    """
+    learning_rate, beta, length = 0.1, 4.0, SETTINGS["max_completion_length"]
+    common: dict[str, Any] = {"gradient_accumulation_steps": 1, "num_iterations": 2}
+    of_trl = {**SETTINGS, **common, "beta": beta, "learning_rate": learning_rate}
+    del of_trl["run_log"]
+    stock = record(
+        GRPOTrainer,
+        GRPOConfig,
+        model=copy.deepcopy(model),
+        reward=example_reward,
+        prompts=PROMPTS_OF_A_RUN,
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        use_bias_correction_kl=False,
+        **of_trl,
+    )
+    ours = train_briefly(
+        trainer_class,
+        copy.deepcopy(model),
+        **common,
+        loss_normalizer=2 * length,
+        learning_rate=2 * learning_rate,
+        beta=2 * beta,
+        beta_warmup_steps=4,
+        **settings,
+    )
+    if ours.completions != stock.completions:
+        raise ValueError("the completions are not those of stock TRL, though transformers' loop generates")
+    return largest_difference(ours, stock, factor=2)
+
+
+def _merged_difference() -> float:
+    """Compare the logits of a model with an adapter and of what it is merged into, relative to the largest logit: the
+    folder that `merge_adapter` writes, and the weights that vLLM is sent."""
+    tokenizer = tiny_tokenizer()
+    base = tiny_model(tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        adapted: Any = get_peft_model(copy.deepcopy(base), LoraConfig(**LORA))  # type: ignore[arg-type]
+    adapted.eval()
+    with tempfile.TemporaryDirectory() as folder:
+        base.save_pretrained(f"{folder}/base")
+        tokenizer.save_pretrained(f"{folder}/base")
+        adapted.save_pretrained(f"{folder}/adapter")
+        report = merge_adapter(f"{folder}/adapter", f"{folder}/merged", base=f"{folder}/base")
+    with merged_while_read(adapted):
+        adapted.merge_adapter()
+        sent = {name: weight.detach().clone() for name, weight in adapted.named_parameters()}
+        adapted.unmerge_adapter()
+    own_name = {name: name.removeprefix("base_model.model.").replace(".base_layer", "") for name in sent}
+    weights = {own_name[name]: weight for name, weight in sent.items() if ".lora_" not in name}
+    base.load_state_dict(weights)
+    ids = torch.arange(1, 33)[None] % len(tokenizer)
+    with torch.no_grad():
+        apart = (base.eval()(input_ids=ids).logits - adapted(input_ids=ids).logits).abs().max().item()
+    return max(apart, report.max_logit_difference) / report.max_logit
