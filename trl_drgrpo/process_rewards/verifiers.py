@@ -91,7 +91,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
                 except Exception as error:
                     got, expected = f"{told(error)} {where}", "a number, or None for a step it cannot score"
                     remedy = "Fix the function; its traceback is with this message."
-                    raise RewardError(field, got, expected, remedy).caught_as(error) from error
+                    raise RewardError(field, got, expected, remedy) from error
                 rewards[row].append(reward_number(reward, field, where))
         return rewards
 
