@@ -360,7 +360,7 @@ class Numbered:
             raise KeyError("reset")
 
     async def get_reward(self):
-        assert (Numbered.reset, Numbered.get_reward) == METHODS_OF_NUMBERED
+        assert (type(self).reset, type(self).get_reward) == METHODS_OF_NUMBERED
         if self.number == 2:
             raise KeyError("reward")
         return float(self.number)
