@@ -9,7 +9,8 @@ socket. Between two runs there are no threads.
 
 Why not a library: `concurrent.futures` and loky lose all pending calls when one worker dies, and pebble 5.2.3 is lost
 to an exception that does not unpickle or a write to its only pipe, leaves the processes that a call started, and takes
-0.3 ms for a trivial call and 4 s for 20 crashes (here 0.1 ms and 0.3 s; `recipes/studies/isolation.py`, 2026-11-27).
+0.3 ms for a trivial call and 4 to 8 s for 20 crashes (here 0.2 ms and 0.4 s; two workers on two busy cores, measured
+with `recipes/studies/isolation.py` on 2026-11-27).
 """
 
 import atexit
