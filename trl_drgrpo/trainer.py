@@ -189,10 +189,9 @@ class DrGRPOTrainer(HostTrainer):
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
         rest = (run.quantization_config, peft_config, tools, rollout_func, run.turns.factory)
         super().__init__(model, run.rewards, args, *data, *rest, **parent_kwargs)
-        for i in range(len(run.rewards), len(self.reward_funcs)):  # those that TRL added for environments
-            added: Any = self.reward_funcs[i]
-            # What fails there costs a row, see `turns`.
-            self.reward_funcs[i] = cast(Any, checked_reward(added, name=self.reward_func_names[i]))
+        # Behind the rewards that were passed TRL has added those of environments: ours lose a row where one fails.
+        for i, outcome_reward in enumerate(reversed(self.turns.outcome_rewards), start=1):
+            self.reward_funcs[-i] = cast(Any, checked_reward(outcome_reward, name=self.reward_func_names[-i]))
         if not self.in_lockstep:  # there, a process may hold a part of the model and of each gradient only
             self.features = [*self.features, self.movement_watch]
             if (memory_watch := built("memory_watch", run.given)) is not None:
@@ -411,8 +410,8 @@ class DrGRPOTrainer(HostTrainer):
         try:
             advantages = self.advantage_func(batch)
         except Exception as error:  # a user's function: what was computed up to here is saved before the run ends
-            failed = RewardError("advantage_func", told(error), "a tensor of advantages", to_fix(error, option=None))
-            raise failed.caught_as(error) from error
+            remedy = to_fix(error, option=None)
+            raise RewardError("advantage_func", told(error), "a tensor of advantages", remedy) from error
         return checked_advantages(advantages, batch, "advantage_func")
 
     @property

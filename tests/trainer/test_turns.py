@@ -1,6 +1,8 @@
 """Environments that reward their turns: who is credited with what, and what the model may not see."""
 
+import itertools
 import json
+import pickle
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -328,7 +330,6 @@ def test_an_environment_that_fails_may_cost_its_row(environment, method, tmp_pat
     assert caplog.text.count("its row is left out of its group") == 1
     assert f"Broken.{method}: got KeyError: '{method}' for row 1" in caplog.text
     assert "on_reward_error" not in caplog.text  # that is what happened
-    assert "reset" not in vars(broken)  # what was put there for the time of a batch
 
 
 def number_of_answers(completions, **kwargs):
@@ -343,6 +344,53 @@ def test_an_environment_that_fails_ends_the_run_with_a_checkpoint(environment, m
         trainer.train()
     assert isinstance(failure.value.__cause__, KeyError)
     assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
+
+
+class Numbered:
+    """Takes no attribute beside its slot, and copies itself. Row 1 fails in `reset`, row 2 in `get_reward`."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number):
+        self.number = number
+
+    def reset(self, **columns):
+        assert pickle.loads(pickle.dumps(self)).number == self.number
+        if self.number == 1:
+            raise KeyError("reset")
+
+    async def get_reward(self):
+        assert (type(self).reset, type(self).get_reward) == METHODS_OF_NUMBERED
+        if self.number == 2:
+            raise KeyError("reward")
+        return float(self.number)
+
+
+METHODS_OF_NUMBERED = (Numbered.reset, Numbered.get_reward)
+
+
+class Inheriting(Numbered):
+    __slots__ = ()
+
+
+def test_two_trainers_share_a_class_and_change_neither_it_nor_its_instances(tmp_path):
+    trainers = [
+        build(
+            tmp_path / on_error,
+            environment_factory=lambda numbers=itertools.count(): Inheriting(next(numbers)),  # noqa: B008
+            on_reward_error=on_error,
+            max_completion_length=8,
+        )
+        for on_error in ("raise", "unscorable")
+    ]
+    with pytest.raises(RewardError, match=r"^Inheriting.reset: got KeyError: 'reset' for row 1; "):
+        trainers[0].train()
+    trainers[1].train()
+    assert trainers[1].credited.rewards[:3].isnan().tolist() == [False, True, True]
+    assert trainers[1].credited.rewards[3:].tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
+    assert [type(trainers[1].environments), *map(type, trainers[1].environments)] == [list] + [Inheriting] * 8
+    assert not {"reset", "get_reward"} & vars(Inheriting).keys()
+    assert Inheriting.__subclasses__() == []
 
 
 class Judges(Walk):

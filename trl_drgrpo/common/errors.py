@@ -5,10 +5,7 @@ command line catches `InputError` alone and prints its single line without a tra
 """
 
 import importlib.util
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import cache
 from typing import Any
 
 from trl_drgrpo.common.secrets import without_credentials
@@ -74,9 +71,9 @@ class InputError(ValueError):
     """
 
     def __init__(self, field: str, got: str, expected: str, remedy: str):
-        got = got if len(got) <= _LONGEST else got[:_LONGEST] + "..."  # a model's name of 5,000 characters
-        # by name: behind it may come a user's error, see `RewardError.caught_as`
-        ValueError.__init__(self, without_credentials(f"{field}: got {got}; expected {expected}. {remedy}"))
+        if len(got) > _LONGEST:  # a model's name of 5,000 characters
+            got = got[:_LONGEST] + "..."
+        super().__init__(without_credentials(f"{field}: got {got}; expected {expected}. {remedy}"))
         self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
 
     def under(self, field: str) -> "InputError":
@@ -101,39 +98,11 @@ class UnknownNameError(InputError, TypeError):
 class RewardError(InputError):
     """A reward function broke its contract: incorrect number of rewards, incorrect type, or an exception.
 
+    An exception of the function itself is the error's `__cause__`.
+
     Args:
         field, got, expected, remedy (`str`): As in [`InputError`].
     """
-
-    __str__ = BaseException.__str__  # `KeyError` and others have one of their own
-
-    def __reduce__(self):
-        return RewardError, (self.field, self.got, self.expected, self.remedy)
-
-    def caught_as(self, error: BaseException) -> "RewardError":
-        """The same error, which `except` also catches as the class of the error that a user's function raised, with
-        that one's attributes; as it is where no class can be both, or Python treats the class in a way of its own."""
-        kind = type(error)
-        if not issubclass(kind, Exception) or issubclass(kind, _PYTHONS_OWN):
-            return self
-        try:
-            both = _caught_as(kind)(self.field, self.got, self.expected, self.remedy)
-        except Exception:  # layouts or metaclasses that conflict, a `__new__` that wants other arguments
-            return self
-        for name, slot in [each for base in kind.__mro__ for each in vars(base).items()]:  # `errno` and the like
-            if inspect.isdatadescriptor(slot) and not name.startswith("__") and name != "args":
-                with suppress(Exception):
-                    setattr(both, name, getattr(error, name))
-        vars(both).update({**vars(error), **vars(self)})
-        return both
-
-
-_PYTHONS_OWN = (StopIteration, StopAsyncIteration, SyntaxError)  # a traceback shows no `str` of the last
-
-
-@cache
-def _caught_as(kind: type[Exception]) -> type[RewardError]:
-    return type(RewardError.__name__, (RewardError, kind), {"__module__": RewardError.__module__})
 
 
 class UnscorableError(ValueError):

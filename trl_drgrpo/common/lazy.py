@@ -1,4 +1,8 @@
-"""Names of a package that are imported on first use, so that importing the package loads nothing heavy (PEP 562)."""
+"""Names of a package that are imported on first use, so that importing the package loads nothing heavy (PEP 562).
+
+Why not `lazy_loader`: 0.6 wants a `.pyi` file beside each package as a second list of its names, and refuses a name
+whose home is in another package (`attach_stub`: "Only within-module imports are supported").
+"""
 
 import sys
 from importlib import import_module

@@ -40,7 +40,7 @@ class NoTurns:
 
     factory = state_keys_of = None
     step_reward_funcs: Sequence[Any] = ()
-    has_outcome = False
+    outcome_rewards: Sequence[Any] = ()
     lost_rows: Sequence[int] = ()
 
     def choose(self, segmenter: Any, args: Any) -> None:

@@ -113,7 +113,7 @@ def prepare(
     if weights is not None and len(weights) == len(given_steps):
         weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
     scorer = built("step_scorer", given, steps, segmenter, weights, args.on_reward_error)
-    if steps and not (outcome_funcs or turns.has_outcome):
+    if steps and not (outcome_funcs or turns.outcome_rewards):
         if args.process_role == "baseline":
             remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
             raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)

@@ -60,7 +60,7 @@ def _takes_only_self(environment_class: type, name: str) -> bool:
 
 
 class Failures:
-    """What an environment that fails costs: the run, or its own row.
+    """Counts environments that fail, or ends the run.
 
     Args:
         raises (`bool`): `True`: a failure is a [`RewardError`]. `False`: its row is left out of its group, and the
@@ -71,41 +71,44 @@ class Failures:
     """
 
     def __init__(self, raises: bool = True):
-        self.raises, self.rows, self._has_logged = raises, set[int](), False
+        self.raises = raises
+        self.rows: set[int] = set()
+        self._has_logged = False
 
     @contextmanager
-    def guarding(self, environment: Any, method: str, row: int | None, turn: int | None = None) -> Iterator[None]:
-        """Entered around a call of a method; where rows may be lost, the block just ends at its failure. Without a
-        row, as for a copy that the user made, errors pass.
+    def guarding(self, environment: Any, method: str, row: int, turn: int | None = None) -> Iterator[None]:
+        """Guard a call of a method. Where rows may be lost, the block just ends at its failure.
 
         Raises:
             `RewardError`: Names class, method, row and turn.
         """
         try:
             yield
+        except RewardError as error:  # says all that is to be said
+            self._settle(error, error.__cause__, row)
         except (Exception, SystemExit) as error:  # a user's method: the run ends with a checkpoint, or goes on
-            if row is None:
-                raise
-            name, failure, cause = type(environment).__name__, error, error.__cause__
-            if not isinstance(error, RewardError):
-                got = f"{type(error).__name__}: {error} for row {row}" + ("" if turn is None else f", turn {turn}")
-                remedy = "Fix the method; its traceback is with this message."
-                if self.raises:
-                    remedy = to_fix(error, what="method")
-                failure, cause = RewardError(f"{name}.{method}", got, "no error", remedy).caught_as(error), error
+            place = f"row {row}" if turn is None else f"row {row}, turn {turn}"
+            remedy = "Fix the method; its traceback is with this message."
             if self.raises:
-                raise failure from cause
-            self.rows.add(row)
-            if not self._has_logged:
-                self._has_logged = True
-                logger.error(
-                    "An environment failed; its row is left out of its group. Further failures are only counted in "
-                    "rewards/%s/failed_frac. Where the model's calls can cause them, catch them and pay the lowest "
-                    "reward: a failure that costs nothing is learned. %s",
-                    name,
-                    failure,
-                    exc_info=cause,
-                )
+                remedy = to_fix(error, what="method")
+            field = f"{type(environment).__name__}.{method}"
+            failure = RewardError(field, f"{type(error).__name__}: {error} for {place}", "no error", remedy)
+            self._settle(failure, error, row)
+
+    def _settle(self, failure: RewardError, cause: BaseException | None, row: int) -> None:
+        if self.raises:
+            raise failure from cause
+        self.rows.add(row)
+        if not self._has_logged:
+            self._has_logged = True
+            logger.error(
+                "An environment failed; its row is left out of its group. Further failures are only counted in "
+                "rewards/%s/failed_frac. Where the model's calls can cause them, catch them and pay the lowest "
+                "reward: a failure that costs nothing is learned. %s",
+                failure.field.partition(".")[0],
+                failure,
+                exc_info=cause,
+            )
 
 
 def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generations: int) -> float | None:

@@ -93,7 +93,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
                     got = f"{told(error)} {where}"
                     expected = "a number, or None for a step it cannot score"
                     remedy = "Fix the function; its traceback is with this message."
-                    raise RewardError(field, got, expected, remedy).caught_as(error) from error
+                    raise RewardError(field, got, expected, remedy) from error
                 rewards[row].append(reward_number(reward, field, where))
         return rewards
 

@@ -174,8 +174,8 @@ class Guard:
         if self.raises and isinstance(error, RewardError):
             raise error from error.__cause__
         if self.raises:
-            failure = RewardError(f"{self.kind} '{self.name}'", told(error), self.due, hint or to_fix(error))
-            raise failure.caught_as(error) from error
+            remedy = hint or to_fix(error)
+            raise RewardError(f"{self.kind} '{self.name}'", told(error), self.due, remedy) from error
         if not self.has_logged:
             self.has_logged = True
             message = f"{self.kind.capitalize()} '%s' failed; {self.cost} {FAILING_IS_FREE}"

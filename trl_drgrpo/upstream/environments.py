@@ -1,13 +1,19 @@
-"""The environments of a run: looked at before a model loads, then followed from turn to turn.
+"""The environments of a run: checked before a model loads, then followed from turn to turn.
 
-TRL calls `environment_factory`, makes tools of the methods and runs the loop of model and tools. What an environment
-may define on top is in `process_rewards/turns.py`.
+TRL calls `environment_factory`, makes tools of the methods and runs the loop of model and tools. Methods that an
+environment may define in addition are in `process_rewards/turns.py`.
+
+A method that fails costs one row, so each call is guarded. No guard is ever put on a user's class or instance: two
+trainers may share the class, and an environment may be frozen, have slots, or copy and pickle itself. TRL's loop of
+resets gets stand-ins instead (`_BeforeReset`), and TRL's reward functions are replaced (`outcome_reward`).
 """
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from transformers.utils import get_json_schema
@@ -27,7 +33,6 @@ from trl_drgrpo.process_rewards.turns import (
 )
 from trl_drgrpo.rewards.contract import OnError, at_once, reward_number
 from trl_drgrpo.upstream.hooks import Feature
-from trl_drgrpo.upstream.private_state import swapped
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +48,7 @@ class EnvironmentTurns(Feature):
     Attributes:
         factory: What TRL is to be given in its place.
         step_reward_funcs (`list[TurnRewards]`): One per class of environment that rewards its turns.
-        has_outcome (`bool`): Whether one of them has a `get_reward`.
+        outcome_rewards (`list[Callable]`): One per class with a `get_reward`, in TRL's order.
         state_keys_of (`list[str]`, *optional*): Classes whose `state_key` is used.
         failures ([`Failures`]): This rank's rows whose environment failed.
 
@@ -56,24 +61,34 @@ class EnvironmentTurns(Feature):
         self.failures = Failures(raises=on_error == "raise")
         self.factory, probes = _probed(environment_factory)
         self.classes = list(dict.fromkeys(type(probe) for probe in probes))
-        for each in self.classes:
-            if not callable(getattr(each, "reset", None)):
-                remedy = "TRL calls it with the columns of a row before each rollout: def reset(self, **kwargs)."
-                raise InputError("environment_factory", f"{each.__name__} without `reset`", "an environment", remedy)
-            check_turn_methods(each)
-            methods = inspect.getmembers(each, inspect.isfunction)
-            own = [method for name, method in methods if name[0] != "_" and name not in _NO_TOOLS]
-            check_tools("environment_factory", own)
+        for environment_class in self.classes:
+            _check_class(environment_class)
         self.step_reward_funcs = [
-            TurnRewards(each, self._begun, lambda coroutine: self.trainer.run_async(coroutine), self.failures)
-            for each in self._that_define("get_turn_rewards")
+            TurnRewards(environment_class, self._turns_begun, self._run_async, self.failures)
+            for environment_class in self._classes_with("get_turn_rewards")
         ]
-        self.has_outcome = bool(self._that_define("get_reward"))
+        # TRL makes a reward function of a plain method only, for one class after the other.
+        self.outcome_rewards = [
+            outcome_reward(environment_class, self.failures)
+            for environment_class in self._classes_with("get_reward")
+            if inspect.isfunction(environment_class.get_reward)
+        ]
         self.state_keys_of: list[str] | None = None
         self._record: TurnRecord | None = None
 
-    def _that_define(self, name: str) -> list[type]:
-        return [each for each in self.classes if hasattr(each, name)]
+    def _classes_with(self, method: str) -> list[Any]:
+        return [environment_class for environment_class in self.classes if hasattr(environment_class, method)]
+
+    def _turns_begun(self) -> list[int]:
+        if self._record is None:
+            return []
+        return [len(keys) for keys in self._record.state_keys]
+
+    def _run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.trainer.run_async(coroutine)  # the trainer does not exist yet when the rewards are built
+
+    def on_trainer_built(self) -> None:
+        self.trainer.new_environments = partial(_BeforeReset, self.failures)
 
     def choose(self, segmenter: StepSegmenter | None, args: Any) -> None:
         """Decide what is used, once it is known how completions are cut.
@@ -88,9 +103,9 @@ class EnvironmentTurns(Feature):
         by_turn = segmenter is not None and isinstance(segmenter.rule, Turns)
         if self.step_reward_funcs and not by_turn:
             method = f"{self.step_reward_funcs[0].__name__}.get_turn_rewards()"
-            got, remedy = f"{segmenter!r} with {method}", "It gives one number per turn: leave step_separator out."
-            raise InputError("step_separator", got, "'turn'", remedy)
-        names = [each.__name__ for each in self._that_define("state_key")]
+            remedy = "It gives one number per turn: leave step_separator out."
+            raise InputError("step_separator", f"{segmenter!r} with {method}", "'turn'", remedy)
+        names = [environment_class.__name__ for environment_class in self._classes_with("state_key")]
         if by_turn and args.step_baseline == "to_go" and args.process_role == "reward":
             self.state_keys_of = names or None
         elif names:
@@ -101,9 +116,10 @@ class EnvironmentTurns(Feature):
             )
 
     def rolling_out(self) -> AbstractContextManager[Any]:
-        """A batch begins, right after its environments were reset."""
-        environments = self.trainer.environments
-        if environments is not None:
+        """Begin a batch, right after its environments were reset."""
+        if self.trainer.environments is not None:
+            # A slice is a plain list: from here on everybody gets the environments themselves.
+            self.trainer.environments = environments = self.trainer.environments[:]
             self._record = TurnRecord(environments, self.state_keys_of is not None, self.failures)
         return nullcontext()
 
@@ -112,7 +128,7 @@ class EnvironmentTurns(Feature):
             self._record.begin(rows)
 
     def state_keys(self, steps: StepScores) -> list[list[Any]] | None:
-        """The states of the newest batch (all ranks' rows) that its turns begin in; `None` where none are used."""
+        """Return the states in which the turns of the newest batch begin, for all ranks' rows; `None` if unused."""
         if self._record is None or self.state_keys_of is None:
             return None
         keys = self.trainer.gathered(self._record.states([len(row) for row in steps.rewards]))
@@ -120,54 +136,78 @@ class EnvironmentTurns(Feature):
         self.trainer.log_batch({} if matched is None else {"process/state_matched_frac": [matched]}, {})
         return keys
 
-    @contextmanager
-    def making_batch(self) -> Iterator[None]:
-        """Inside, a `reset` or `get_reward` that fails costs what it shall. TRL calls them: they are swapped on the
-        class for the time of a batch."""
-        with ExitStack() as stack:
-            for each in self.classes:
-                names = [name for name in ("reset", "get_reward") if hasattr(each, name)]
-                stack.enter_context(swapped(each, **{name: self._guarded(each, name) for name in names}))
-            yield
-
-    def _guarded(self, environment_class: type, name: str) -> Callable[..., Any]:
-        original = inspect.getattr_static(environment_class, name)
-        is_async = inspect.iscoroutinefunction(original)
-
-        async def later(environment: Any, /, *args: Any, **columns: Any) -> Any:
-            row = next((i for i, each in enumerate(self.trainer.environments or ()) if each is environment), None)
-            if name == "reset" and row == 0:
-                self.failures.rows.clear()  # a batch begins
-            with self.failures.guarding(environment, name, row):
-                value = original.__get__(environment)(*args, **columns)
-                value = await value if is_async else value
-                if name == "reset" or row is None:
-                    return value
-                return reward_number(value, f"{environment_class.__name__}.{name}", f"for row {row}")
-
-        def now(environment: Any, /, *args: Any, **columns: Any) -> Any:
-            return at_once(later(environment, *args, **columns))
-
-        return later if is_async else now
-
     def failed_rows(self) -> list[int]:
-        """Rows of all ranks' newest batch that an environment lost; their share is logged by class."""
+        """Return the rows of all ranks' newest batch that an environment lost, and log their share by class."""
         if self.failures.raises or not self.classes:
             return []
-        names = [type(each).__name__ for each in self.trainer.environments]
-        everywhere = self.trainer.gathered([(name, row in self.failures.rows) for row, name in enumerate(names)])
-        failed = {name: [is_lost for each, is_lost in everywhere if each == name] for name, _ in everywhere}
-        shares = {f"rewards/{name}/failed_frac": [sum(rows) / len(rows)] for name, rows in failed.items()}
-        self.trainer.log_batch(shares, {})
-        return [row for row, (_, is_lost) in enumerate(everywhere) if is_lost]
+        rows = [
+            (type(environment).__name__, row in self.failures.rows)
+            for row, environment in enumerate(self.trainer.environments)
+        ]
+        rows = self.trainer.gathered(rows)
+        losses_by_class: dict[str, list[bool]] = {}
+        for name, is_lost in rows:
+            losses_by_class.setdefault(name, []).append(is_lost)
+        for name, losses in losses_by_class.items():
+            self.trainer.log_batch({f"rewards/{name}/failed_frac": [sum(losses) / len(losses)]}, {})
+        return [row for row, (_, is_lost) in enumerate(rows) if is_lost]
 
     @property
     def lost_rows(self) -> Iterable[int]:
         """This rank's rows whose environment failed."""
         return self.failures.rows
 
-    def _begun(self) -> list[int]:
-        return [len(keys) for keys in self._record.state_keys] if self._record else []
+
+@dataclass
+class _GuardedReset:
+    """Stands for an environment while TRL resets it."""
+
+    environment: Any
+    row: int
+    failures: Failures
+
+    def reset(self, /, **columns: Any) -> Any:
+        with self.failures.guarding(self.environment, "reset", self.row):
+            return self.environment.reset(**columns)
+
+
+class _BeforeReset(list[Any]):
+    """The environments of a batch until they are reset; TRL fills the list.
+
+    TRL looks environments up by their index, to find their tools, and walks through the list once, to reset them. So
+    an index gives the environment itself, and only the walk gives stand-ins.
+    """
+
+    def __init__(self, failures: Failures):
+        super().__init__()
+        self._failures = failures
+
+    def __iter__(self) -> Iterator[_GuardedReset]:
+        self._failures.rows.clear()  # a batch begins
+        for row, environment in enumerate(self[:]):
+            yield _GuardedReset(environment, row, self._failures)
+
+
+def outcome_reward(environment_class: Any, failures: Failures) -> Callable[..., Any]:
+    """Return a reward function of a class's `get_reward`: TRL's, but an environment that fails costs its row."""
+    is_async = inspect.iscoroutinefunction(environment_class.get_reward)
+    field = f"{environment_class.__name__}.get_reward"
+
+    async def rewards_async(environments: Sequence[Any], **columns: Any) -> list[float | None]:
+        rewards: list[float | None] = [None] * len(environments)
+        for row, environment in enumerate(environments):
+            if type(environment) is environment_class:  # as TRL has it: a subclass has a function of its own
+                with failures.guarding(environment, "get_reward", row):
+                    reward = environment.get_reward()
+                    if is_async:
+                        reward = await reward
+                    rewards[row] = reward_number(reward, field, f"for row {row}")
+        return rewards
+
+    def rewards_now(environments: Sequence[Any], **columns: Any) -> list[float | None]:
+        return at_once(rewards_async(environments, **columns))
+
+    return rewards_async if is_async else rewards_now
 
 
 class ToolLoop:
@@ -182,65 +222,89 @@ class ToolLoop:
         self._lengths = [len(messages) for messages in conversations]
 
     def rows_that_go_on(self) -> list[int]:
-        """Rows that got a tool's result since the last call. TRL takes back one that exceeds the length limit."""
-        lengths, self._lengths = self._lengths, [len(messages) for messages in self._conversations]
-        return [
-            row
-            for row, (before, messages) in enumerate(zip(lengths, self._conversations, strict=True))
-            if len(messages) > before and messages[-1]["role"] == "tool"
-        ]
+        """Return the rows that got a tool's result since the last call, and did not lose it to the length limit."""
+        rows = []
+        for row, messages in enumerate(self._conversations):
+            if len(messages) > self._lengths[row] and messages[-1]["role"] == "tool":
+                rows.append(row)
+            self._lengths[row] = len(messages)
+        return rows
 
 
 _NO_TOOLS = ("reset", "get_reward", *TURN_METHODS)
 
 
+def _check_class(environment_class: type) -> None:
+    if not callable(getattr(environment_class, "reset", None)):
+        got = f"{environment_class.__name__} without `reset`"
+        remedy = "TRL calls it with the columns of a row before each rollout: def reset(self, **kwargs)."
+        raise InputError("environment_factory", got, "an environment", remedy)
+    check_turn_methods(environment_class)
+    methods = inspect.getmembers(environment_class, inspect.isfunction)
+    tools = [method for name, method in methods if not name.startswith("_") and name not in _NO_TOOLS]
+    check_tools("environment_factory", tools)
+
+
 def check_tools(field: str, tools: Iterable[Any]) -> None:
-    """Refuses a tool that no chat template can describe: one that is no function, or lacks type hints or a docstring
-    of its arguments. TRL would find out when it renders the first prompt."""
+    """Refuse a tool that no chat template can describe: no function, or without type hints or an `Args:` docstring.
+
+    TRL would find out when it renders the first prompt.
+    """
     for tool in tools:
         if not callable(tool):
-            remedy = "Pass the functions themselves."
-            raise InputError(field, type(tool).__name__, "functions", remedy)
+            raise InputError(field, type(tool).__name__, "functions", "Pass the functions themselves.")
         try:
             get_json_schema(tool)
         except (TypeHintParsingException, DocstringParsingException, ValueError) as error:
-            name, expected = getattr(tool, "__qualname__", repr(tool)), "tools with type hints and a docstring"
+            name = getattr(tool, "__qualname__", repr(tool))
             remedy = "Describe each argument under `Args:`; start the name of a method that is no tool with `_`."
+            expected = "tools with type hints and a docstring"
             raise InputError(field, f"{name}: {error}", expected, remedy) from error
 
 
-def _probed(environment_factory: Any) -> tuple[Any, list[Any]]:
-    """The factory, or the dict of them, that hands out what was made here first; and what was made."""
+Factory = Callable[[], Any]
+
+
+def _probed(environment_factory: Any) -> tuple[Factory | dict[str, Factory] | None, list[Any]]:
+    """Return the factory, or the dict of them, and one environment of each. TRL gets the same environments."""
     if environment_factory is None:
         return None, []
-    is_dict = isinstance(environment_factory, dict)
-    factories = environment_factory if is_dict else {None: environment_factory}
-    handing, probes = {}, []
-    for name, factory in factories.items():
-        if not callable(factory):
-            got = type(factory).__name__ + (f" for {name!r}" if is_dict else "")
-            remedy = "Pass the class, or a function that makes one environment per rollout."
-            raise InputError("environment_factory", got, "a class or a function", remedy)
-        handing[name], probe = _handing_out(factory)
+    if not isinstance(environment_factory, dict):
+        factory, probe = _probed_factory(environment_factory, "")
+        return factory, [probe]
+    factories, probes = {}, []
+    for name, factory in environment_factory.items():
+        factories[name], probe = _probed_factory(factory, f" for {name!r}")
         probes.append(probe)
-    return (handing if is_dict else handing[None]), probes
+    return factories, probes
 
 
-def _handing_out(factory: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
-    """A factory whose first two products are there already, and the first: all are new ones of one class."""
-    made: list[Any] = []
+def _probed_factory(factory: Any, where: str) -> tuple[Factory, Any]:
+    """Return a factory that first hands out the two environments made here, and the first of these.
+
+    Two show what one cannot: a factory that gives the same object again, or objects of several classes.
+    """
+    if not callable(factory):
+        remedy = "Pass the class, or a function that makes one environment per rollout."
+        raise InputError("environment_factory", type(factory).__name__ + where, "a class or a function", remedy)
+    environments: list[Any] = []
 
     def make() -> Any:
-        new = factory()
-        name = type(new).__name__
-        if any(new is each for each in made):
+        environment = factory()
+        name = type(environment).__name__
+        if any(environment is earlier for earlier in environments):
             remedy = "Make one in each call: rows that share one would play each other's game."
             raise InputError("environment_factory", f"the same {name} twice", "a new environment per call", remedy)
-        if made and type(new) is not type(made[0]):
-            got, remedy = f"{type(made[0]).__name__}, then {name}", "Pass a dict of factories: {name: factory}."
+        if environments and type(environment) is not type(environments[0]):
+            got = f"{type(environments[0]).__name__}, then {name}"
+            remedy = "Pass a dict of factories: {name: factory}."
             raise InputError("environment_factory", got, "environments of one class", remedy)
-        made.append(new)
-        return new
+        environments.append(environment)
+        return environment
 
     waiting = [make(), make()]
-    return (lambda: waiting.pop(0) if waiting else make()), made[0]
+
+    def hand_out() -> Any:
+        return waiting.pop(0) if waiting else make()
+
+    return hand_out, environments[0]

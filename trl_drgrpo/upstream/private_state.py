@@ -64,6 +64,8 @@ class PrivateState(GRPOTrainer):
     train_sampler: Any = None  # the newest that TRL made
     takes: Sequence[str] = ()  # arguments read once, of features that are not there, too
     stop_strings: "StopStrings | None" = None  # texts that end a completion
+    new_environments: Callable[[], list[Any]] = list  # makes the list for a batch's environments
+    _environments: list[Any] | None = None
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     features: Sequence[Feature]
     _tr_loss: Any  # of the steps since the last log, set when training begins
@@ -164,6 +166,17 @@ class PrivateState(GRPOTrainer):
     def buffered_rollouts(self) -> list[dict[str, Any]]:
         """Micro-batches of the current generation batch, also those that are done."""
         return self._buffered_inputs or []
+
+    @property
+    def environments(self) -> list[Any] | None:
+        """One environment per row of this rank's newest generation batch; `None` where there are none."""
+        return self._environments
+
+    @environments.setter
+    def environments(self, environments: list[Any] | None) -> None:
+        if environments == []:  # as TRL begins a batch: it fills the list and resets what is in it
+            environments = self.new_environments()
+        self._environments = environments
 
     def withhold_from_model(self, methods: Sequence[str]) -> None:
         """Take methods of environments out of the tools that TRL has made of them: it spares `reset` and `get_reward`.

@@ -45,6 +45,7 @@ SEAMS = {
         "self._sync_tool_dicts.append(sync_tool_dict)",
         "self._async_tool_dicts.append(async_tool_dict)",
         "self.environments.append(pool[index])",
+        "in enumerate(zip(prompts, self.environments, inputs",
         "= environment.reset(**reset_kwargs)",
     ),
     "_prepare_inputs": ("generation_batch", "self._step % generate_every", "self._buffered_inputs["),

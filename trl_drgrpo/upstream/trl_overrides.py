@@ -107,8 +107,8 @@ class HostTrainer(Hooks, PrivateState):
         return self.on_rollouts(rollouts)
 
     def _generate(self, prompts):
-        self._withhold_turn_methods()
         with self.rolling_out():
+            self._withhold_turn_methods()
             self.on_turns_begin(range(len(prompts)))
             with swapped(self, _begins_rows=True):
                 return super()._generate(prompts)

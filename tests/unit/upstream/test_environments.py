@@ -36,14 +36,14 @@ def test_a_factory_is_called_as_often_as_environments_are_needed():
     assert [turns.factory["a"](), turns.factory["a"]()] == made
     assert turns.factory["a"]() is made[2]
     assert [func.__name__ for func in turns.step_reward_funcs] == ["Rewarding"]
-    assert turns.has_outcome
-    assert not EnvironmentTurns(Rewarding).has_outcome
+    assert [func.__name__ for func in turns.outcome_rewards] == ["rewards_now"]
+    assert EnvironmentTurns(Rewarding).outcome_rewards == []
     assert isinstance(EnvironmentTurns(Rewarding).factory(), Rewarding)
 
 
 def test_without_environments_there_is_nothing():
     turns = EnvironmentTurns(None)
-    assert (turns.factory, turns.step_reward_funcs, turns.has_outcome) == (None, [], False)
+    assert (turns.factory, turns.step_reward_funcs, turns.outcome_rewards) == (None, [], [])
     turns.on_turns_begin([0])
     assert turns.state_keys(SimpleNamespace(rewards=[])) is None
 

@@ -14,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import RemoteTraceback
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,13 +31,6 @@ from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_reward
 logger = logging.getLogger(__name__)
 
 _LOGGED: set[str] = set()  # names of the rewards whose first failure has been logged
-
-
-class WorkerTraceback(Exception):
-    """Cause of a [`RewardError`]: where a reward raised in its worker, as text."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
 
 
 class IsolatedReward:
@@ -92,40 +86,44 @@ class IsolatedReward:
     ):
         self.limits = Limits(timeout, memory_mb, workers)
         check_on_error(on_error)
-        function = resolve_reward(reward, field="reward") if isinstance(reward, (str, Mapping)) else reward
-        if not callable(function) or inspect.isclass(function):
-            got = f"the class {function.__name__}" if inspect.isclass(function) else repr(function)
-            raise InputError(
-                "reward", got, "a function, an instance with `__call__`, or its name", "Pass one of these."
-            )
-        self.__name__ = self.__qualname__ = reward_name(function)
-        self.__doc__ = inspect.getdoc(function)
-        known = parameters(function)  # of some built-in functions nobody knows them
-        self.__signature__ = signature_of(()) if known is None else inspect.Signature(known)
-        self.reward = function
-        self.lowest_reward: float | None = (
-            declared(function, "lowest_reward") if failed is None else finite_number("failed", failed)
-        )
+        if isinstance(reward, (str, Mapping)):
+            reward = resolve_reward(reward, field="reward")
+        if not callable(reward) or inspect.isclass(reward):
+            got = f"the class {reward.__name__}" if inspect.isclass(reward) else repr(reward)
+            expected = "a function, an instance with `__call__`, or its name"
+            raise InputError("reward", got, expected, "Pass one of these.")
+        self.__name__ = self.__qualname__ = reward_name(reward)
+        self.__doc__ = inspect.getdoc(reward)
+        self.__signature__ = signature_of(())
+        signature = parameters(reward)
+        if signature is not None:  # some built-in functions have none
+            self.__signature__ = inspect.Signature(signature)
+        self.reward = reward
+        self.lowest_reward: float | None = declared(reward, "lowest_reward")
+        if failed is not None:
+            self.lowest_reward = finite_number("failed", failed)
         self.on_error: OnError = on_error
-        self.reward_funcs = (function,)  # which are asked what they need
+        self.reward_funcs = (reward,)  # the functions that are asked what they need
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """Rewards of the completions, called as the function itself would be; a float or `None` each."""
-        count = len(completions)
-        if count == 0:
+        """Return the rewards of the completions, called as the function itself would be."""
+        if len(completions) == 0:
             return []
-        loggers = {key: kwargs.pop(key) for key in ("log_metric", "log_extra") if key in kwargs}
-        kwargs |= {"completions": list(completions)}
+        loggers = {name: kwargs.pop(name) for name in ("log_metric", "log_extra") if name in kwargs}
+        kwargs["completions"] = list(completions)
         if "trainer_state" in kwargs:
-            kwargs["trainer_state"] = _snapshot(kwargs["trainer_state"])
-        calls = [((only_rows(kwargs, [row]),), {}) for row in range(count)]
+            # Only numbers and texts: the history grows with the run, and callbacks may not pickle.
+            state = getattr(kwargs["trainer_state"], "__dict__", {})
+            plain = (bool, int, float, str, type(None))
+            kwargs["trainer_state"] = SimpleNamespace(**{k: v for k, v in state.items() if isinstance(v, plain)})
+        calls = [((only_rows(kwargs, [row]),), {}) for row in range(len(completions))]
         outcomes = pool_for(self.limits).run(self._pickled(tuple(loggers)), calls)
+        rewards = [outcome.reward if isinstance(outcome, Scored) else outcome for outcome in outcomes]
         log_metric = loggers.get("log_metric")
-        failed = None if self.lowest_reward is None else Scored(self.lowest_reward, [], [])
-        scored = settled(outcomes, self.__name__, self.on_error, log_metric, failed)
-        _repeat_logs(scored, log_metric, loggers.get("log_extra"))
-        return [one.reward if one else None for one in scored]
+        rewards = settled(rewards, self.__name__, self.on_error, log_metric, self.lowest_reward)
+        _repeat_logs(outcomes, log_metric, loggers.get("log_extra"))
+        return rewards
 
     def _pickled(self, loggers: tuple[str, ...]) -> bytes:
         return pickled(RewardCaller(self.reward, self.__name__, loggers))
@@ -135,7 +133,7 @@ isolate = IsolatedReward
 
 
 def pickled(caller: SampleScorer) -> bytes:
-    """A reward in the form in which it is sent to workers.
+    """Pickle a reward in the form in which it is sent to workers.
 
     Plain pickle names a function by its module, which a worker cannot import where that is the running script or a
     file that was loaded by its path. Files that were named as rewards are loaded again by the worker; whatever else
@@ -158,23 +156,26 @@ def pickled(caller: SampleScorer) -> bytes:
             "Create clients, locks and files inside the function, or move it to a file of its own and name it as "
             "`path/to/file.py:function`, or run it without limits.",
         ) from error
-    named = [module for name, module in list(sys.modules.items()) if name.startswith(FILE_PREFIX)]
-    files = [str(module.__file__) for module in named if module.__name__.encode() in function]
-    return pickle.dumps(_OfFiles(files, function)) if files else function
+    files = [
+        str(module.__file__)
+        for name, module in list(sys.modules.items())
+        if name.startswith(FILE_PREFIX) and name.encode() in function
+    ]
+    return pickle.dumps(_WithFiles(files, function)) if files else function
 
 
-class _OfFiles:
-    """Pickles as what [`unpickled`] makes of it."""
+class _WithFiles:
+    """Pickles as a call of [`unpickled`]."""
 
-    def __init__(self, files: list[str], function: bytes):
-        self.sent = files, function
+    def __init__(self, *arguments: Any):
+        self._arguments = arguments
 
     def __reduce__(self):
-        return unpickled, self.sent
+        return unpickled, self._arguments
 
 
 def _is_importable(module: str) -> bool:
-    """Whether a new interpreter finds the module by its name; `importlib` would say yes to all that is loaded here."""
+    """Tell whether a new interpreter finds a module by its name. `find_spec` of importlib finds all loaded ones."""
     package = module.partition(".")[0]
     if package == "__main__" or module.startswith(FILE_PREFIX):
         return True  # cloudpickle, or the worker, knows better
@@ -192,7 +193,7 @@ def scored_in_workers(
     failed: float | None = None,
     threads: int = 1,
 ) -> list[float | None]:
-    """Scores of single completions, each computed in a worker under limits.
+    """Return scores of single completions, each computed in a worker under limits.
 
     Args:
         score (`Callable`):
@@ -216,10 +217,12 @@ def scored_in_workers(
         [`InputError`]: `score` cannot be sent to another process.
     """
     check_on_error(on_error)
+    scorer = SampleScorer(score, name)
+    outcomes = []
     if limits is None:
-        outcomes = _run_here(SampleScorer(score, name), calls, threads)
-    else:
-        outcomes = pool_for(limits).run(pickled(SampleScorer(score, name)), calls) if calls else []
+        outcomes = _run_here(scorer, calls, threads)
+    elif calls:
+        outcomes = pool_for(limits).run(pickled(scorer), calls)
     return settled(outcomes, name, on_error, log_metric, failed)
 
 
@@ -236,50 +239,62 @@ def _run_here(score: Callable[..., Any], calls: Sequence[Call], threads: int) ->
         return list(pool.map(outcome, calls))
 
 
-def settled(outcomes: list[Any], name: str, on_error: OnError, log_metric: LogMetric, failed: Any) -> list[Any]:
-    """The outcomes, with `failed` for failures, or `None` for those of the row; they are counted and the first is
-    logged, or raised where `on_error` says so."""
-    failures = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
+def settled(
+    outcomes: Sequence[float | Failure | None],
+    name: str,
+    on_error: OnError,
+    log_metric: LogMetric,
+    failed: float | None,
+) -> list[float | None]:
+    """Return the scores, with `failed` in the place of failures, or `None` for those of the row.
+
+    Failures are counted and the first is logged, or raised if `on_error` says so.
+    """
+    scores: list[float | None] = []
+    failures: dict[int, Failure] = {}
+    for index, outcome in enumerate(outcomes):
+        if isinstance(outcome, Failure):
+            failures[index] = outcome
+            outcome = None if outcome.of_row else failed
+        scores.append(outcome)
     if failures:
-        failure: Failure = outcomes[failures[0]]
+        first = min(failures)
         if on_error == "raise":
+            traceback = failures[first].traceback
             raise RewardError(
                 f"reward function '{name}'",
-                f"{failure.reason} at completion {failures[0]}",
+                f"{failures[first].reason} at completion {first}",
                 "a number, or None for a completion it cannot score",
                 'Fix the function, or set on_error="unscorable" to go on and count them.',
-            ) from (WorkerTraceback(failure.traceback) if failure.traceback else None)
+            ) from (RemoteTraceback(traceback) if traceback else None)
         if name not in _LOGGED:
             _LOGGED.add(name)
-            message = "Reward function '%s' failed for %d of %d completions. %s The first, at completion %d: %s%s"
-            counts = len(failures), len(outcomes)
-            due = "They get its lowest reward, or None where the row is to blame. Further failures are only counted."
-            if failed is None:
-                due = f"They are left out of their groups. {FAILING_IS_FREE} Set `failed`, or `lowest_reward`."
-            trace = failure.traceback and "\n" + failure.traceback
-            logger.error(message, name, *counts, due, failures[0], failure.reason, trace)
+            _log_failure(name, f"{len(failures)} of {len(outcomes)}", first, failures[first], failed is None)
     if outcomes and on_error != "raise" and log_metric is not None:
         log_metric(f"rewards/{name}/failed_frac", len(failures) / len(outcomes))
-    return [(None if outcome.of_row else failed) if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+    return scores
 
 
-def _repeat_logs(scored: list[Scored | None], log_metric: LogMetric, log_extra: LogExtra) -> None:
-    """Logs here what was logged in the workers: extra columns in one piece, one value per completion."""
+def _log_failure(name: str, share: str, index: int, failure: Failure, is_free: bool) -> None:
+    price = "They get its lowest reward, or None where the row is to blame. Further failures are only counted."
+    if is_free:
+        price = f"They are left out of their groups. {FAILING_IS_FREE} Set `failed`, or `lowest_reward`."
+    reason = f"{failure.reason}\n{failure.traceback}".rstrip("\n")
+    message = "Reward function '%s' failed for %s completions. %s The first, at completion %d: %s"
+    logger.error(message, name, share, price, index, reason)
+
+
+def _repeat_logs(outcomes: Sequence[Scored | Failure], log_metric: LogMetric, log_extra: LogExtra) -> None:
+    """Log here what was logged in the workers: extra columns in one piece, one value per completion."""
     columns: dict[str, list[Any]] = {}
-    for index, one in enumerate(scored):
-        for column, values in one.extras if one else []:
-            for value in values[:1]:
-                columns.setdefault(column, [None] * len(scored))[index] = value
-        if one and log_metric is not None:
-            for name, value in one.metrics:
-                log_metric(name, value)
+    for index, outcome in enumerate(outcomes):
+        if isinstance(outcome, Failure):
+            continue
+        for column, values in outcome.extras:
+            columns.setdefault(column, [None] * len(outcomes))[index] = values[0]
+        if log_metric is not None:
+            for metric in outcome.metrics:
+                log_metric(*metric)
     if log_extra is not None:
-        for column, values in columns.items():
-            log_extra(column, values)
-
-
-def _snapshot(trainer_state: Any) -> Any:
-    """A small copy for messages: the history grows with the run, and callbacks may not pickle."""
-    plain = (bool, int, float, str, type(None))
-    values = vars(trainer_state) if hasattr(trainer_state, "__dict__") else {}
-    return SimpleNamespace(**{key: value for key, value in values.items() if isinstance(value, plain)})
+        for column in columns.items():
+            log_extra(*column)

@@ -16,7 +16,6 @@ gone: also after `kill -9` of the trainer. Should the nursery itself be killed, 
 
 import contextlib
 import ctypes
-import math
 import os
 import pickle
 import resource
@@ -28,20 +27,16 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from trl_drgrpo.rewards.contract import ONE_THREAD
-from trl_drgrpo.rewards.isolation.worker import LENGTH, serve
+from trl_drgrpo.rewards.isolation.worker import Failure, serve
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
-_FRAME_LIMIT = 1 << 30  # bytes; a longer frame is none: something else was written to the channel
-_SEND_LIMIT = 30.0  # seconds in which an idle worker takes what it is sent, or counts as dead
 _END_PATIENCE = 0.5  # seconds in which the nursery says how a killed worker ended
-_MEMORY = struct.Struct("<Q")  # of a new worker in MB, or 0; sent with the ends of its two sockets
-_STATUS = struct.Struct("<q")  # of a worker that ended, as `os.waitstatus_to_exitcode` gives it
+_NUMBER = struct.Struct("<q")  # megabytes of a new worker, or the exit code of one that ended
 
 
 @dataclass(eq=False)
@@ -49,68 +44,70 @@ class WorkerHandle:
     """The trainer's side of one worker.
 
     Args:
-        channel (`socket.socket`): To send it calls and receive its answers.
+        channel (`socket.socket`): To send it requests and receive its answers.
         leash (`socket.socket`): To the nursery.
     """
 
     channel: socket.socket
     leash: socket.socket
-    received: bytearray = field(default_factory=bytearray)
-    loaded: set[bytes] = field(default_factory=set)  # keys of functions
-    jobs: deque[Any] = field(default_factory=deque)  # what it was given, the running one first: calls, or one key
-    deadline: float = math.inf  # of the running one
+    loaded: set[bytes] = field(default_factory=set)  # keys of functions that it was sent
+    loading: deque[bytes] = field(default_factory=deque)  # those of them that it has not answered for
     calls: int = 0
 
-    @property
-    def is_calling(self) -> bool:
-        """Tell whether it has calls to do; it may also be loading a function, or have nothing to do."""
-        return bool(self.jobs) and isinstance(self.jobs[0], int)
+    def __post_init__(self):
+        self._answers = self.channel.makefile("rb")
 
-    def frames(self) -> Iterator[tuple[Any, ...]]:
-        """The messages that have arrived completely; one that is none raises when it is reached, not before."""
-        while len(self.received) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
-            if end > _FRAME_LIMIT:
-                raise ValueError(f"a frame of {end} bytes")
-            if len(self.received) < end:
-                break
-            body = bytes(self.received[LENGTH.size : end])
-            del self.received[:end]
-            yield pickle.loads(body)
+    def send(self, request: tuple[bytes, list[str], bytes, bytes], limit: float) -> None:
+        """Send it a request, which an idle worker takes at once."""
+        self.channel.settimeout(limit)
+        self.channel.sendall(pickle.dumps(request))
+
+    def answer(self, limit: float) -> tuple[bytes, Failure | None, bool]:
+        """Wait for its next answer. Raises `TimeoutError` beyond the limit, any error where none can come."""
+        self.channel.settimeout(limit)
+        return pickle.load(self._answers)
+
+    def load(self, key: bytes, function: bytes, limit: float) -> None:
+        """Send it a function that it does not have, without waiting for the answer."""
+        if key not in self.loaded:
+            self.loaded.add(key)
+            self.loading.append(key)
+            with contextlib.suppress(OSError):  # it is dead, as its answer will show
+                self.send((key, sys.path, function, b""), limit)
 
     def kill(self) -> None:
-        """Has it killed, and all that it started; does not wait for it."""
+        """Have it killed, and all that it started, without waiting for that."""
         with contextlib.suppress(OSError):
             self.leash.shutdown(socket.SHUT_WR)  # not only closed: a forked child of the trainer may hold it, too
 
     def end(self) -> str:
-        """How it ended. Kills it first: one that has only closed its channel lives on. Others are dead."""
+        """Say how it ended. Kills it first: one that has only closed its channel lives on."""
         self.kill()
         try:
             self.leash.settimeout(_END_PATIENCE)
-            (status,) = _STATUS.unpack(self.leash.recv(_STATUS.size))
+            (status,) = _NUMBER.unpack(self.leash.recv(_NUMBER.size))
         except (OSError, struct.error):
             return "status unknown"
         return f"exit status {status}" if status >= 0 else f"signal {-status}"
 
     def close(self) -> None:
-        """Ends it, and the connection to it."""
+        """End it, and the connection to it."""
         self.kill()
-        self.channel.close()
-        self.leash.close()
+        for connection in (self._answers, self.channel, self.leash):
+            connection.close()
 
 
 class NurseryHandle:
     """The trainer's side of the nursery: one subprocess, started with exec, never by a plain fork."""
 
     def __init__(self):
-        self._control, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid()), *sys.path]
-        with theirs:
+        self._control, nursery_end = socket.socketpair()
+        command = [sys.executable, "-P", "-c", _PROGRAM, str(nursery_end.fileno()), str(os.getpid()), *sys.path]
+        with nursery_end:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[nursery_end.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal is for the trainer, which then ends it
                 env=ONE_THREAD | os.environ,
             )
@@ -120,16 +117,16 @@ class NurseryHandle:
         return self._process.poll() is None
 
     def fork(self, memory_mb: int) -> WorkerHandle:
-        """Asks for a new worker; one that could not be made shows as a closed channel."""
-        channel, its_end = socket.socketpair()
-        leash, held = socket.socketpair()
-        with its_end, held, contextlib.suppress(OSError):
-            socket.send_fds(self._control, [_MEMORY.pack(memory_mb)], [its_end.fileno(), held.fileno()])
-        channel.settimeout(_SEND_LIMIT)
+        """Ask for a new worker; one that could not be made shows as a closed channel."""
+        channel, worker_end = socket.socketpair()
+        leash, nursery_end = socket.socketpair()
+        with worker_end, nursery_end, contextlib.suppress(OSError):
+            ends = [worker_end.fileno(), nursery_end.fileno()]
+            socket.send_fds(self._control, [_NUMBER.pack(memory_mb)], ends)
         return WorkerHandle(channel, leash)
 
     def close(self) -> None:
-        """Ends it, and with it all workers."""
+        """End it, and with it all workers."""
         self._control.close()
         try:
             self._process.wait(5)
@@ -138,8 +135,10 @@ class NurseryHandle:
             self._process.wait()
 
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _PARENT_CHECK = 1.0  # seconds; a forked child of the trainer may hold the control socket open after its death
+_PIPE_SIZE = 1 << 16
 _PRINTS = 10_000_000  # bytes of standard output and error that workers may pass on
 _FAREWELL = 3.0  # seconds for killed processes to go
 
@@ -161,7 +160,7 @@ class Nursery:
     """Forks and kills workers on command.
 
     Args:
-        control (`socket.socket`): From which orders for workers come.
+        control (`socket.socket`): Brings orders for workers.
         parent (`int`): Process to live for.
     """
 
@@ -169,10 +168,10 @@ class Nursery:
         self.control = control
         self.parent = parent
         self.leashes: dict[int, socket.socket] = {}  # of the workers, by pid
-        self.wakeup, alarm = os.pipe()
+        self.wakeup, alarm = os.pipe()  # written to when a child ends
         self.prints, self.printing = os.pipe()  # of all workers
-        self.passed_on = 0
-        for end in (self.prints, alarm, self.wakeup):
+        self.printed = 0
+        for end in (self.wakeup, alarm, self.prints):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -181,37 +180,45 @@ class Nursery:
             self.selector.register(source, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until the trainer is gone; then ends all workers."""
+        """Work until the trainer is gone, then end all workers."""
         try:
             while os.getppid() == self.parent:
                 ready = {key.fileobj: key.data for key, _ in self.selector.select(_PARENT_CHECK)}
                 if self.prints in ready:
                     self._pass_on()
                 if self.wakeup in ready:
-                    os.read(self.wakeup, 4096)
+                    os.read(self.wakeup, _PIPE_SIZE)
                 for leash, pid in ready.items():
-                    if pid is not None:  # a worker's: the trainer has let go of it
+                    if pid is not None:  # the trainer has let go of a worker
                         self.selector.unregister(leash)
-                        _kill_tree(pid)
+                        _kill_group(pid)
                 self._bury()
                 if self.control in ready and not self._obey():
                     break
         finally:
-            self._end()
+            deadline = time.monotonic() + _FAREWELL
+            while time.monotonic() < deadline and (self.leashes or _children()):
+                for pid in self.leashes.keys() | _children():
+                    _kill_group(pid)
+                time.sleep(0.002)
+                self._bury()
+            self._pass_on()  # what the pipe still holds
 
     def _pass_on(self) -> None:
-        """What workers print, to standard error: no result of the trainer. Beyond a limit it is dropped, not kept."""
+        """Pass prints of workers on to standard error, up to a limit: beyond it they are dropped."""
         with contextlib.suppress(OSError):  # nothing there, or nobody to read it
-            text = os.read(self.prints, 1 << 16)
-            if self.passed_on < _PRINTS:
+            text = os.read(self.prints, _PIPE_SIZE)
+            is_open = self.printed < _PRINTS
+            self.printed += len(text)
+            if is_open:
                 os.write(2, text)
-                self.passed_on += len(text)
-                if self.passed_on >= _PRINTS:
+                if self.printed >= _PRINTS:
                     os.write(2, b"\n[prints of reward functions in workers: 10 MB shown, the rest is dropped]\n")
 
     def _obey(self) -> bool:
-        order, ends, _, _ = socket.recv_fds(self.control, _MEMORY.size, 2)
-        if len(order) < _MEMORY.size:  # closed: an order of a few bytes arrives in one piece
+        """Fork a worker as ordered; returns whether the trainer is still there."""
+        order, ends, _, _ = socket.recv_fds(self.control, _NUMBER.size, 2)
+        if not order:
             return False
         nursery = os.getpid()
         try:
@@ -220,7 +227,7 @@ class Nursery:
             pid = -1  # no process, or above no descriptor, left for this user: the pool sees the channel close
         if pid == 0:
             try:
-                self._become_worker(nursery, ends[0], *_MEMORY.unpack(order))
+                self._become_worker(nursery, ends[0], *_NUMBER.unpack(order))
             finally:
                 os._exit(1)
         if pid > 0:
@@ -234,62 +241,45 @@ class Nursery:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        if os.getppid() != nursery:  # it died before the line above
+        if os.getppid() != nursery:  # it died before the lines above
             os._exit(1)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for stream in (1, 2):
             os.dup2(self.printing, stream)
-        own = os.dup2(channel, 3, inheritable=False)
-        os.closerange(own + 1, 1 << 16)  # the nursery's
+        os.dup2(channel, 3, inheritable=False)
+        os.closerange(4, 1 << 16)  # the nursery's
         if memory_mb:
             _limit_memory(memory_mb * 2**20)
-        serve(socket.socket(fileno=own))
+        serve(socket.socket(fileno=3))
 
     def _bury(self) -> None:
-        """Collects the dead, and kills what dead workers leave behind."""
-        while pid := self._collect():
-            _kill_tree(pid)  # its group, which its own end does not end
-            for stray in _children() - self.leashes.keys():
-                _kill_tree(stray)
-
-    def _collect(self) -> int:
-        """A process that has ended, 0 if there is none; of a worker the trainer is told how."""
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return 0
-        if leash := self.leashes.pop(pid, None):
-            if leash in self.selector.get_map():
-                self.selector.unregister(leash)
-            with leash, contextlib.suppress(OSError):  # nobody may be reading; this is only for a message
-                leash.send(_STATUS.pack(os.waitstatus_to_exitcode(status)), socket.MSG_DONTWAIT)
-        return pid
-
-    def _end(self) -> None:
-        for _ in range(2 * _PRINTS >> 16):
-            if self.prints not in {key.fileobj for key, _ in self.selector.select(0)}:
-                break
-            self._pass_on()
-        deadline = time.monotonic() + _FAREWELL
-        while time.monotonic() < deadline and (left := _children() | self.leashes.keys()):
-            for pid in left:
-                _kill_tree(pid)
-            time.sleep(0.002)
-            while self._collect():
-                pass
+        """Collect the dead, tell the trainer how workers ended, and kill what they leave behind."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                leash = self.leashes.pop(pid, None)
+                if leash is not None:
+                    with contextlib.suppress(KeyError):  # the trainer had let go of it
+                        self.selector.unregister(leash)
+                    with leash, contextlib.suppress(OSError):  # nobody may be reading
+                        leash.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)), socket.MSG_DONTWAIT)
+                for stray in {pid, *_children()} - self.leashes.keys():  # the group of the dead lives on without it
+                    _kill_group(stray)
 
 
 def _children() -> set[int]:
-    """Children of this process that exist now, the dead but uncollected among them."""
+    """Return the children of this process that exist now, the dead but uncollected among them."""
     try:
-        return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+        return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:  # not Linux
         return set()
 
 
-def _kill_tree(pid: int) -> None:
-    """Kills a process and its group; what had left the group comes to the nursery and is killed there."""
+def _kill_group(pid: int) -> None:
+    """Kill a process and its group; what had left the group comes to the nursery and is killed there."""
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
@@ -297,16 +287,17 @@ def _kill_tree(pid: int) -> None:
 
 def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(AttributeError, OSError):  # Linux only
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _limit_memory(limit: int) -> None:
-    """Private writable memory of this process (`RLIMIT_DATA`).
+    """Limit the private writable memory of this process (`RLIMIT_DATA`).
 
     Not `RLIMIT_AS`: that counts address space, and shared libraries (torch with CUDA) or reserved ranges take many
     gigabytes of it without using memory. Not a watched RSS: a watcher sees an allocation after it was made.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = min(limit, hard_limit)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard_limit))

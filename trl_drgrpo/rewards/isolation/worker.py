@@ -1,16 +1,15 @@
-"""The inside of a worker process: load reward functions, call them one call at a time, send every result at once.
+"""The inside of a worker process: load reward functions, call them, send every result at once.
 
-A worker reads pickles from one socket and writes frames to it; whatever a reward prints goes to stderr and cannot
-disturb them. Every call is unpickled, run and answered on its own and on the main thread (so rewards that rely on
-SIGALRM work), and only plain text about an exception travels back: an exception, a result or an argument that does not
-pickle costs that one call. The process that reads the answers is `trl_drgrpo.rewards.isolation.pool`.
+A worker reads and writes pickles on one socket; prints of a reward go to stderr and cannot disturb them. Calls run on
+the main thread, so rewards that rely on SIGALRM work. Of an exception only plain text travels back, so an exception, a
+result or an argument that does not pickle costs its call only. `pool.py` reads the answers.
 
-To the worker: `(key, sys_path, function, calls)`, with an empty `function` where it has been loaded. Back, for the
-loading and for each call, a frame: 8 bytes of length, then a pickle of `(result, failure, seconds, retire)`.
-`function`, `result` and each call are pickles within the pickle; `failure` is a [`Failure`] or None.
+A request is a tuple `(key, sys_path, function, call)`: with a `function` it is to be loaded under this key, without
+one it is to be called. The answer to each is `(result, failure, retire)`. `function`, `call` and `result` are pickles
+within the pickle; `failure` is a [`Failure`] or None.
 
-[`SampleScorer`] and [`RewardCaller`] are what is loaded: they check and convert rewards here, so that neither tensors
-nor nonsense have to pickle, and collect what a reward function logs, to be logged again in the trainer's process.
+[`SampleScorer`] and [`RewardCaller`] are the functions that are loaded. They check and convert rewards in the worker,
+so that neither tensors nor nonsense have to pickle, and collect what a reward function logs.
 """
 
 import asyncio
@@ -20,9 +19,7 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,59 +29,51 @@ from typing import Any, NoReturn
 from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError, speaks_for_itself
 from trl_drgrpo.rewards.contract import log_column, log_number, reward_number, validate_rewards
 
-LENGTH = struct.Struct("<Q")
 _TEXT_LIMIT = 8000  # characters of a traceback that are worth sending; messages can quote a whole completion
 
 
 def serve(channel: socket.socket) -> NoReturn:
-    """Answers messages on a blocking stream socket until it closes, then ends this process."""
+    """Answer requests on a blocking stream socket until it closes, then end this process."""
     functions: dict[bytes, Callable[..., Any]] = {}
-    own_pid = os.getpid()
-    reader = channel.makefile("rb")
-
-    def load(key: bytes, blob: bytes) -> None:
-        functions[key] = function = pickle.loads(blob)  # with the imports of its modules
-        warm_up = getattr(function, "warm_up", None)
-        if callable(warm_up):
-            warm_up()
-
-    def call(key: bytes, blob: bytes) -> Any:
-        args, kwargs = pickle.loads(blob)
-        return functions[key](*args, **kwargs)
-
+    worker_pid = os.getpid()
+    requests = channel.makefile("rb")
     with contextlib.suppress(EOFError):
         while True:
-            key, path, function, calls = pickle.load(reader)
-            if function:
-                sys.path[:] = path
-            for action, blob in [*([(load, function)] if function else []), *((call, blob) for blob in calls)]:
-                answer = _answer(action, key, blob)
-                if os.getpid() != own_pid:
-                    os._exit(0)  # a copy that the reward forked and let return: only the worker itself answers
-                body = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-                channel.sendall(LENGTH.pack(len(body)) + body)
-                if answer[-1]:
-                    break
-            _flush()
+            answer = _answer(functions, *pickle.load(requests))
+            if os.getpid() != worker_pid:
+                os._exit(0)  # a copy that the reward forked and let return: only the worker itself answers
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # a reward may have closed or replaced them
+                    stream.flush()
+            channel.sendall(pickle.dumps(answer))
     os._exit(0)  # without waiting for threads that a reward left behind
 
 
-def _answer(action: Callable[[bytes, bytes], Any], key: bytes, blob: bytes) -> tuple[Any, ...]:
-    started = time.perf_counter()
-    result, failure, retire = b"", None, False
+def _answer(
+    functions: dict[bytes, Callable[..., Any]], key: bytes, path: list[str], function: bytes, call: bytes
+) -> tuple[bytes, "Failure | None", bool]:
     try:
-        result = pickle.dumps(action(key, blob), pickle.HIGHEST_PROTOCOL)
+        result = b""
+        if function:
+            sys.path[:] = path
+            functions[key] = pickle.loads(function)  # with the imports of its modules
+            warm_up = getattr(functions[key], "warm_up", None)
+            if callable(warm_up):
+                warm_up()
+        else:
+            args, kwargs = pickle.loads(call)
+            result = pickle.dumps(functions[key](*args, **kwargs))
+        return result, None, False
     except BaseException as error:  # sys.exit() in a reward or its module is a failure, as any other exception
-        failure = failure_of(error)
-        retire = isinstance(error, MemoryError)  # what filled the memory may still be referenced somewhere
+        is_full = isinstance(error, MemoryError)  # what filled the memory may still be referenced: a new worker is due
+        return b"", failure_of(error), is_full
     finally:
         # An alarm that the reward left armed would interrupt a later, innocent call.
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return result, failure, time.perf_counter() - started, retire
 
 
-def unpickled(files: Sequence[str], function: bytes) -> Any:
-    """A function that refers to files which were named as rewards, and which no worker could import by a name."""
+def unpickled(files: Sequence[str], function: bytes) -> Callable[..., Any]:
+    """Load a function that refers to files named as rewards, which a worker cannot import by a name."""
     from trl_drgrpo.rewards.recipe_rewards import module_from_file
 
     for file in files:
@@ -108,23 +97,20 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What an exception makes of its call; no traceback where the message says all."""
+    """Describe the failure of a call that raised; without a traceback if the message says all."""
     of_row = isinstance(error, (InputError, UnscorableError)) and not isinstance(error, RewardError)
+    text = ""
     try:
-        if speaks_for_itself(error):
-            reason, text = error.got if isinstance(error, RewardError) else f"{type(error).__name__}: {error}", ""
+        if isinstance(error, RewardError) and speaks_for_itself(error):
+            reason = error.got
+        elif speaks_for_itself(error):
+            reason = f"{type(error).__name__}: {error}"
         else:
             reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
             text = "".join(traceback.format_exception(error))
     except BaseException:  # an exception whose own text cannot be made
-        reason, text = type(error).__name__, ""
+        reason = type(error).__name__
     return Failure(reason[:_TEXT_LIMIT], text[-_TEXT_LIMIT:], of_row)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a reward may have closed or replaced them
-            stream.flush()
 
 
 class SampleScorer:
@@ -140,17 +126,18 @@ class SampleScorer:
         self.name = name
 
     def warm_up(self) -> None:
-        """The reward's own `warm_up`, where it has one."""
-        own = getattr(getattr(self.function, "__self__", self.function), "warm_up", None)
-        if callable(own):
-            own()
+        """Call the reward's own `warm_up`, where it has one."""
+        owner = getattr(self.function, "__self__", self.function)
+        warm_up = getattr(owner, "warm_up", None)
+        if callable(warm_up):
+            warm_up()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return reward_number(self._called(*args, **kwargs), f"reward function '{self.name}'")
+        return reward_number(self._result(*args, **kwargs), f"reward function '{self.name}'")
 
-    def _called(self, /, *args: Any, **kwargs: Any) -> Any:
-        value = self.function(*args, **kwargs)
-        return asyncio.run(value) if inspect.iscoroutine(value) else value
+    def _result(self, /, *args: Any, **kwargs: Any) -> Any:
+        result = self.function(*args, **kwargs)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 @dataclass
@@ -163,20 +150,22 @@ class Scored:
 
 
 class RewardCaller(SampleScorer):
-    """Calls a reward function of TRL's form for one completion. `loggers`: which of `log_metric` and `log_extra` it is
-    given, as collectors."""
+    """Calls a reward function of TRL's form for one completion.
 
-    def __init__(self, function: Any, name: str, loggers: tuple[str, ...]):
+    `loggers` names those of `log_metric` and `log_extra` that the function is given, as collectors.
+    """
+
+    def __init__(self, function: Any, name: str, loggers: Sequence[str]):
         super().__init__(function, name)
         self.loggers = loggers
 
     def __call__(self, kwargs: dict[str, Any]) -> Scored:  # pyright: ignore[reportIncompatibleMethodOverride]
         scored = Scored(None, [], [])
         collectors = {
-            "log_metric": partial(log_number, lambda name, value: scored.metrics.append((name, value))),
-            "log_extra": partial(log_column, lambda column, values: scored.extras.append((column, values)), 1),
+            "log_metric": partial(log_number, lambda *entry: scored.metrics.append(entry)),
+            "log_extra": partial(log_column, lambda *entry: scored.extras.append(entry), 1),
         }
-        rewards = self._called(**kwargs, **{key: collectors[key] for key in self.loggers})
+        rewards = self._result(**kwargs, **{logger: collectors[logger] for logger in self.loggers})
         if isinstance(rewards, (list, tuple)) and len(rewards) == 1:
             scored.reward = reward_number(rewards[0], f"reward function '{self.name}'")
         else:
