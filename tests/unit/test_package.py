@@ -48,11 +48,14 @@ def test_the_rewards_offer_what_their_rooms_offer_and_the_recipes_name():
         for home in homes:
             if name in home.__all__:
                 assert getattr(home, name) is getattr(rewards, name), name
+    offered = {getattr(rewards, name): name for name in rewards.__all__ if not name.startswith("__")}
+    registered = {}
     for name, entry in REWARDS.items():
-        if entry.module.startswith("trl_drgrpo.rewards"):
-            assert {entry.default, entry.factory} - {None} <= set(rewards.__all__), name
+        if REWARDS.registered_by[name].startswith("trl_drgrpo.rewards"):
+            registered |= {home: name for home in (entry.reward, entry.factory) if callable(home)}
+    assert {name for home, name in registered.items() if home not in offered} == set()
     # What makes or is a reward can be named in a recipe, whatever it is called there.
-    named = {attribute for entry in REWARDS.values() for attribute in (entry.default, entry.factory)}
+    named = {offered[home] for home in registered}
     others = {
         "Limits",
         "RewardFunction",
@@ -62,6 +65,7 @@ def test_the_rewards_offer_what_their_rooms_offer_and_the_recipes_name():
         "checked_reward",
         "completion_text",
         "prompt_text",
+        "register_reward",
         "resolve_reward",
     }
     assert {name for name in rewards.__all__ if not name.startswith("to_")} - others <= named

@@ -25,6 +25,7 @@ from trl_drgrpo.common.ranges import Choice, finite_number, refuse_outside
 from trl_drgrpo.rewards.columns import is_async, only_rows, required, select, signature_of
 from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
@@ -297,3 +298,12 @@ def _named_parts(parts: Any) -> list[tuple[str, Callable, float]]:
         raise InputError("parts", f"two parts called {min(twice)}", "parts of different names", remedy)
     weights = [finite_number(f"parts[{index}]", weight) for index, (_, weight) in enumerate(pairs)]
     return list(zip(names, found, weights, strict=True))
+
+
+register_reward(
+    "weighted_sum", help="The weighted sum of several rewards.", factory=weighted_sum, role="wrapper", is_harmless=True
+)
+register_reward(
+    "gated", help="A reward where another one, the gate, is positive.", factory=gated, role="wrapper", is_harmless=True
+)
+register_reward("clipped", help="A reward, clipped to a range.", factory=clipped, role="wrapper", is_harmless=True)

@@ -54,6 +54,7 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
 from trl_drgrpo.rewards.columns import is_async, parameters, required, select
 from trl_drgrpo.rewards.combine import Composed, composed
 from trl_drgrpo.rewards.contract import OnError, check_flag, listed, reward_name
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
 from trl_drgrpo.rewards.texts import as_messages, completion_text, prompt_text
 
@@ -502,3 +503,11 @@ def _r1_zero_reward(result: Any) -> Any:
         got = f"{type(result).__name__} {result!r}"[:80]
         raise RewardError("an understand-r1-zero grader", got, "a pair (info, reward)", "Use another adapter.")
     return result[1]
+
+
+register_reward("trl", help="A function written for TRL.", factory=from_trl, role="adapter")
+register_reward("verl", help="A `compute_score` of verl.", factory=from_verl, role="adapter")
+register_reward("openrlhf", help="A `reward_func` of OpenRLHF.", factory=from_openrlhf, role="adapter")
+register_reward("swift", help="An ORM of ms-swift.", factory=from_swift, role="adapter")
+register_reward("verifiers", help="Functions of a rubric of verifiers.", factory=from_verifiers, role="adapter")
+register_reward("r1_zero", help="A grader of understand-r1-zero.", factory=from_r1_zero, role="adapter")
