@@ -11,31 +11,17 @@ Loading waits, so that `--dry_run` and a run with an invalid key do not read bil
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.common.registry import Registry
+from trl_drgrpo.process_rewards.loading import architecture
+from trl_drgrpo.process_rewards.prm_names import FORMATS, PRMFormat
+from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
 from trl_drgrpo.rewards.recipe_names import REWARDS, register_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-
-
-@dataclass(frozen=True)
-class PRMFormat:
-    """A format of process reward models. The arguments are those of [`register_prm_format`]."""
-
-    name: str
-    help: str
-    scorer: type | str
-    is_causal: bool | None
-    published_ids: str | None
-    architecture: str | None
-
-
-FORMATS: Registry[PRMFormat] = Registry("PRM format")
 
 
 def register_prm_format(
@@ -79,20 +65,9 @@ def register_prm_format(
 
 
 def _refuse_other_class(name: str, scorer: Any) -> None:
-    from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
-
     if not (isinstance(scorer, type) and issubclass(scorer, PRMScorer)):
         remedy = "Derive it from trl_drgrpo.process_rewards.PRMScorer, or register a function with `register_reward`."
         raise FORMATS.error(name, repr(scorer), "a class of PRMScorer", remedy)
-
-
-def format_of_scorer(scorer: type) -> PRMFormat | None:
-    """Return the format of a scorer's class, or of the nearest base class that has one."""
-    for base in scorer.__mro__:
-        for prm_format in FORMATS.values():
-            if prm_format.scorer in (base, f"{base.__module__}:{base.__qualname__}"):
-                return prm_format
-    return None
 
 
 def scorer_of(form: str, model: str, **options: Any) -> Any:
@@ -145,8 +120,6 @@ def _format_of(model: str) -> str:
     for name, prm_format in FORMATS.items():
         if prm_format.published_ids and re.search(prm_format.published_ids, model_name):
             return name
-    from trl_drgrpo.process_rewards.loading import architecture
-
     with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):
         stated = architecture(model)
     for name, prm_format in FORMATS.items():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.process_rewards.loading import is_causal, load_model, load_tokenizer, longest_input
-from trl_drgrpo.process_rewards.named import format_of_scorer
+from trl_drgrpo.process_rewards.prm_names import format_of_scorer
 from trl_drgrpo.process_rewards.texts import (
     PROMPT_END,
     PROMPT_START,
