@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from trl_drgrpo.features.diagnostics.run_warnings import CAUSES
-from trl_drgrpo.process_rewards.prm_names import FORMATS
+from trl_drgrpo.process_rewards.named import FORMATS
 from trl_drgrpo.rewards.recipe_names import REWARDS
 
 REGISTRIES = (REWARDS, FORMATS, CAUSES)

@@ -14,8 +14,7 @@ from trl_drgrpo.common import registry
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_warnings import CAUSES, RunWarnings, warning_thresholds
 from trl_drgrpo.process_rewards import MathShepherdScorer
-from trl_drgrpo.process_rewards.named import step_reward
-from trl_drgrpo.process_rewards.prm_names import FORMATS
+from trl_drgrpo.process_rewards.named import FORMATS, step_reward
 from trl_drgrpo.rewards import resolve_reward
 from trl_drgrpo.rewards.recipe_names import REWARDS
 from trl_drgrpo.rewards.recipe_rewards import check_spec, needs_trust

@@ -11,17 +11,33 @@ Loading waits, so that `--dry_run` and a run with an invalid key do not read bil
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
+from trl_drgrpo.common.registry import Registry
 from trl_drgrpo.process_rewards.loading import architecture
-from trl_drgrpo.process_rewards.prm_names import FORMATS, PRMFormat
 from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
 from trl_drgrpo.rewards.recipe_names import REWARDS, register_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+
+
+@dataclass(frozen=True)
+class PRMFormat:
+    """A format of process reward models. The arguments are those of [`register_prm_format`]."""
+
+    name: str
+    help: str
+    scorer: type | str
+    is_causal: bool | None
+    published_ids: str | None
+    architecture: str | None
+
+
+FORMATS: Registry[PRMFormat] = Registry("PRM format")
 
 
 def register_prm_format(
@@ -54,17 +70,26 @@ def register_prm_format(
     """
     FORMATS.check_home(name, scorer)
     if not isinstance(scorer, str):
-        _refuse_other_class(name, scorer)
+        _check_class(name, scorer)
     try:
         re.compile(published_ids or "")
     except re.error as error:
         got = f"published_ids={published_ids!r} ({error})"
         raise FORMATS.error(name, got, "a regular expression", "Correct the pattern.") from None
     register_reward(name, factory=partial(scorer_of, name), help=help, role="step")
-    FORMATS.add(PRMFormat(name, help, scorer, is_causal, published_ids, architecture))
+    prm_format = PRMFormat(name, help, scorer, is_causal, published_ids, architecture)
+    FORMATS.add(prm_format)
+    if not isinstance(scorer, str):
+        _tell_class(prm_format, scorer)
 
 
-def _refuse_other_class(name: str, scorer: Any) -> None:
+def _tell_class(prm_format: PRMFormat, scorer: Any) -> None:
+    """Set the attributes of a scorer's class that its registration states."""
+    scorer.format_name = prm_format.name
+    scorer.is_causal = prm_format.is_causal
+
+
+def _check_class(name: str, scorer: Any) -> None:
     if not (isinstance(scorer, type) and issubclass(scorer, PRMScorer)):
         remedy = "Derive it from trl_drgrpo.process_rewards.PRMScorer, or register a function with `register_reward`."
         raise FORMATS.error(name, repr(scorer), "a class of PRMScorer", remedy)
@@ -88,7 +113,9 @@ def scorer_of(form: str, model: str, **options: Any) -> Any:
         _check_model(options["reference"], "reference")
     prm_format = FORMATS[_format_of(model) if form == "prm" else form]
     scorer: Any = FORMATS.load(prm_format.name, prm_format.scorer)
-    _refuse_other_class(prm_format.name, scorer)
+    if isinstance(prm_format.scorer, str):  # imported now
+        _check_class(prm_format.name, scorer)
+        _tell_class(prm_format, scorer)
     scorer.check_options(options)
     return scorer(model, **{"name": form, **options}, lazy=True)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.process_rewards.loading import is_causal, load_model, load_tokenizer, longest_input
-from trl_drgrpo.process_rewards.prm_names import format_of_scorer
 from trl_drgrpo.process_rewards.texts import (
     PROMPT_END,
     PROMPT_START,
@@ -66,7 +65,7 @@ class PRMScorer:
     """
 
     is_learned = True  # so the trainer says what it means to pay for its scores
-    is_causal: bool | None = None
+    is_causal: bool | None = None  # set, with `format_name`, by `register_prm_format`
     causal_remedy = "Replace `{0}` by a decoder that is read at the end of a step, `math_shepherd_prm` for example."
     auto_class = "AutoModelForCausalLM"
     outputs: int | None = None  # of the head, per token: 2 classes, or 1, the logit of "good". None: a vocabulary
@@ -96,12 +95,8 @@ class PRMScorer:
         self.check_options(options)
         self._loading = {key: options.pop(key, default) for key, default in _LOADING.items()}
         vars(self).update({**self.settings, **options})
-        prm_format = format_of_scorer(type(self))
-        default_name = type(self).__name__
-        if prm_format is not None:
-            default_name = prm_format.name
-            self.is_causal = prm_format.is_causal
-        self.__name__ = name or default_name
+        scorer_class = type(self)
+        self.__name__ = name or vars(scorer_class).get("format_name", scorer_class.__name__)
         self.model = model
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -111,7 +106,7 @@ class PRMScorer:
         self._is_loaded = False
         if not lazy:
             self.load()
-        elif prm_format is not None and prm_format.is_causal is None:
+        elif self.is_causal is None and self.auto_class == "AutoModelForTokenClassification":
             self.is_causal = is_causal(model)
 
     def load(self) -> None:

@@ -8,8 +8,7 @@ from transformers import BertConfig, Qwen2Config
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.process_rewards import step_verifier
-from trl_drgrpo.process_rewards.named import _format_of
-from trl_drgrpo.process_rewards.prm_names import FORMATS
+from trl_drgrpo.process_rewards.named import FORMATS, _format_of
 from trl_drgrpo.rewards.contract import declared
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
