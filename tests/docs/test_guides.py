@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from reference_page import flags, own_fields
+from registries import restored
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "recipes" / "guides"
@@ -33,7 +34,8 @@ def test_there_are_blocks():
 )
 def test_block_runs(page, block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, page, "exec"), {})
+    with restored():
+        exec(compile(block, page, "exec"), {"__name__": "guide"})
 
 
 def test_the_readme_shows_the_quickstart_script_and_is_short():

@@ -24,7 +24,7 @@ from trl_drgrpo.process_rewards import (
     TokenClassificationScorer,
     VersaScorer,
 )
-from trl_drgrpo.process_rewards.formats import Qwen2ForPrmModel, Qwen2ForProcessRewardModel
+from trl_drgrpo.process_rewards.prm_architectures import Qwen2ForPrmModel, Qwen2ForProcessRewardModel
 
 PROMPTS = ["3+8=?", "What is the sum of 5, 11 and 7? Think it over.", "1+1=?", "7+7=?"]
 STEPS = [

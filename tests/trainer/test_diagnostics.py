@@ -20,7 +20,7 @@ from trl_drgrpo.cli import recipe as recipes
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.features.diagnostics.diagnostics import BatchSnapshot
 from trl_drgrpo.features.diagnostics.run_log import DETAILS
-from trl_drgrpo.features.diagnostics.run_warnings import DEFAULTS, RunWarnings
+from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.features.resume.checkpoints import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
@@ -373,7 +373,7 @@ def test_a_run_that_forks_records_its_trees(run, output):
 
 def test_every_cause_has_its_defaults_documented():
     text = Path("recipes/guides/monitoring.md").read_text(encoding="utf-8")
-    for cause, thresholds in DEFAULTS.items():
+    for cause, thresholds in warning_thresholds(True).items():
         line = next(line for line in text.splitlines() if line.startswith(f"| `{cause}`"))
         for name, value in thresholds.items():
             assert f"`{name}` {value:g}" in line, (cause, name)

@@ -24,6 +24,8 @@ ON_USE = (
     "objective.value_baseline",
     "process_rewards.formats",
     "process_rewards.named",
+    "process_rewards.prm_architectures",
+    "process_rewards.prm_scorer",
     "process_rewards.turns",
     "rewards.functions",
     "rewards.isolation",

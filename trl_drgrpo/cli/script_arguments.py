@@ -28,22 +28,16 @@ class DrGRPOScriptArguments(GRPOScriptArguments):
             `reasoning_gym:<task>?size=..&seed=..` or `trl_drgrpo:list_sum`. Ignored if `datasets` is given. See
             [`trl_drgrpo.cli.data.load_data`].
         reward_funcs (`list[str | dict]`, *optional*):
-            Reward functions, each a name (`accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`,
-            `get_soft_overlong_punishment`, `math_reward`, `code_reward`, `format_reward`, `exact_match_reward`,
-            `numeric_reward`, `choice_reward`, `json_schema_reward`, `reasoning_gym`, `list_sum_reward`; with options
-            `regex_reward`, `judge_reward`, `repetition_penalty`, `overlong_penalty`,
-            `get_repetition_penalty_reward`, `get_cosine_scaled_reward`), a dotted path `package.module.function`,
+            Reward functions, each a name (`--help_all` ends with a list), a dotted path `package.module.function`,
             `path/to/file.py:function`, or a mapping `{name: {option: value}}` (in quotes after the flag), for example
-            `{verl: path/to/file.py:compute_score}` or `{isolate: {reward: path/to/file.py:f, timeout: 5}}`. Mappings
-            around other rewards: `weighted_sum`, `gated`, `clipped`, `isolate`; of
-            other stacks: `trl`, `verl`, `openrlhf`, `swift`, `verifiers`, `r1_zero`. The name
+            `{verl: path/to/file.py:compute_score}` or `{isolate: {reward: path/to/file.py:f, timeout: 5}}`. The name
             `get_soft_overlong_punishment` alone stands for `max_completion_len=1280`, `soft_punish_cache=256`. See
             [`~trl_drgrpo.rewards.resolve_reward`].
         step_reward_funcs (`list[str | dict]`, *optional*):
             Step reward functions, named like reward_funcs: one reward per step of a completion, for example
             `list_sum_line_reward` of the demo. Process reward models as mappings: `{qwen_math_prm: {model: <path or
-            Hub id>}}`, `math_shepherd_prm`, `skywork_prm` and others, or `prm`, where the model says which; its
-            folder or Hub id alone is short for that. With step_separator, step_credit and step_baseline.
+            Hub id>}}`, or `prm`, where the model says which format it has; its folder or Hub id alone is short for
+            that. With step_separator, step_credit and step_baseline.
         tools (`list[str]`, *optional*):
             Functions that the model may call, each `package.module.function` or `path/to/file.py:function`, with type
             hints and a docstring that describes the arguments.

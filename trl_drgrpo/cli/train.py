@@ -15,6 +15,7 @@ Recipe keys are the flags without dashes; `env:` maps environment variables to s
 import argparse
 import copy
 import json
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from trl_drgrpo.cli import job as jobs
 from trl_drgrpo.cli.flags import add_flag, help_text, read_flags
 from trl_drgrpo.cli.recipe import dump, read_given
 from trl_drgrpo.common.errors import InputError, Terminated
+from trl_drgrpo.rewards.recipe_names import REWARDS
 
 # What `--help` shows; the rest, by the class that declares it, is behind `--help_all`.
 _USUAL = {
@@ -67,12 +69,41 @@ class _UsualFlags(argparse.RawDescriptionHelpFormatter):
 
 
 class _HelpAll(argparse.Action):
-    """Prints the help with all flags."""
+    """Prints the help with all flags, and the names of rewards."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = _list_of_rewards()
         parser.print_help()
         parser.exit()
+
+
+_TITLES = {
+    "outcome": "names in reward_funcs",
+    "wrapper": "around other rewards",
+    "adapter": "for functions of other stacks",
+    "step": "names in step_reward_funcs",
+}
+
+
+def _list_of_rewards() -> str:
+    """Return the registered rewards by role, each with its help."""
+    lines: list[str] = []
+    for role, title in _TITLES.items():
+        lines += [f"{title}:"]
+        for name, entry in REWARDS.items():
+            if entry.role == role:
+                needs_options = role == "outcome" and not entry.stands_alone
+                lines.append(f"  {name}{' (with options)' if needs_options else ''}: {entry.help}")
+    return "\n".join(lines)
+
+
+def _names_of_rewards() -> str:
+    """Return the names of outcome rewards, as a paragraph."""
+    alone = [name for name, entry in REWARDS.items() if entry.role == "outcome" and entry.stands_alone]
+    others = [name for name, entry in REWARDS.items() if entry.role == "outcome" and not entry.stands_alone]
+    text = f"Names in reward_funcs: {', '.join(alone)}; with options {', '.join(others)}."
+    return textwrap.fill(text, width=100, break_on_hyphens=False)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry_run", "--dry-run", action="store_true", help=dry)
     flags = dict(read_flags())
     for title, names in _USUAL.items():
-        group = parser.add_argument_group(title)
+        group = parser.add_argument_group(title, _names_of_rewards() if title == "rewards" else None)
         for name in names:
             if name in flags:
                 add_flag(group, flags.pop(name))

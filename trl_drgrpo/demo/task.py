@@ -25,6 +25,7 @@ from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.rewards.columns import require_kind
+from trl_drgrpo.rewards.recipe_names import register_reward
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -432,3 +433,7 @@ def _plain(text: str) -> str:
     for token in (IM_END, IM_START, PAD):
         text = text.replace(token, "")
     return text
+
+
+register_reward("list_sum_reward", list_sum_reward, help="The demo's: 1 if the boxed total is right.")
+register_reward("list_sum_line_reward", line_reward, help="The demo's: 1 for a line that is right.", role="step")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.monte_carlo import TrainerRollouts as TrainerRollouts
     from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts as TransformersRollouts
     from trl_drgrpo.process_rewards.monte_carlo import label_steps as label_steps
+    from trl_drgrpo.process_rewards.named import register_prm_format as register_prm_format
+    from trl_drgrpo.process_rewards.prm_scorer import PRMScorer as PRMScorer
     from trl_drgrpo.process_rewards.scoring import StepRewardFunction as StepRewardFunction
     from trl_drgrpo.process_rewards.training import convert_math_shepherd as convert_math_shepherd
     from trl_drgrpo.process_rewards.training import convert_prm800k as convert_prm800k

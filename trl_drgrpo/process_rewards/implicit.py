@@ -10,16 +10,18 @@ of EurusPRM print it; the default gives `r_k`, the process reward of PRIME (arXi
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside
-from trl_drgrpo.process_rewards.formats import PRMScorer
 from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.named import register_prm_format
+from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_marked
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ImplicitRewardScorer(PRMScorer):
@@ -57,7 +59,6 @@ class ImplicitRewardScorer(PRMScorer):
     counts the first token of the next step to a step.
     """
 
-    is_causal = False  # the separator counts to the step before it, and is there only if a step follows
     settings: ClassVar = {"reference": None, "beta": 0.05, "cumulative": False, "step_separator": DEFAULT_SEPARATOR}
     reference: Any
     beta: float
@@ -118,6 +119,8 @@ class ImplicitRewardScorer(PRMScorer):
         return [fitted] if fitted else []
 
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
+        import torch
+
         mine = self._log_probs(rows, self.model)
         with self.model.disable_adapter() if self.reference is None else nullcontext():
             reference = self._log_probs(rows, self.model if self.reference is None else self.reference)
@@ -129,8 +132,10 @@ class ImplicitRewardScorer(PRMScorer):
             scores.append((self.beta * (sums.cumsum(0) if self.cumulative else sums)).tolist())
         return scores
 
-    def _log_probs(self, rows: Sequence[ScoringInput], model: Any) -> list[torch.Tensor]:
-        """For each row the log-probabilities of the answer's tokens, in float32 on the CPU."""
+    def _log_probs(self, rows: Sequence[ScoringInput], model: Any) -> "list[torch.Tensor]":
+        """Return for each row the log-probabilities of the answer's tokens, in float32 on the CPU."""
+        import torch
+
         model.eval()
         spans = [(row.read[0], row.read[-1]) for row in rows]
         positions = [list(range(start, end)) for start, end in spans]
@@ -145,3 +150,12 @@ class ImplicitRewardScorer(PRMScorer):
 def _own_vocabulary(tokenizer: Any) -> dict[str, int]:
     added = tokenizer.get_added_vocab()
     return {token: i for token, i in tokenizer.get_vocab().items() if token not in added}
+
+
+register_prm_format(
+    "implicit_prm",
+    ImplicitRewardScorer,
+    help="The step's log-ratio of two models (EurusPRM).",
+    is_causal=False,  # the separator counts to the step before it, and is there only if a step follows
+    published_ids="eurusprm",
+)

@@ -1,14 +1,12 @@
 """Load a process reward model from a path or Hub id, and refuse what would score with random weights.
 
-`AutoModelForTokenClassification` loads any checkpoint: where the head is missing, it is made up at random with nothing
-but a log line, and the scores are noise. Here that is an error. The models of searches and evaluations load here, too.
+`AutoModelForTokenClassification` loads any checkpoint. If the head is missing, it is made up at random with only a log
+line, and the scores are noise. Here that is an error. The models of searches and evaluations load here, too.
 """
 
 import os
 from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.finite import refuse_not_finite
@@ -19,7 +17,7 @@ _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
 
 def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
-    """The tokenizer as given, or that of the model's path.
+    """Return the tokenizer that was passed, or load the one of the model's path.
 
     Args:
         model (`str` or `PreTrainedModel`): Model given to the scorer.
@@ -59,7 +57,7 @@ def load_model(
     quantization_config: Any = None,
     trust_remote_code: bool = False,
 ) -> Any:
-    """The model as given, moved where asked, or loaded from a path or Hub id.
+    """Return the model that was passed, moved to `device` and `dtype`, or load it from a path or Hub id.
 
     Args:
         model (`str` or `PreTrainedModel`): Path, Hub id or model.
@@ -79,16 +77,21 @@ def load_model(
         `InputError`: Load failure, a checkpoint without the head or with weights that are not finite, quantization of
             a loaded model.
     """
+    import torch
+
     if not isinstance(model, (str, os.PathLike)):
         if quantization_config is not None:
             remedy = "Quantize it when it is loaded, or pass its path instead."
             raise InputError("quantization_config", "a model that is already loaded", "a path or Hub id", remedy)
-        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        options = {key: value for key, value in (("device", device), ("dtype", dtype)) if value is not None}
-        return model.to(**options) if options else model
+        if isinstance(dtype, str):
+            dtype = getattr(torch, dtype)
+        return model if device is dtype is None else model.to(device=device, dtype=dtype)
     import transformers
 
-    device = device or (f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+    if device is None:
+        device = "cpu"
+        if torch.cuda.is_available():
+            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     options: dict[str, Any] = {
         "dtype": dtype or "auto",
         "trust_remote_code": trust_remote_code,
@@ -101,13 +104,15 @@ def load_model(
         if with_head and transformers.utils.find_adapter_config_file(str(model)) is not None:
             remedy = "Its base alone has a random head: merge the two first."
             raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
-        loader: Any = None
+        own_class: Any = None
         if own_classes:
-            is_said = trust_remote_code or auto_class in own_classes
-            loader = own_classes.get(auto_class if is_said else architecture(model))
-        if loader is not None:
-            del options["trust_remote_code"]
-        loaded, info = (loader or getattr(transformers, auto_class)).from_pretrained(model, **options)
+            # With trust_remote_code the class of the repository loads, unless one of ours is asked for by name.
+            names_class = trust_remote_code or auto_class in own_classes
+            own_class = own_classes.get(auto_class if names_class else architecture(model))
+        if own_class is not None:
+            del options["trust_remote_code"]  # auto classes alone take it
+        model_class = own_class or getattr(transformers, auto_class)
+        loaded, info = model_class.from_pretrained(model, **options)
     remedy = "They would be random: pass a checkpoint that was trained as a language model."
     if with_head:
         remedy = "They would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
@@ -119,7 +124,7 @@ def load_model(
 
 
 def architecture(model: Any) -> str:
-    """Name of the first architecture that the configuration of a path or Hub id states; empty if it states none."""
+    """Return the first architecture that the configuration of a path or Hub id states; empty if it states none."""
     from transformers import PreTrainedConfig
 
     config, _ = PreTrainedConfig.get_config_dict(model)
@@ -127,14 +132,18 @@ def architecture(model: Any) -> str:
 
 
 def is_causal(model: Any) -> bool | None:
-    """Tell whether no token of a model attends to later ones; `None` where its architecture does not say. Of a token
-    classifier that is not loaded its path or Hub id will do; `None` where there is no configuration to read."""
+    """Tell whether no token of a model attends to later ones; `None` if its architecture does not say.
+
+    A token classifier that is not loaded may be given as its path or Hub id. `None` if its configuration cannot be
+    read.
+    """
     if isinstance(model, str):
+        import torch
         from transformers import AutoConfig, AutoModelForTokenClassification
 
         try:
             with torch.device("meta"):
-                # Said to be false wherever nobody said it: without a value transformers asks on stdin.
+                # Without a value transformers would ask on stdin.
                 config = AutoConfig.from_pretrained(model, trust_remote_code=False)
                 model = AutoModelForTokenClassification.from_config(config, trust_remote_code=False)
         except (OSError, ValueError):
@@ -144,7 +153,9 @@ def is_causal(model: Any) -> bool | None:
 
 
 def longest_input(model: Any, tokenizer: Any) -> int:
-    """Tokens that model and tokenizer say they can read."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    """Return the number of tokens that both model and tokenizer say they can read."""
+    config = model.config
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or _NO_LIMIT
     return int(min(positions, tokenizer.model_max_length, _NO_LIMIT))

@@ -5,25 +5,98 @@
       - prm: Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B    # the format is that of the model
 
 Loading waits, so that `--dry_run` and a run with an invalid key do not read billions of weights first.
+`register_prm_format` adds a format; those of this package are in `formats.py`.
 """
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.process_rewards.prm_names import FORMATS
-from trl_drgrpo.rewards.recipe_names import REWARDS
+from trl_drgrpo.common.registry import Registry
+from trl_drgrpo.process_rewards.loading import architecture
+from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
+from trl_drgrpo.rewards.recipe_names import REWARDS, register_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
+@dataclass(frozen=True)
+class PRMFormat:
+    """A format of process reward models. The arguments are those of [`register_prm_format`]."""
+
+    name: str
+    help: str
+    scorer: type | str
+    is_causal: bool | None
+    published_ids: str | None
+    architecture: str | None
+
+
+FORMATS: Registry[PRMFormat] = Registry("PRM format")
+
+
+def register_prm_format(
+    name: str,
+    scorer: type | str,
+    *,
+    help: str,
+    is_causal: bool | None,
+    published_ids: str | None = None,
+    architecture: str | None = None,
+) -> None:
+    """
+    Give a format of process reward models a name for recipes: `step_reward_funcs: [{name: {model: ...}}]`.
+
+    Args:
+        name (`str`): The name in recipes, logs and metrics.
+        scorer (`type` or `str`): A class of [`PRMScorer`], or where it is, as `"package.module:Class"`, which is
+            imported on first use.
+        help (`str`): One sentence: how it scores a step.
+        is_causal (`bool`, *optional*): Whether the score of a step reads no further than the end of that step, which
+            `process_role="baseline"` requires. `None` if that depends on the model.
+        published_ids (`str`, *optional*): Regular expression that is found in the ids of published models (in lower
+            case). `prm` recognizes the format by it.
+        architecture (`str`, *optional*): End of the architecture that the configuration of such a model states. `prm`
+            recognizes the format by it, too.
+
+    Raises:
+        [`InputError`]: A name that is taken, no help, a scorer that is no class of [`PRMScorer`], or a pattern that is
+            no regular expression.
+    """
+    FORMATS.check_home(name, scorer)
+    if not isinstance(scorer, str):
+        _check_class(name, scorer)
+    try:
+        re.compile(published_ids or "")
+    except re.error as error:
+        got = f"published_ids={published_ids!r} ({error})"
+        raise FORMATS.error(name, got, "a regular expression", "Correct the pattern.") from None
+    register_reward(name, factory=partial(scorer_of, name), help=help, role="step")
+    prm_format = PRMFormat(name, help, scorer, is_causal, published_ids, architecture)
+    FORMATS.add(prm_format)
+    if not isinstance(scorer, str):
+        _tell_class(prm_format, scorer)
+
+
+def _tell_class(prm_format: PRMFormat, scorer: Any) -> None:
+    """Set the attributes of a scorer's class that its registration states."""
+    scorer.format_name = prm_format.name
+    scorer.is_causal = prm_format.is_causal
+
+
+def _check_class(name: str, scorer: Any) -> None:
+    if not (isinstance(scorer, type) and issubclass(scorer, PRMScorer)):
+        remedy = "Derive it from trl_drgrpo.process_rewards.PRMScorer, or register a function with `register_reward`."
+        raise FORMATS.error(name, repr(scorer), "a class of PRMScorer", remedy)
+
+
 def scorer_of(form: str, model: str, **options: Any) -> Any:
-    """The scorer of a format, which loads at the first call.
+    """Build the scorer of a format, which loads at the first call.
 
     Args:
         form (`str`): Name of the format, `qwen_math_prm` for example; `prm`: the one that the model's id, or else its
@@ -38,45 +111,49 @@ def scorer_of(form: str, model: str, **options: Any) -> Any:
     _check_model(model)
     if options.get("reference") is not None:
         _check_model(options["reference"], "reference")
-    known, *_ = FORMATS[_format_of(model) if form == "prm" else form]
-    scorer: Any = getattr(importlib.import_module("trl_drgrpo.process_rewards"), known)
+    prm_format = FORMATS[_format_of(model) if form == "prm" else form]
+    scorer: Any = FORMATS.load(prm_format.name, prm_format.scorer)
+    if isinstance(prm_format.scorer, str):  # imported now
+        _check_class(prm_format.name, scorer)
+        _tell_class(prm_format, scorer)
     scorer.check_options(options)
     return scorer(model, **{"name": form, **options}, lazy=True)
 
 
-globals().update({name: partial(scorer_of, name) for name in (*FORMATS, "prm")})  # as recipes find them
+register_reward(
+    "prm", factory=partial(scorer_of, "prm"), help="A PRM, in the format that the model states.", role="step"
+)
 
 
 def step_reward(spec: Any, field: str = "step_reward_funcs") -> Callable[..., Any]:
-    """A step reward as Python or a recipe gives it: a function, what [`resolve_reward`] takes, or the folder or Hub
-    id of a process reward model, which is short for `{"prm": ...}`. `field` is for the message.
+    """Return a step reward as Python or a recipe writes it: a function, whatever [`resolve_reward`] takes, or the
+    folder or Hub id of a process reward model, which is short for `{"prm": ...}`. `field` is for the message.
 
     Raises:
-        [`InputError`]: As [`resolve_reward`] and [`scorer_of`].
+        [`InputError`]: The errors of [`resolve_reward`] and [`scorer_of`].
     """
     if callable(spec) or not isinstance(spec, (str, Mapping)):
-        return spec  # what is no function is refused where the others are
-    if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec and ("/" in spec or os.path.isdir(spec)):
-        spec = {"prm": os.path.expanduser(spec)}
+        return spec  # anything that is no function is refused where the others are
+    if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec:
+        is_model = "/" in spec or os.path.isdir(spec)
+        spec = {"prm": os.path.expanduser(spec)} if is_model else spec
     return resolve_reward(spec, field)
 
 
 def _format_of(model: str) -> str:
-    """Name of the format."""
+    """Return the name of the format that a model's id or its configuration tells."""
     path = user_path(model)
-    called = (path.name if path.is_dir() else model).lower()
-    for name, (_, ids, _) in FORMATS.items():
-        if ids and re.search(ids, called):
+    model_name = (path.name if path.is_dir() else model).lower()
+    for name, prm_format in FORMATS.items():
+        if prm_format.published_ids and re.search(prm_format.published_ids, model_name):
             return name
-    from trl_drgrpo.process_rewards.loading import architecture
-
     with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):
         stated = architecture(model)
-    for name, (*_, ending) in FORMATS.items():
-        if ending and stated.endswith(ending):
+    for name, prm_format in FORMATS.items():
+        if prm_format.architecture and stated.endswith(prm_format.architecture):
             return name
     got = f"{model}, whose architecture, {stated or 'none'}, does not say which format it has"
-    remedy = "Name the format, for example `math_shepherd_prm` (`trl_drgrpo.process_rewards.named` has them all)."
+    remedy = f"Name the format: {', '.join(FORMATS)}."
     raise InputError("model", got, "a process reward model", remedy)
 
 

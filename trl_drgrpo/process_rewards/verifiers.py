@@ -31,6 +31,7 @@ from trl_drgrpo.process_rewards.texts import Cleaner, prompt_without_system, tex
 from trl_drgrpo.rewards.columns import is_required, parameters, select, signature_of
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
+from trl_drgrpo.rewards.recipe_names import register_reward
 
 
 def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable:
@@ -277,3 +278,6 @@ def _without_headings(step: str) -> str:
     """The step without a number of its own, and with no line in it that looks like another step's heading."""
     unnumbered = re.sub(r"(?i)^\s*step\s+\d+\s*[:.)]\s*", "", step)
     return re.sub(r"(?im)^(\W*)step(\s+\d+)", r"\1(step)\2", unnumbered).strip()
+
+
+register_reward("step_judge", help="The verdict of a chat model on each step.", factory=StepJudge, role="step")

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.functions.strings.matching import numeric_reward as numeric_reward
     from trl_drgrpo.rewards.isolation import Limits as Limits
     from trl_drgrpo.rewards.isolation import isolate as isolate
+    from trl_drgrpo.rewards.recipe_names import register_reward as register_reward
     from trl_drgrpo.rewards.recipe_rewards import resolve_reward as resolve_reward
     from trl_drgrpo.rewards.sample import SampleReward as SampleReward
     from trl_drgrpo.rewards.texts import completion_text as completion_text

@@ -1,11 +1,11 @@
-"""What a reward function takes, and whether the dataset has it, found out before a model loads.
+"""Checks before a model loads that a dataset has the columns that a reward function takes.
 
-Why: a reward whose column is missing fails after the model has loaded and the first batch has been generated.
-`check_columns` compares its signature with the columns beforehand. A reward that knows more than its signature says
-has methods that do, see [`ask`].
+Without them a reward whose column is missing fails after the model has loaded and the first batch has been generated.
+`check_columns` compares its signature with the columns. A reward that knows more than its signature tells has methods
+for that, see [`ask`].
 
 TRL calls `f(prompts=, completions=, <columns>)`. A function of another stack fails there with a message about a
-parameter; [`adapter_hint`] recognizes it by its parameters or its class and names the adapter that takes it.
+parameter. [`adapter_hint`] recognizes it by its parameters or its class and names the adapter that takes it.
 """
 
 import functools
@@ -22,7 +22,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def parameters(function: Callable) -> tuple[inspect.Parameter, ...] | None:
-    """The parameters of a function; `None` where Python cannot read them (built-ins)."""
+    """Return the parameters of a function; `None` if Python cannot read them (built-ins)."""
     try:
         return tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -30,16 +30,18 @@ def parameters(function: Callable) -> tuple[inspect.Parameter, ...] | None:
 
 
 def behind_partials(function: Any) -> Any:
-    """The function that partials were made of, or the function itself."""
+    """Return the function that partials were made of, or the function itself."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call gives a coroutine: that of the function behind partials, or of the `__call__` of an instance."""
+    """Tell whether a call of the function behind partials, or of an instance, gives a coroutine."""
     function = behind_partials(function)
-    return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    return inspect.iscoroutinefunction(function)
 
 
 def is_required(parameter: inspect.Parameter) -> bool:
@@ -48,31 +50,32 @@ def is_required(parameter: inspect.Parameter) -> bool:
 
 
 def required(function: Callable) -> list[str]:
-    """Names of the parameters that a call by name must give."""
+    """Return the names of the parameters that a call by name must give."""
     return [parameter.name for parameter in parameters(function) or () if is_required(parameter)]
 
 
 def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[str, Any] | None = None) -> dict:
-    """The keyword arguments for a function: all that is offered if it has `**kwargs`, else those that it names. It
-    gets those `by_request` only where it names them."""
-    known = parameters(function)
-    takes_all = known is None or any(p.kind is p.VAR_KEYWORD for p in known)
-    names = {p.name for p in known or ()}
+    """Return the keyword arguments for a function: all `offered` ones if it has `**kwargs`, else those that it names.
+    It gets arguments of `by_request` only if it names them."""
+    signature = parameters(function)
+    takes_all = signature is None or any(p.kind is p.VAR_KEYWORD for p in signature)
+    names = {p.name for p in signature or ()}
     chosen = {name: value for name, value in (by_request or {}).items() if name in names}
     return chosen | {name: value for name, value in offered.items() if takes_all or name in names}
 
 
 def only_rows(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """The keywords of a call for some of its rows: columns cut down to these, anything else as it is."""
+    """Return the keywords of a call for some of its rows: columns cut down to these, anything else as it is."""
     count = len(kwargs["completions"])
-    return {
-        key: [value[row] for row in rows] if isinstance(value, list | tuple) and len(value) == count else value
-        for key, value in kwargs.items()
-    }
+    selected = dict(kwargs)
+    for key, value in kwargs.items():
+        if isinstance(value, list | tuple) and len(value) == count:
+            selected[key] = [value[row] for row in rows]
+    return selected
 
 
 def signature_of(columns: Sequence[str]) -> inspect.Signature:
-    """The signature that [`check_columns`] reads required columns from."""
+    """Return a signature from which [`check_columns`] reads these columns as required."""
     names = ("completions", *(name for name in dict.fromkeys(columns) if name != "completions"))
     keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     return inspect.Signature([*keywords, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
@@ -94,7 +97,7 @@ _BY_CLASS = {
 
 def adapter_hint(reward_func: Any) -> str:
     """
-    A sentence that names the adapter for a reward of another stack; empty for a reward of no stack known here.
+    Return a sentence that names the adapter for a reward of another stack; empty for a reward of no known stack.
 
     Example:
 
@@ -106,10 +109,10 @@ def adapter_hint(reward_func: Any) -> str:
 
     ```
     """
-    found = _stack(reward_func)
-    if found is None:
+    stack_and_adapter = _stack(reward_func)
+    if stack_and_adapter is None:
         return ""
-    stack, adapter = found
+    stack, adapter = stack_and_adapter
     reward_func = behind_partials(reward_func)
     name = getattr(reward_func, "__name__", type(reward_func).__name__)
     key = adapter.removeprefix("from_")
@@ -126,11 +129,14 @@ def _stack(reward_func: Any) -> tuple[str, str] | None:
     names = {parameter.name for parameter in parameters(reward_func) or ()}
     if "completions" in names:  # TRL's own
         return None
-    return next((entry[:2] for entry in _BY_PARAMETERS if any(known <= names for known in entry[2])), None)
+    for stack, adapter, signs in _BY_PARAMETERS:
+        if any(sign <= names for sign in signs):
+            return stack, adapter
+    return None
 
 
-# What TRL passes to every reward function (`GRPOTrainer._calculate_rewards`), next to the dataset's columns; the first
-# three once per call, the others as one value per completion.
+# Keywords that TRL passes to every reward function, next to the dataset's columns; the first three once per call, the
+# others as one value per completion.
 PER_CALL = ("trainer_state", "log_extra", "log_metric")
 ALWAYS_PASSED = ("prompts", "completions", "completion_ids", *PER_CALL)
 # Two of them, as reward functions declare them.
@@ -139,7 +145,7 @@ LogExtra = Callable[[str, list[Any]], None] | None
 # Dataset columns that TRL leaves out of the keywords: their batched form is passed instead.
 NEVER_PASSED = {"prompt": "prompts", "completion": "completions", "completion_ids": "completion_ids"}
 
-# What to do about a column that is missing, where the data are those of a run.
+# Remedy for a missing column, if the data are those of a run.
 RENAME = "Rename the column that holds it to {0!r} (`rename_columns: [<column>={0}]` in a recipe)"
 
 _ACCURACY_REWARDS = "trl.rewards.accuracy_rewards"
@@ -147,11 +153,11 @@ _ACCURACY_REWARDS = "trl.rewards.accuracy_rewards"
 
 def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str, supply: str = RENAME) -> None:
     """
-    Checks, before a model loads, that TRL can call a reward function with the columns of the dataset.
+    Check, before a model loads, that TRL can call a reward function with the columns of the dataset.
 
     TRL calls `f(prompts=, completions=, completion_ids=, trainer_state=, log_extra=, log_metric=, <other columns>=)`.
-    So every required parameter must be one of these, and a function without `**kwargs` must name all of them. Where
-    there are environments TRL passes `environments` too: name it among the columns then.
+    So every required parameter must be one of these, and a function without `**kwargs` must name all of them. With
+    environments TRL passes `environments` too: then name it among the columns.
 
     Args:
         reward_func (`Callable` or model):
@@ -160,9 +166,9 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
         columns (`Iterable[str]`):
             Column names of the dataset, `prompt` included.
         name (`str`):
-            What to call the reward in the message.
+            Name of the reward in the message.
         supply (`str`, *optional*):
-            How the user gives a missing column its name, `{0}`. Defaults to what recipes have for it.
+            How the user gives a missing column its name, `{0}`. Defaults to the way in recipes.
 
     Raises:
         [`InputError`]: If a required parameter is neither passed by TRL nor a column, if a keyword
@@ -178,57 +184,68 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
     ```
     """
     check_form(reward_func, name)
-    named = None if _is_model(reward_func) else parameters(reward_func)
-    if named is None:
+    signature = None if _is_model(reward_func) else parameters(reward_func)
+    if signature is None:
         return
     names = list(columns)
     ask(reward_func, "check_columns", names)
-    if problem := _misfit(reward_func, named, names, supply):
+    problem = _misfit(reward_func, signature, names, supply)
+    if problem is not None:
         raise InputError(f"reward {name}", *problem)
 
 
 def _misfit(
-    reward_func: Any, named: Sequence[inspect.Parameter], columns: list[str], supply: str
+    reward_func: Any, signature: Sequence[inspect.Parameter], columns: list[str], supply: str
 ) -> tuple[str, str, str] | None:
-    """What does not fit, what would, and what to do; `None` where TRL can make the call."""
-    for clash in (column for column in columns if column in ("prompts", "completions")):
-        expected = "no column with the name of a keyword that TRL passes itself"
-        remedy = f"Rename or remove the column {clash!r}: the call would give this argument twice."
-        return f"a dataset column called {clash!r}", expected, remedy
+    """Return the last three parts of the error for a call that TRL cannot make; `None` if it can."""
+    for column in columns:
+        if column in ("prompts", "completions"):
+            expected = "no column with the name of a keyword that TRL passes itself"
+            remedy = f"Rename or remove the column {column!r}: the call would give this argument twice."
+            return f"a dataset column called {column!r}", expected, remedy
     passed_columns = [column for column in columns if column not in NEVER_PASSED]
-    passed, hint = [*ALWAYS_PASSED, *passed_columns], adapter_hint(reward_func)
-    for parameter in named:
-        missing = parameter.name
+    passed = [*ALWAYS_PASSED, *passed_columns]
+    hint = adapter_hint(reward_func)
+    for parameter in signature:
+        name = parameter.name
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             remedy = "TRL passes everything by keyword: remove the `/` from the signature."
-            return f"the positional-only parameter {missing!r}", "parameters that can be passed by keyword", remedy
-        if not is_required(parameter) or missing in passed:
-            continue
-        remedy = supply.format(missing)
-        if missing in NEVER_PASSED:
-            remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
-        elif near := get_close_matches(missing, passed_columns, n=1, cutoff=0.5):
-            remedy = f"Did you mean the column {near[0]!r}? {remedy}"
-        options = parameters(type(reward_func)) or ()
-        naming = [option.name for option in options if str(getattr(reward_func, option.name, None)) == missing]
-        other = f"set {naming[0]} to its name" if naming else "give the parameter a default"
-        got = f"a dataset with the columns {', '.join(columns) or '(none)'}"
-        return got, f"a column {missing!r}, which the function requires", hint or f"{remedy}, or {other}."
-    taken = {parameter.name for parameter in named if parameter.kind is not parameter.POSITIONAL_ONLY}
-    refused = [keyword for keyword in passed if keyword not in taken]
-    if not refused or any(parameter.kind is parameter.VAR_KEYWORD for parameter in named):
+            return f"the positional-only parameter {name!r}", "parameters that can be passed by keyword", remedy
+        if is_required(parameter) and name not in passed:
+            got = f"a dataset with the columns {', '.join(columns) or '(none)'}"
+            remedy = hint or _supply_column(reward_func, name, passed_columns, supply)
+            return got, f"a column {name!r}, which the function requires", remedy
+    names = {parameter.name for parameter in signature if parameter.kind is not parameter.POSITIONAL_ONLY}
+    refused = [keyword for keyword in passed if keyword not in names]
+    if not refused or any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature):
         return None
     got = f"a function without **kwargs that does not name {', '.join(refused)}"
     return got, "a function that accepts every keyword TRL passes", hint or "Add **kwargs to its parameters."
 
 
+def _supply_column(reward_func: Any, missing: str, passed_columns: list[str], supply: str) -> str:
+    """Return the remedy for a column that a reward requires and the dataset lacks."""
+    remedy = supply.format(missing)
+    near = get_close_matches(missing, passed_columns, n=1, cutoff=0.5)
+    if missing in NEVER_PASSED:
+        remedy = f"TRL passes it as {NEVER_PASSED[missing]!r}: rename the parameter"
+    elif near:
+        remedy = f"Did you mean the column {near[0]!r}? {remedy}"
+    for option in parameters(type(reward_func)) or ():
+        if str(getattr(reward_func, option.name, None)) == missing:  # an option that names the column
+            return f"{remedy}, or set {option.name} to its name."
+    return f"{remedy}, or give the parameter a default."
+
+
 def check_form(reward_func: Any, name: str) -> None:
-    """Refuses a class, which TRL would call and take the instance for the rewards, and what cannot be called. The
-    remedy names the adapter of its stack."""
+    """Refuse a class, which TRL would call and take the instance for the rewards, and an object that cannot be called.
+    The remedy names the adapter of its stack."""
     if inspect.isclass(reward_func):
-        got, default = f"the class {reward_func.__name__}", f"Pass an instance: {reward_func.__name__}(...)."
+        got = f"the class {reward_func.__name__}"
+        default = f"Pass an instance: {reward_func.__name__}(...)."
     elif not isinstance(reward_func, str) and not callable(reward_func):
-        got, default = type(reward_func).__name__, "Pass the function itself."
+        got = type(reward_func).__name__
+        default = "Pass the function itself."
     else:
         return
     expected = "a function, a reward model or the id of one"
@@ -237,12 +254,12 @@ def check_form(reward_func: Any, name: str) -> None:
 
 def ask(reward_func: Any, question: str, /, *args: Any, **kwargs: Any) -> Any:
     """
-    What a reward says of itself, and those inside it (a wrapper names them in a tuple, `reward_funcs`): the first
-    answer that is not `None`. Nobody is asked who has no method of that name, or one of the user's that happens to
-    have it and takes other arguments. TRL's accuracy rewards are answered for.
+    Ask a reward, and the rewards inside it (a wrapper names them in a tuple, `reward_funcs`), by a method, and return
+    the first answer that is not `None`. A reward without a method of that name is not asked, nor one whose method
+    takes other arguments. For TRL's accuracy rewards this package answers.
 
     Args:
-        reward_func (`Callable`): A reward; models and their ids have nothing to say.
+        reward_func (`Callable`): A reward; models and their ids are not asked.
         question (`str`): Three raise [`InputError`]: `"check"` (a program or a server has to be there),
             `"check_columns"` (one of several columns is needed; gets the list of columns), `"check_values"` (gets the
             [`ColumnValues`] by name). `"check_row"` gets the columns of one row by name; the answer is why no
@@ -252,14 +269,16 @@ def ask(reward_func: Any, question: str, /, *args: Any, **kwargs: Any) -> Any:
     func = behind_partials(reward_func)
     if _is_model(func):
         return None
-    inside = getattr(func, "reward_funcs", ())
-    said = [ask(each, question, *args, **kwargs) for each in inside] if isinstance(inside, tuple) else []
-    answer = getattr(func, question, None)
+    inner_rewards = getattr(func, "reward_funcs", ())
+    answers = []
+    if isinstance(inner_rewards, tuple):
+        answers = [ask(reward, question, *args, **kwargs) for reward in inner_rewards]
+    method = getattr(func, question, None)
     if getattr(func, "__module__", None) == _ACCURACY_REWARDS and question in _TRLS_ANSWERS:
-        answer = functools.partial(_TRLS_ANSWERS[question], func.__name__)
-    if callable(answer) and _takes(answer, args, kwargs):
-        said.append(answer(*args, **kwargs))
-    return next((each for each in said if each is not None), None)
+        method = functools.partial(_TRLS_ANSWERS[question], func.__name__)
+    if callable(method) and _takes(method, args, kwargs):
+        answers.append(method(*args, **kwargs))
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def _takes(method: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -276,56 +295,62 @@ def require_kind(
     """
     Refuse a column that holds something else than a reward reads.
 
-    `kinds`: what it reads, of the kinds of [`ColumnValues`]; a column of several kinds passes, and one that was not
-    looked at. `nulls`: some rows may be null.
+    `kinds` are the kinds of [`ColumnValues`] that it reads. A column of several kinds passes, and so does one that was
+    not read. `nulls`: some rows may be null.
     """
-    found = values.get(column)
-    if found is None:
+    column_values = values.get(column)
+    if column_values is None:
         return
     expected = f"{' or '.join(kinds)} in every row"
-    if found.nulls and not nulls:
-        got = f"null in {found.nulls} of {found.rows} rows of the column {column!r}, first in row {found.first_null}"
-        raise InputError(f"reward {reward}", f"{got} (from 0)", expected, "Drop such rows, or fill them in.")
-    if found.kind not in (*kinds, "other"):
+    if column_values.nulls and not nulls:
+        got = (
+            f"null in {column_values.nulls} of {column_values.rows} rows of the column {column!r}, first in row "
+            f"{column_values.first_null} (from 0)"
+        )
+        raise InputError(f"reward {reward}", got, expected, "Drop such rows, or fill them in.")
+    if column_values.kind not in (*kinds, "other"):
+        got = f"a column {column!r} that holds {column_values.kind}"
         remedy = "Convert the column with dataset.map, or name another one."
-        raise InputError(f"reward {reward}", f"a column {column!r} that holds {found.kind}", expected, remedy)
+        raise InputError(f"reward {reward}", got, expected, remedy)
 
 
 def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
-    """The dataset's columns that a reward's signature requires; a model requires none."""
+    """Return the dataset's columns that a reward's signature requires; a model requires none."""
+    if _is_model(reward_func):
+        return []
     passed = {column for column in columns if column not in NEVER_PASSED}
-    return [] if _is_model(reward_func) else [name for name in required(reward_func) if name in passed]
+    return [name for name in required(reward_func) if name in passed]
 
 
 def users_own(reward_func: Any) -> list[Any]:
-    """The functions in a reward that are not of this package, those inside wrappers included."""
+    """Return the functions in a reward that are not of this package, those inside wrappers included."""
     func = behind_partials(reward_func)
     if _is_model(func):
         return []
-    inside = getattr(func, "reward_funcs", ())
-    if isinstance(inside, tuple) and inside:
-        return [own for part in inside for own in users_own(part)]
+    inner_rewards = getattr(func, "reward_funcs", ())
+    if isinstance(inner_rewards, tuple) and inner_rewards:
+        return [function for reward in inner_rewards for function in users_own(reward)]
     module = getattr(func, "__module__", None) or type(func).__module__
-    return [] if module.partition(".")[0] == __name__.partition(".")[0] else [func]
+    is_of_package = module.partition(".")[0] == __name__.partition(".")[0]
+    return [] if is_of_package else [func]
 
 
 def _has_math_verify(name: str) -> None:
-    """Without it TRL's accuracy rewards fail at their first call."""
+    """Refuse a machine without math-verify: TRL's accuracy rewards would fail at their first call."""
     require_package("math_verify", "reward_funcs", f"TRL's {name}", "math")
 
 
 def _has_texts(name: str, values: Mapping[str, ColumnValues]) -> None:
-    """A solution that is no text gets `None` from TRL's accuracy rewards, in every row."""
+    """Refuse solutions that are no texts: TRL's accuracy rewards would give `None` in every row."""
     require_kind(name, "solution", values, ("text",))
 
 
-# What TRL's accuracy rewards would say if they could.
+# Methods for TRL's accuracy rewards, which have none.
 _TRLS_ANSWERS: dict[str, Callable] = {"check": _has_math_verify, "check_values": _has_texts}
 
 
 def _is_model(reward_func: Any) -> bool:
-    """Tell whether it is a model or the id of one, or anything else that nobody calls with columns."""
-    # Without importing torch: if it has not been imported, the object cannot be one of its modules.
-    torch = sys.modules.get("torch")
+    """Tell whether an object is a model or the id of one, or anything else that is not called with columns."""
+    torch = sys.modules.get("torch")  # without an import: before one, no object is one of its modules
     is_module = torch is not None and isinstance(reward_func, torch.nn.Module)
     return isinstance(reward_func, str) or not callable(reward_func) or is_module

@@ -1,16 +1,16 @@
 """Rewards made of rewards: sums with weights, gates, bounds.
 
-TRL adds up `reward_funcs` with weights by itself; what it cannot do is to call one only where another passed, to keep
-a part within bounds, or to leave a row out because one part could not score it. Each function here takes reward
-functions (or registered names) and returns one, with a name, the columns of all parts, and its parts' means in the
-log, so that it can stand in `reward_funcs`, in another composition, and under `checked_reward`.
+TRL adds up `reward_funcs` with weights by itself. It cannot call one only if another passed, keep a part within
+bounds, or leave a row out because one part could not score it. Each function here takes reward functions (or
+registered names) and returns one, with a name, the columns of all parts, and its parts' means in the log. So the
+result can stand in `reward_funcs`, in another composition, and under `checked_reward`.
 
-`None` means unscorable throughout: a sum with a `None` part is `None` unless told otherwise, because a sum without one
+`None` means unscorable throughout: a sum with a `None` part is `None` unless `none="skip"`, because a sum without one
 of its parts is on another scale, and one row off the scale moves the baseline of its whole group.
 
-How: a rule is a coroutine that asks for the rewards of its parts and gives its own. [`Composed`] runs it; where a part
-is asynchronous, [`AsyncComposed`] does so with all calls of a round at the same time, so that a judge's requests are
-under way while a grader computes.
+A rule is a coroutine that asks for the rewards of its parts and returns its own. [`Composed`] runs it. If a part is
+asynchronous, [`AsyncComposed`] runs all calls of a round at the same time, so that a judge's requests are under way
+while a grader computes.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from trl_drgrpo.common.ranges import Choice, finite_number, refuse_outside
 from trl_drgrpo.rewards.columns import is_async, only_rows, required, select, signature_of
 from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
@@ -51,46 +52,51 @@ class Composed:
         **settings: Any,
     ):
         check_name(name)
-        self.__name__, self.reward_funcs, self.rule = name, tuple(reward_funcs), functools.partial(rule, **settings)
-        self.logged: set[str] = set()  # columns that a part gave to `log_extra`
-        needed = [column for function in reward_funcs for column in required(function)]
-        self.__signature__ = signature_of(needed if columns is None else columns)
+        self.__name__ = name
+        self.reward_funcs = tuple(reward_funcs)
+        self.rule = functools.partial(rule, **settings)
+        self.logged: set[str] = set()  # those that a part gave to `log_extra`
+        if columns is None:
+            columns = [column for function in reward_funcs for column in required(function)]
+        self.__signature__ = signature_of(columns)
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         return at_once(self.rule(self, {"completions": completions, **kwargs}))  # pyright: ignore[reportArgumentType]
 
     async def called(self, function: Callable, /, *args: Any, **kwargs: Any) -> Any:
-        """What one of the functions returns."""
+        """Return the result of one of the functions."""
         return function(*args, **kwargs)
 
     async def together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
-        """What several calls return."""
+        """Return the results of several calls."""
         return [await call for call in calls]
 
     async def scored(self, kwargs: dict[str, Any], *reward_funcs: Callable) -> list[Rewards]:
-        """The rewards that parts give, each called with those of TRL's keywords that it takes; a `RewardError` names
-        the part whose result is none."""
+        """Return the rewards of the parts, each called with those of TRL's keywords that it takes. A `RewardError`
+        names a part whose result is invalid."""
 
-        async def of(part: Callable) -> Rewards:
+        async def rewards_of(part: Callable) -> Rewards:
             output = await self.called(part, **select(part, kwargs))
             return validate_rewards(output, len(kwargs["completions"]), reward_name(part))
 
-        return await self.together(map(of, reward_funcs))
+        return await self.together(map(rewards_of, reward_funcs))
 
     def log(self, kwargs: dict[str, Any], key: str, values: Iterable[float | None]) -> None:
-        """Logs the mean of the values that are not `None`, where there is one, as a metric of this reward."""
-        present, log_metric = [value for value in values if value is not None], kwargs.get("log_metric")
+        """Log the mean of the values that are not `None`, if there is one, as a metric of this reward."""
+        present = [value for value in values if value is not None]
+        log_metric = kwargs.get("log_metric")
         if present and log_metric is not None:
             log_metric(f"rewards/{self.__name__}/{key}", sum(present) / len(present))
 
     async def some(self, part: Callable, kwargs: dict[str, Any], rows: Sequence[int]) -> Rewards:
-        """The rewards that a part gives some of the rows: every list of one value per row is cut down to them.
+        """Return the rewards of a part for some of the rows: each list of one value per row is cut down to them.
 
-        Columns given to `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
-        No rows are no call, and the columns that the part logged before are logged as `None`: TRL's table would show
-        their last values beside the completions of this call.
+        Columns for `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
+        Without rows the part is not called, and the columns that it logged before are logged as `None`: TRL's table
+        would show their last values beside the completions of this call.
         """
-        total, log_extra = len(kwargs["completions"]), kwargs.get("log_extra")
+        total = len(kwargs["completions"])
+        log_extra = kwargs.get("log_extra")
         if not rows:
             if log_extra is not None:
                 for column in sorted(self.logged):
@@ -101,8 +107,8 @@ class Composed:
 
             def log_all(column: str, values: Sequence[Any]) -> None:
                 self.logged.add(column)
-                found = dict(zip(rows, values, strict=True))
-                log_extra(column, [found.get(row) for row in range(total)])
+                value_by_row = dict(zip(rows, values, strict=True))
+                log_extra(column, [value_by_row.get(row) for row in range(total)])
 
             chosen["log_extra"] = log_all
         [rewards] = await self.scored(chosen, part)
@@ -110,7 +116,7 @@ class Composed:
 
 
 class AsyncComposed(Composed):
-    """The same where a part is asynchronous. The others run in threads meanwhile, off the main thread."""
+    """A [`Composed`] reward with an asynchronous part. The other parts run in threads at the same time."""
 
     async def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         return await self.rule(self, {"completions": completions, **kwargs})
@@ -120,13 +126,13 @@ class AsyncComposed(Composed):
             if is_async(function):
                 return await function(*args, **kwargs)
             return await asyncio.to_thread(function, *args, **kwargs)
-        except SystemExit as error:  # as it is, it would end the event loop and not just this reward
-            field, got = f"reward function '{reward_name(function)}'", f"SystemExit: {error}"
+        except SystemExit as error:  # it would end the event loop and not just this reward
+            field = f"reward function '{reward_name(function)}'"
             remedy = "Raise an exception, or return None for a completion it cannot score."
-            raise RewardError(field, got, "a list of rewards", remedy) from error
+            raise RewardError(field, f"SystemExit: {error}", "a list of rewards", remedy) from error
 
     async def together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
-        """At the same time; the first error ends the other calls and is raised as it is."""
+        """Return the results of calls that run at the same time. The first error ends the others and is raised."""
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:
             return await asyncio.gather(*tasks)
@@ -136,24 +142,24 @@ class AsyncComposed(Composed):
 
 
 def composed(name: str, reward_funcs: Sequence[Callable], *args: Any, **settings: Any) -> Composed:
-    """A [`Composed`] reward function; asynchronous where one of the functions is."""
+    """Return a [`Composed`] reward function; it is asynchronous if one of the functions is."""
     kind = AsyncComposed if any(map(is_async, reward_funcs)) else Composed
     return kind(name, reward_funcs, *args, **settings)
 
 
 def _part(reward: Any, field: str) -> Callable:
-    """The reward that an option `field` stands for; refuses what is none, and a model."""
+    """Return the reward that an option `field` stands for. Refuses a model, and anything that is no reward."""
     if isinstance(reward, (str, Mapping)):
         reward = resolve_reward(reward, field)
     if not callable(reward) or inspect.isclass(reward) or hasattr(reward, "state_dict"):
-        got = repr(reward) if not callable(reward) else f"the class or model {reward_name(reward)}"
+        got = f"the class or model {reward_name(reward)}" if callable(reward) else repr(reward)
         remedy = "List a reward model in reward_funcs itself instead."
         raise InputError(field, got, "a reward function, an instance of one, or its name", remedy)
     return reward
 
 
 def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", name: str = "weighted_sum") -> Composed:
-    """The sum of rewards times weights.
+    """Return the sum of rewards times weights, as a reward.
 
     Logs each part's mean, without its weight, as `rewards/<name>/<part>`. A sum beyond the range of floats is an error
     of that call, as an infinite reward of any function is.
@@ -162,11 +168,11 @@ def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", n
         parts (`Sequence[tuple]` or `Mapping[str, tuple]`): Pairs of a reward function (or its name) and a weight; a
             mapping gives the parts other names in the log than their own.
         none (`str`, *optional*, defaults to `"propagate"`): A part that is `None` makes the sum `None`; `"skip"`: it
-            is left out of the sum, which is `None` only where all parts are.
+            is left out of the sum, which is `None` only if all parts are.
         name (`str`, *optional*, defaults to `"weighted_sum"`): Name in logs.
 
     Returns:
-        `Callable`: A reward function; asynchronous where a part is.
+        `Callable`: A reward function; asynchronous if a part is.
 
     Raises:
         [`InputError`]: No parts, a weight that is no finite number, two parts of one name, or
@@ -184,14 +190,14 @@ def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", n
     """
     remedy = "'propagate' skips rows with None, 'skip' sums the other parts."
     refuse_outside("none", none, Choice(("propagate", "skip"), remedy))
-    names, found, weights = zip(*_named_parts(parts), strict=True)
-    return composed(name, found, _weighted_sum, names=names, weights=weights, skips_none=none == "skip")
+    names, reward_funcs, weights = zip(*_named_parts(parts), strict=True)
+    return composed(name, reward_funcs, _weighted_sum, names=names, weights=weights, skips_none=none == "skip")
 
 
 def gated(
     reward: Any, gate: Any = format_reward, else_value: float | None = 0.0, at_least: float = 1.0, name: str = ""
 ) -> Composed:
-    """A reward that counts only where another one passed, and is not called for the other rows.
+    """Return a reward that counts only in rows that another one passes, and is not called for the other rows.
 
     Logs the share of rows that passed as `rewards/<name>/passed_frac`. A row whose gate is `None` is `None`.
 
@@ -204,7 +210,7 @@ def gated(
         name (`str`, *optional*): Name in logs. Defaults to `gated_<name of the reward>`.
 
     Returns:
-        `Callable`: A reward function; asynchronous where a part is.
+        `Callable`: A reward function; asynchronous if a part is.
 
     Raises:
         [`InputError`]: Something that is no reward function, or a value that is not finite.
@@ -221,12 +227,14 @@ def gated(
     """
     if else_value is not None:
         else_value = finite_number("else_value", else_value)
-    parts, least = [_part(reward, "reward"), _part(gate, "gate")], finite_number("at_least", at_least)
-    return composed(name or f"gated_{reward_name(parts[0])}", parts, _gated, else_value=else_value, at_least=least)
+    parts = [_part(reward, "reward"), _part(gate, "gate")]
+    at_least = finite_number("at_least", at_least)
+    name = name or f"gated_{reward_name(parts[0])}"
+    return composed(name, parts, _gated, else_value=else_value, at_least=at_least)
 
 
 def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") -> Composed:
-    """A reward kept within bounds. Logs the share of rows that were beyond as `rewards/<name>/clipped_frac`.
+    """Return a reward within bounds. Logs the share of rows that were beyond as `rewards/<name>/clipped_frac`.
 
     Args:
         reward (`Callable` or `str`): The reward.
@@ -235,12 +243,13 @@ def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") ->
         name (`str`, *optional*): Name in logs. Defaults to `clipped_<name of the reward>`.
 
     Returns:
-        `Callable`: A reward function; asynchronous where the reward is.
+        `Callable`: A reward function; asynchronous if the reward is.
 
     Raises:
         [`InputError`]: Bounds out of order, or something that is no reward function.
     """
-    lowest, highest = finite_number("low", low), finite_number("high", high)
+    lowest = finite_number("low", low)
+    highest = finite_number("high", high)
     if not lowest < highest:
         raise InputError("high", repr(high), f"more than low={low!r}", "Swap the bounds.")
     part = _part(reward, "reward")
@@ -259,7 +268,8 @@ async def _weighted_sum(
 
 def _sum(row: Sequence[float | None], weights: Sequence[float], skips_none: bool) -> float | None:
     present = [weight * reward for weight, reward in zip(weights, row, strict=True) if reward is not None]
-    if not present or (len(present) < len(row) and not skips_none):
+    has_gap = len(present) < len(row)
+    if not present or (has_gap and not skips_none):
         return None
     try:
         return math.fsum(present)
@@ -270,30 +280,46 @@ def _sum(row: Sequence[float | None], weights: Sequence[float], skips_none: bool
 async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Rewards:
     inner, gate = reward.reward_funcs
     [gates] = await reward.scored(kwargs, gate)
-    passed = [row for row, value in enumerate(gates) if value is not None and value >= at_least]
-    reward.log(kwargs, "passed_frac", [float(value is not None and value >= at_least) for value in gates])
-    given = dict(zip(passed, await reward.some(inner, kwargs, passed), strict=True))
-    return [given.get(row, None if value is None else else_value) for row, value in enumerate(gates)]
+    passes = [value is not None and value >= at_least for value in gates]
+    reward.log(kwargs, "passed_frac", map(float, passes))
+    passed_rows = [row for row, has_passed in enumerate(passes) if has_passed]
+    rewards = [None if value is None else else_value for value in gates]
+    for row, value in zip(passed_rows, await reward.some(inner, kwargs, passed_rows), strict=True):
+        rewards[row] = value
+    return rewards
 
 
 async def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) -> Rewards:
     [rewards] = await reward.scored(kwargs, *reward.reward_funcs)
-    kept = [None if value is None else min(max(value, low), high) for value in rewards]
-    beyond = [None if a is None else float(a != b) for a, b in zip(rewards, kept, strict=True)]
+    within = [None if value is None else min(max(value, low), high) for value in rewards]
+    beyond = [None if value is None else float(value != bound) for value, bound in zip(rewards, within, strict=True)]
     reward.log(kwargs, "clipped_frac", beyond)
-    return kept
+    return within
 
 
 def _named_parts(parts: Any) -> list[tuple[str, Callable, float]]:
-    listed: Any = parts.values() if isinstance(parts, Mapping) else parts
-    pairs = [] if isinstance(listed, str) or not isinstance(listed, Iterable) else list(listed)
+    """Return name, reward and weight of each part. Refuses parts of one name."""
+    values: Any = parts.values() if isinstance(parts, Mapping) else parts
+    pairs = []
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        pairs = list(values)
     expected = "pairs of a reward function and a weight"
     if not pairs or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
         raise InputError("parts", repr(parts), expected, "For example `[(math_reward, 1.0), (format_reward, 0.1)]`.")
-    found = [_part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(pairs)]
-    names = list(parts) if isinstance(parts, Mapping) else [reward_name(part) for part in found]
-    if twice := {name for name in names if names.count(name) > 1}:
+    rewards = [_part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(pairs)]
+    names = list(parts) if isinstance(parts, Mapping) else [reward_name(reward) for reward in rewards]
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
         remedy = "Give the parts names: `{'strict': (reward, 1.0), 'lenient': (other, 1.0)}`."
-        raise InputError("parts", f"two parts called {min(twice)}", "parts of different names", remedy)
+        raise InputError("parts", f"two parts called {min(repeated)}", "parts of different names", remedy)
     weights = [finite_number(f"parts[{index}]", weight) for index, (_, weight) in enumerate(pairs)]
-    return list(zip(names, found, weights, strict=True))
+    return list(zip(names, rewards, weights, strict=True))
+
+
+register_reward(
+    "weighted_sum", help="The weighted sum of several rewards.", factory=weighted_sum, role="wrapper", is_harmless=True
+)
+register_reward(
+    "gated", help="A reward where another one, the gate, is positive.", factory=gated, role="wrapper", is_harmless=True
+)
+register_reward("clipped", help="A reward, clipped to a range.", factory=clipped, role="wrapper", is_harmless=True)

@@ -1,8 +1,8 @@
 """The contract of a reward function, checked on every call, and the limits of one.
 
-TRL hands whatever a reward function returns to `torch.tensor`: a string, a single float or a list that is one short
-ends in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advantages NaN. Here each of these is
-one error that names the function, or, for those who opted in, unscorable rows and a counter.
+TRL hands the result of a reward function to `torch.tensor`: a string, a single float or a list that is one short ends
+in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advantages NaN. Here each of these is one
+error that names the function, or, with `on_error="unscorable"`, unscorable rows and a counter.
 """
 
 import functools
@@ -26,7 +26,7 @@ from trl_drgrpo.rewards.texts import are_messages, completion_text, in_other_for
 
 logger = logging.getLogger(__name__)
 
-# What `None` optimizes where the completion decides that a row has no score: said once, at the first such failure.
+# The objective if a completion decides that a row has no score: logged once, at the first such failure.
 FAILING_IS_FREE = (
     "If completions can cause this, failing costs the policy nothing: the gradient is that of the mean reward of the "
     "completions that can be scored, times the chance P(1-(1-P)^(G-1)) that one of them and another of its group are."
@@ -35,7 +35,7 @@ FAILING_IS_FREE = (
 OnError = Literal["raise", "unscorable"]
 ON_ERROR: tuple[str, ...] = get_args(OnError)
 Rewards = list[float | None]
-_NOT_THE_USERS = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))  # files of: ours, Python's
+_LIBRARY_FOLDERS = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))  # ours, Python's
 # Keywords of TRL's call that are no column, and columns that it passes under another name.
 _NO_COLUMNS = ("completions", "completion", "prompt", *PER_CALL)
 
@@ -44,16 +44,17 @@ class RewardFunction(Protocol):
     """A reward function as TRL calls it: by name, synchronous or asynchronous.
 
     `f(prompts=, completions=, completion_ids=, <dataset columns>, ...)` returns one number per completion, `None` for
-    one that cannot be judged, whatever was written. A function that takes only some of these, and `**kwargs`, is one.
+    one that cannot be judged, whatever was written. A function may take only some of these, and `**kwargs`.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Sequence[float | None] | Awaitable[Sequence[float | None]]: ...
 
 
 def reward_name(reward_func: Callable) -> str:
-    """Name of a reward function in logs and metrics: as TRL builds it, through partials, from function or class."""
-    named = behind_partials(reward_func)
-    return getattr(named, "__name__", type(named).__name__)
+    """Return the name of a reward function in logs and metrics, as TRL builds it: of the function behind partials, or
+    of an instance's class."""
+    function = behind_partials(reward_func)
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str | None = None) -> RewardFunction:
@@ -65,7 +66,7 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
             asynchronous; a function, a partial or an instance with `__call__`.
         on_error (`str`, *optional*, defaults to `"raise"`):
             `"raise"`: a broken contract or an exception of the function becomes a [`RewardError`]. `"unscorable"`: all
-            completions of that call are scored `None`, left out of their groups, which is said with the first
+            completions of that call are scored `None` and left out of their groups, which is logged with the first
             traceback; the share of failed calls goes to the metric `rewards/<name>/failed_frac`, unless the function
             logs that itself (an isolated reward logs the share of failed completions).
         name (`str`, *optional*): Name in messages and metrics. Defaults to the function's own.
@@ -92,13 +93,13 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
 
 @dataclass
 class Guard:
-    """Around the calls of one reward function: its rewards are validated, and a failure is turned into its due.
+    """Calls one reward function, validates its rewards, and turns a failure into an error or into unscorable rows.
 
     Args:
         reward_func (`Callable`): The function.
         raises (`bool`): Whether a failure is a [`RewardError`]; else the first one is logged.
-        name, kind, due (`str`): For the error: the function's name, what kind it is, what it is to return.
-        cost (`str`): For the log: what a failure costs.
+        name, kind, due (`str`): For the error: the function's name, its kind, and the result that it should return.
+        cost (`str`): For the log: the cost of a failure.
     """
 
     reward_func: Callable
@@ -111,10 +112,12 @@ class Guard:
     has_compared: bool = False
 
     async def rewards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rewards:
-        """The rewards of one call, however it was made."""
+        """Return the rewards of one call, by keyword or by position."""
         kwargs = _by_name(self.reward_func, args, kwargs, self.name)
         rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
-        log_metric, metric, logged = kwargs.get("log_metric"), f"rewards/{self.name}/failed_frac", set[str]()
+        failed_frac = f"rewards/{self.name}/failed_frac"
+        logged: set[str] = set()
+        log_metric = kwargs.get("log_metric")
         if log_metric is not None:
 
             def log(metric: str, value: float) -> None:
@@ -122,13 +125,16 @@ class Guard:
                 log_number(log_metric, metric, value)
 
             kwargs["log_metric"] = log
-        if (log_extra := kwargs.get("log_extra")) is not None:
+        log_extra = kwargs.get("log_extra")
+        if log_extra is not None:
             kwargs["log_extra"] = functools.partial(log_column, log_extra, len(rows))
         rewards: Rewards = [None] * len(rows)
         failure = None
         try:
             output = self.reward_func(**kwargs)
-            rewards = validate_rewards(await output if is_async(self.reward_func) else output, len(rows), self.name)
+            if is_async(self.reward_func):
+                output = await output
+            rewards = validate_rewards(output, len(rows), self.name)
         except (Exception, SystemExit) as error:  # KeyboardInterrupt is nobody's reward; sys.exit() is one's own
             failure = error
         if failure is not None:
@@ -137,13 +143,14 @@ class Guard:
             self.has_compared = True
             self._warn_of_messages_unread(kwargs, rewards)
         # A function that counts its own failures, per completion, is believed.
-        if not self.raises and log_metric is not None and metric not in logged:
-            log_metric(metric, float(failure is not None))
+        if not self.raises and log_metric is not None and failed_frac not in logged:
+            log_metric(failed_frac, float(failure is not None))
         return rewards
 
     def _hint(self, error: Exception | SystemExit, rows: Sequence[Any]) -> str:
-        """What to do about an exception that tells of a function for another kind of call; empty for any other."""
-        if isinstance(error, TypeError) and (adapter := adapter_hint(self.reward_func)):
+        """Return the remedy for an exception of a function for another kind of call; empty for any other."""
+        adapter = adapter_hint(self.reward_func)
+        if adapter and isinstance(error, TypeError):
             return adapter
         if isinstance(error, RewardError) or not isinstance(error, (AttributeError, LookupError, TypeError)):
             return ""
@@ -151,9 +158,11 @@ class Guard:
         return f"{to_fix(error)} {form}" if form else ""
 
     def _warn_of_messages_unread(self, kwargs: dict[str, Any], rewards: Rewards) -> None:
-        """Warns of a function that gives all messages one value and tells their texts apart: it was written for texts,
-        and `len` of a list with one message is 1. For that a copy of it is called, with texts. A counter or the like
-        that the function keeps does not hear of this call."""
+        """Warn of a function that gives all messages one value and their texts several.
+
+        It was written for texts, and `len` of a list with one message is 1. A copy of it is called with the texts, so
+        that a counter or the like in the function does not change.
+        """
         completions = kwargs.get("completions", ())
         if not are_messages(completions) or len(set(rewards)) > 1 or is_async(self.reward_func):
             return
@@ -162,18 +171,18 @@ class Guard:
         silent = {key: _unheard for key in ("log_metric", "log_extra") if key in kwargs}
         try:
             output = _small_copy(self.reward_func)(**in_other_form(kwargs), **silent)
-            of_texts = validate_rewards(output, len(completions), self.name)
+            rewards_of_texts = validate_rewards(output, len(completions), self.name)
         except (Exception, SystemExit):  # it reads messages only, or cannot be copied
             return
-        if len(set(of_texts)) > 1:
+        if len(set(rewards_of_texts)) > 1:
             message = "%s '%s' gives all %d completions of a batch %s, and their texts different rewards. %s"
             logger.warning(message, self.kind, self.name, len(completions), rewards[0], form_note(completions))
 
     def settle(self, error: Exception | SystemExit, hint: str = "") -> None:
-        """Raises the failure of a call, or logs the first one. `hint`: what to do about it, where that is known."""
-        if self.raises and isinstance(error, RewardError):
-            raise error from error.__cause__
+        """Raise the failure of a call, or log the first one. `hint` is the remedy, if one is known."""
         if self.raises:
+            if isinstance(error, RewardError):
+                raise error from error.__cause__
             remedy = hint or to_fix(error)
             raise RewardError(f"{self.kind} '{self.name}'", told(error), self.due, remedy) from error
         if not self.has_logged:
@@ -186,7 +195,7 @@ class Guard:
 
 
 class _SmallBuffer(io.BytesIO):
-    """Takes a megabyte: a function that holds a model is not worth a copy."""
+    """A buffer of a megabyte: a function that holds a model is not worth a copy."""
 
     def write(self, content: Any) -> int:
         if self.tell() + len(content) > 2**20:
@@ -195,7 +204,7 @@ class _SmallBuffer(io.BytesIO):
 
 
 def _small_copy(function: Any) -> Any:
-    """Return a copy of a function with all that it holds; an error where that cannot be pickled, or is large."""
+    """Return a copy of a function with all that it holds. Raises if that cannot be pickled, or is large."""
     import cloudpickle
 
     buffer = _SmallBuffer()
@@ -204,12 +213,11 @@ def _small_copy(function: Any) -> Any:
 
 
 def _unheard(*args: Any) -> None:
-    """Stands in for a logger of a call whose rewards are not used."""
+    """Replaces a logger in a call whose rewards are not used."""
 
 
 def form_note(completions: Sequence[Any]) -> str:
-    """What completions are in this run, and how a function written for the other form gets its own; empty for no
-    completions."""
+    """Return a note on the form of this run's completions, with the way to convert them; empty for no completions."""
     if not isinstance(completions, Sequence) or not len(completions):
         return ""
     if are_messages(completions):
@@ -226,37 +234,38 @@ def form_note(completions: Sequence[Any]) -> str:
 
 
 def log_number(log_metric: Callable[[str, float], None], metric: str, value: Any) -> None:
-    """Logs a metric of the user's, or says once that it is no number: what only describes a run ends none."""
+    """Log a metric of the user's. A value that is no number is left out, with one warning: it must not end the run."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError("a text")
         number = float(value)
     except Exception as error:  # `None`, a list, a whole number above 1e308
-        _say_unlogged(str(metric), "a number", shortened(value), type(error).__name__)
+        _warn_unlogged(str(metric), "a number", shortened(value), type(error).__name__)
         return
     log_metric(str(metric), number)
 
 
 def log_column(log_extra: Callable[[str, list[Any]], None], rows: int, column: str, values: Any) -> None:
-    """Logs a column of the user's for the table of completions, or says once that it has not one value per row."""
+    """Log a column of the user's for the table of completions. A column without one value per row is left out, with
+    one warning."""
     try:
         values = None if isinstance(values, (str, bytes)) else list(values)
     except TypeError:
         values = None
     if values is None or len(values) != rows:
         got = "no list" if values is None else f"{len(values)} values"
-        _say_unlogged(str(column), f"a list of {rows} values, one per completion", got, "not logged")
+        _warn_unlogged(str(column), f"a list of {rows} values, one per completion", got, "not logged")
         return
     log_extra(str(column), values)
 
 
 @functools.cache
-def _say_unlogged(name: str, expected: str, got: str, reason: str) -> None:
+def _warn_unlogged(name: str, expected: str, got: str, reason: str) -> None:
     logger.warning("log of %r: got %s; expected %s (%s). It is left out.", name, got, expected, reason)
 
 
 def at_once(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing, as everything that it calls is synchronous."""
+    """Return the result of a coroutine that waits for nothing, as everything that it calls is synchronous."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -305,38 +314,41 @@ class Limits:
 
 
 def available_workers() -> int:
-    """Cores this process may use, divided by the trainer processes here (`LOCAL_WORLD_SIZE`), at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    local_processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, cores // max(1, int(local_processes) if local_processes.isdigit() else 1))
+    """Return the cores that this process may use, divided by the trainer processes here, at least 1."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = len(os.sched_getaffinity(0))
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    processes = int(local_world_size) if local_world_size.isdigit() else 1
+    return max(1, cores // max(1, processes))
 
 
 def declared(func: Any, attribute: str) -> Any:
-    """What a reward function, or the one behind its partials, says about itself; `None`: nothing.
+    """Return an attribute of a reward function, or of the one behind its partials; `None` without it.
 
-    `lowest_reward` (`float`): what a completion gets that makes it fail. `is_causal` (`bool`, step rewards): whether
-    the score of a step reads no further than the end of that step. `is_learned` (`bool`): a model's scores.
+    `lowest_reward` (`float`): the reward of a completion that makes it fail. `is_causal` (`bool`, step rewards):
+    whether the score of a step reads no further than the end of that step. `is_learned` (`bool`): a model's scores.
     """
     return getattr(behind_partials(func), attribute, None)
 
 
 def check_on_error(on_error: Any) -> None:
-    """Refuses an `on_error` that is neither `"unscorable"` nor `"raise"`."""
+    """Refuse an `on_error` that is neither `"unscorable"` nor `"raise"`."""
     if not isinstance(on_error, str) or on_error not in ON_ERROR:
         remedy = '"unscorable" goes on and counts the failures, "raise" ends the run.'
         raise InputError("on_error", shortened(on_error), '"unscorable" or "raise"', remedy)
 
 
 def check_name(name: Any) -> None:
-    """Refuses a name under which nothing could be logged: no text, or an empty one."""
+    """Refuse a name under which nothing could be logged: no text, or an empty one."""
     if not isinstance(name, str) or not name.strip():
         remedy = "Set a name: metrics are called rewards/<name>/mean."
         raise InputError("name", shortened(name), "a non-empty string", remedy)
 
 
 def check_column(column: Any, field: str = "column") -> None:
-    """Refuses what TRL could not pass to a reward function as one value per completion: no Python name, or one that
-    TRL uses for something else."""
+    """Refuse a column that TRL could not pass to a reward function as one value per completion: its name is no Python
+    name, or TRL uses it for something else."""
     is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
     if not is_name or column in _NO_COLUMNS:
         remedy = "TRL passes columns as keywords: rename one that has spaces in its name, or that TRL uses itself."
@@ -344,42 +356,43 @@ def check_column(column: Any, field: str = "column") -> None:
 
 
 def check_flag(field: str, value: Any) -> None:
-    """Refuses what only looks like `True` or `False`."""
+    """Refuse a value that is not `True` or `False`, 0 and 1 included."""
     if not isinstance(value, bool):
         raise InputError(field, shortened(value), "true or false", "Write it without quotes.")
 
 
 def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:
-    """The rewards as a list of finite floats, or the reason why they are none.
+    """Return the rewards as a list of finite floats and `None`. Refuses any other result.
 
     Args:
         output:
-            What the reward function returned: a list, tuple, tensor or array of shape `(B,)` or `(B, 1)`, or any other
-            iterable of numbers, as [`reward_number`] takes them.
+            Result of the reward function: a list, tuple, tensor or array of shape `(B,)` or `(B, 1)`, or any other
+            iterable of numbers that [`reward_number`] takes.
         num_completions (`int`): Number of rewards expected.
         name (`str`): Name of the reward function, for the message.
 
     Returns:
-        `list[float | None]`: One entry per completion; `None` where the function gave `None` or NaN.
+        `list[float | None]`: One entry per completion; `None` for `None` and NaN.
 
     Raises:
         `RewardError`: Not an iterable of numbers, an incorrect count, or an infinite value.
     """
     field = f"reward function '{name}'"
-    due = f"a list of {num_completions} numbers or None, one per completion"
+    expected = f"a list of {num_completions} numbers or None, one per completion"
     output = listed(output)
     if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
         got = f"{type(output).__name__} {shortened(output)}"
-        raise RewardError(field, got, due, "Return a list from the function.")
+        raise RewardError(field, got, expected, "Return a list from the function.")
     rewards = list(output)
     if len(rewards) != num_completions:
-        raise RewardError(field, f"{len(rewards)} rewards", due, "Score every completion of the call, in order.")
+        remedy = "Score every completion of the call, in order."
+        raise RewardError(field, f"{len(rewards)} rewards", expected, remedy)
     return [reward_number(reward, field, f"for completion {index}") for index, reward in enumerate(rewards)]
 
 
 def listed(values: Any, axes: int = 1) -> Any:
-    """A tensor or an array as nested lists, anything else as it is. A last axis of size 1 beyond the `axes` that are
-    due, as a value head has it, is left out."""
+    """Return a tensor or an array as nested lists, anything else as it is. A last axis of size 1 beyond the expected
+    `axes`, as a value head has it, is left out."""
     if not hasattr(values, "tolist"):  # torch and numpy
         return values
     shape = tuple(getattr(values, "shape", ()))
@@ -390,11 +403,11 @@ def listed(values: Any, axes: int = 1) -> Any:
 
 def reward_number(reward: Any, field: str, where: str = "") -> float | None:
     """
-    One reward of a function's result as a float; `None` for `None` and NaN. [`RewardError`] for no number and for
-    infinity.
+    Return one reward of a function's result as a float; `None` for `None` and NaN. [`RewardError`] for infinity and
+    for a value that is no number.
 
     Python's and numpy's numbers count, decimals and fractions too, and tensors and arrays of one element; booleans are
-    0 and 1. `where` is for the message: `"for completion 3"`; left out where only the caller knows.
+    0 and 1. `where` is for the message: `"for completion 3"`; empty if only the caller knows the place.
     """
     if hasattr(reward, "item") and math.prod(getattr(reward, "shape", ())) == 1:  # of torch or numpy
         reward = reward.item()
@@ -424,26 +437,30 @@ def _warn_of_nan(field: str) -> None:
 
 
 def to_fix(error: BaseException, option: str | None = "on_reward_error", what: str = "function") -> str:
-    """Advice on an exception of a user's function, with the line of the user's file that it came through. The
-    traceback is with the `RewardError`'s cause: whoever catches and prints that error sees none."""
-    passed = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in passed if not frame.filename.startswith(_NOT_THE_USERS)]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    place = f"{own[-1].filename}, line {own[-1].lineno}; " if own else ""
+    """Return advice on an exception of a user's function, with the line of the user's file that it came through. The
+    traceback is with the `RewardError`'s cause: a program that catches and prints that error shows none."""
+    all_frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in all_frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    frames_of_file = [frame for frame in frames if frame.filename == frames[0].filename]
+    place = ""
+    if frames_of_file:
+        place = f"{frames_of_file[-1].filename}, line {frames_of_file[-1].lineno}; "
     where = f"{place}the traceback is in the error's `__cause__`"
     go_on = f', or set {option}="unscorable" to go on without it' if option else ""
     return f"Fix the {what} ({where}){go_on}."
 
 
 def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """Keywords of a call made by hand: in the order of the function's parameters, or `(prompts, completions)`. TRL's
-    function for an environment's own reward needs `environments` alone."""
+    """Return the keywords of a call by position: in the order of the function's parameters, or `(prompts,
+    completions)`. TRL's function for an environment's own reward needs `environments` alone."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    own = [parameter.name for parameter in parameters(reward_func) or () if parameter.kind in by_position]
-    names = own if len(args) <= len(own) else ["prompts", "completions"]
-    given = dict(zip(names, args, strict=False))
-    if len(args) > len(names) or given.keys() & kwargs or not {"completions", "environments"} & {*given, *kwargs}:
+    names = [parameter.name for parameter in parameters(reward_func) or () if parameter.kind in by_position]
+    if len(args) > len(names):
+        names = ["prompts", "completions"]
+    arguments = dict(zip(names, args, strict=False))
+    has_rows = not {"completions", "environments"}.isdisjoint([*arguments, *kwargs])
+    if len(args) > len(names) or arguments.keys() & kwargs or not has_rows:
         got = f"a call with {len(args)} arguments by position and {', '.join(kwargs) or 'none'} by name"
         expected = "prompts, completions and columns, each once"
         raise InputError(f"reward function '{name}'", got, expected, "Pass them by name, as the trainer does.")
-    return {**given, **kwargs}
+    return {**arguments, **kwargs}

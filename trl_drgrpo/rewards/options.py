@@ -1,4 +1,4 @@
-"""Options of a reward function as plain values: what tells it from another one of the same name."""
+"""Options of a reward function as plain values, which tell it from another one of the same name."""
 
 import functools
 import inspect
@@ -18,9 +18,9 @@ _PLAIN = (bool, int, float, type(None))
 def reward_options(reward_func: Any) -> dict[str, Any]:
     """Return the options of a reward function by path, JSON-ready.
 
-    Read are the arguments of partials, the public attributes of instances, and what a function closes over, also of
-    rewards inside rewards. What is no plain value is named by its type, secrets are left out, and of a long text, or
-    an address with a password, there is a checksum.
+    The options are the arguments of partials, the public attributes of instances, and the variables that a function
+    closes over, also in rewards inside rewards. A value that is not plain is named by its type. Secrets are left out.
+    A long text, or an address with a password, is replaced by a checksum.
 
     Example:
 
@@ -39,13 +39,16 @@ def _described(value: Any, levels: int) -> Any:
         return value
     if isinstance(value, str):
         is_hidden = len(value) > _LONGEST or ("://" in value and "@" in value)
-        return f"text {zlib.crc32(value.encode(errors='replace')):08x}" if is_hidden else value
+        checksum = zlib.crc32(value.encode(errors="replace"))
+        return f"text {checksum:08x}" if is_hidden else value
     if isinstance(value, Enum):
         return str(value.value)
     if levels == 0:
         return type(value).__name__
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else list(value)
+        items = list(value)
+        if isinstance(value, (set, frozenset)):
+            items.sort(key=repr)  # so that equal sets are described by equal lists
         return [_described(item, levels - 1) for item in items[:_MOST]]
     if isinstance(value, Mapping):
         return _described_items(value, levels - 1)
@@ -58,7 +61,8 @@ def _described_items(values: Mapping[Any, Any], levels: int) -> dict[str, Any]:
 
 
 def _described_object(value: Any, levels: int) -> Any:
-    if inner := getattr(value, "checked", None):  # a wrapper that adds nothing but checks
+    inner = getattr(value, "checked", None)  # of a wrapper that adds nothing but checks
+    if inner:
         return _described(inner, levels)
     if isinstance(value, functools.partial):
         keywords = {"arguments": value.args} if value.args else {}
@@ -70,7 +74,9 @@ def _described_object(value: Any, levels: int) -> Any:
     if inspect.isfunction(value):
         closed_over = inspect.getclosurevars(value).nonlocals
         name = value.__qualname__.rpartition(".")[2]
-        return {"function": name, **_described_items(closed_over, levels)} if closed_over else name
+        if not closed_over:
+            return name
+        return {"function": name, **_described_items(closed_over, levels)}
     # A model or a client is named by its type: its attributes are no options.
     if type(value).__module__.partition(".")[0] in ("torch", "transformers", "datasets", "inspect"):
         return getattr(getattr(value, "config", None), "_name_or_path", "") or type(value).__name__

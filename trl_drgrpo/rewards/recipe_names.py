@@ -1,55 +1,77 @@
-"""The names of rewards in recipes, and where each reward lives. Nothing is imported before its name is asked for."""
+"""Names of rewards in recipes: one entry per name, and `register_reward`, which adds one.
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+Each file registers its own rewards, below them. The modules that do so are listed in `REGISTRATIONS` of the package,
+and are imported when the first name is looked up. A file in `rewards/functions` need not be listed.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trl_drgrpo.common.registry import Registry
+
+Role = Literal["outcome", "wrapper", "adapter", "step"]
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True)
+class NamedReward:
+    """A reward that recipes name. The arguments are those of [`register_reward`]."""
+
+    name: str
+    help: str
+    reward: Callable[..., Any] | str | None
+    factory: Callable[..., Any] | str | None
+    usual_options: Mapping[str, Any] | None
+    role: Role
+    is_harmless: bool
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether the name needs no options."""
+        return self.reward is not None or self.usual_options is not None
+
+
+REWARDS: Registry[NamedReward] = Registry("reward")
+
+
+def register_reward(
+    name: str,
+    reward: Callable[..., Any] | str | None = None,
+    *,
+    help: str,
+    factory: Callable[..., Any] | str | None = None,
+    usual_options: Mapping[str, Any] | None = None,
+    role: Role = "outcome",
+    is_harmless: bool = False,
+) -> None:
     """
-    Where a reward lives.
+    Give a reward a name for recipes, flags and [`resolve_reward`].
 
     Args:
-        module (`str`): The module.
-        default (`str`, *optional*): Its attribute that the bare name stands for; `None` where options are needed.
-        factory (`str`, *optional*): Its class or function that takes options; `None` where there are none.
-        usual (`Mapping`, *optional*): Options of the factory that the bare name stands for.
+        name (`str`): The name: letters, digits, `_` and `-`.
+        reward (`Callable` or `str`, *optional*): The reward function that the name alone stands for, or where it is,
+            as `"package.module:attribute"`, which is imported on first use. Without it the name needs options.
+        help (`str`): One sentence for the help of the command line: what it scores.
+        factory (`Callable` or `str`, *optional*): Class or function that makes the reward from options, in the same
+            forms. Without it the name takes no options.
+        usual_options (`Mapping[str, Any]`, *optional*): Options of `factory` that the name alone stands for.
+        role (`str`, *optional*, defaults to `"outcome"`): `"wrapper"` for a reward around others, `"adapter"` for one
+            that calls the function of another library, `"step"` for a step reward function.
+        is_harmless (`bool`, *optional*, defaults to `False`): Whether the options name neither code nor a server. Then
+            commands take them from the recipe in a run's folder without `--trust_recipe`.
+
+    Raises:
+        [`InputError`]: A name that is taken, no help, or neither reward nor factory.
     """
-
-    module: str
-    default: str | None = None
-    factory: str | None = None
-    usual: Mapping[str, Any] | None = None
-
-
-_OURS = "trl_drgrpo.rewards"
-REWARDS: dict[str, Entry] = {
-    # TRL's
-    "accuracy_reward": Entry("trl.rewards", "accuracy_reward"),
-    "reasoning_accuracy_reward": Entry("trl.rewards", "reasoning_accuracy_reward"),
-    "think_format_reward": Entry("trl.rewards", "think_format_reward"),
-    "get_soft_overlong_punishment": Entry(  # as in TRL's own script
-        "trl.rewards", None, "get_soft_overlong_punishment", {"max_completion_len": 1280, "soft_punish_cache": 256}
-    ),
-    "get_repetition_penalty_reward": Entry("trl.rewards", None, "get_repetition_penalty_reward"),
-    "get_cosine_scaled_reward": Entry("trl.rewards", None, "get_cosine_scaled_reward"),
-    # Ours
-    "math_reward": Entry(_OURS, "math_reward", "MathReward"),
-    "code_reward": Entry(_OURS, "code_reward", "CodeReward"),
-    "format_reward": Entry(_OURS, "format_reward", "FormatReward"),
-    "exact_match_reward": Entry(_OURS, "exact_match_reward", "ExactMatchReward"),
-    "numeric_reward": Entry(_OURS, "numeric_reward", "NumericReward"),
-    "choice_reward": Entry(_OURS, "choice_reward", "ChoiceReward"),
-    "regex_reward": Entry(_OURS, None, "RegexReward"),
-    "json_schema_reward": Entry(_OURS, "json_schema_reward", "JsonSchemaReward"),
-    "judge_reward": Entry(_OURS, None, "JudgeReward"),
-    "reasoning_gym": Entry(_OURS, "reasoning_gym_reward"),
-}
-_PENALTIES = ("repetition_penalty", "overlong_penalty")
-AROUND_OTHERS = ("isolate", "weighted_sum", "gated", "clipped")
-REWARDS |= {name: Entry(_OURS, None, name) for name in (*_PENALTIES, *AROUND_OTHERS)}
-STACKS = ("trl", "verl", "openrlhf", "swift", "verifiers", "r1_zero")
-REWARDS |= {stack: Entry(_OURS, None, f"from_{stack}") for stack in STACKS}
-
-# Options of these name no code and no server, so that a recipe that nobody has read may set them. Not so of rewards
-# that rooms above add: this set is closed before they do.
-HARMLESS = frozenset(REWARDS) - {*STACKS, "code_reward", "judge_reward"}
+    if reward is None and factory is None:
+        got = "neither reward nor factory"
+        raise REWARDS.error(name, got, "one of them", "Pass the reward function.")
+    if inspect.isclass(reward):
+        got = f"reward={reward.__name__}, which is a class"
+        remedy = "Pass the class as factory=, or an instance of it as reward=."
+        raise REWARDS.error(name, got, "a function", remedy)
+    for home in (reward, factory):
+        if home is not None:
+            REWARDS.check_home(name, home)
+    REWARDS.add(NamedReward(name, help, reward, factory, usual_options, role, is_harmless))

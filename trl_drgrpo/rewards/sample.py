@@ -3,9 +3,9 @@ r"""The places of a text where an answer stands, and rewards that score one text
 Every reward here reads completions through `texts.completion_text` and these functions, so that rewards score texts
 and messages alike and look for an answer in the same places: behind the last `</think>`, in the last
 `<answer>...</answer>`, in the last `\boxed{...}`.
-All of it takes time linear in the length of the text, whatever a policy writes.
+All functions take time linear in the length of the text, whatever a policy writes.
 
-[`SampleReward`] is the base of rewards that score one completion at a time, in workers under limits where asked.
+[`SampleReward`] is the base of rewards that score one completion at a time, with `limits` in workers.
 """
 
 import re
@@ -28,7 +28,7 @@ _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|
 
 
 def after_thinking(text: str) -> str:
-    """The text behind the last `</think>`, up to an unclosed `<think>`; the whole text without either.
+    """Return the text behind the last `</think>`, up to an unclosed `<think>`; the whole text without either.
 
     Example:
 
@@ -42,7 +42,7 @@ def after_thinking(text: str) -> str:
 
 
 def last_tagged(text: str) -> str | None:
-    """The content of the last closed `<answer>`; `None` without one.
+    """Return the content of the last closed `<answer>`; `None` without one.
 
     Example:
 
@@ -60,7 +60,7 @@ def last_tagged(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last closed, non-empty `\boxed{...}`; `\fbox{...}` and `\boxed 5` count.
+    r"""Return the content of the last closed, non-empty `\boxed{...}`; `\fbox{...}` and `\boxed 5` count.
 
     `None` without one.
 
@@ -73,10 +73,10 @@ def last_boxed(text: str) -> str | None:
     ```
     """
     opened: list[int | None] = []  # where the content of a box starts; None for a plain brace
-    found = None
+    last = None
     for token in _BOX_TOKEN.finditer(text):
         if token[1] is not None:
-            found = slice(*token.span(1))
+            last = slice(*token.span(1))
         elif len(token[0]) > 2:
             opened.append(token.end())
         elif token[0] == "{":
@@ -84,18 +84,18 @@ def last_boxed(text: str) -> str | None:
         elif token[0] == "}" and opened:
             start = opened.pop()
             if start is not None and _BLANKS.match(text, start).end() < token.start():  # pyright: ignore[reportOptionalMemberAccess]
-                found = slice(start, token.start())
-    return None if found is None else text[found].strip()
+                last = slice(start, token.start())
+    return None if last is None else text[last].strip()
 
 
 def marked_answer(text: str) -> str | None:
-    r"""The content of the last `<answer>` tag, else of the last `\boxed{}`; `None` where there is neither."""
+    r"""Return the content of the last `<answer>` tag, else of the last `\boxed{}`; `None` without either."""
     tagged = last_tagged(text)
     return last_boxed(text) if tagged is None else tagged
 
 
 def without_fonts(text: str) -> str:
-    r"""A text without what sets it as text: `Paris` of `\text{Paris}`, `\mathrm{Paris}`, `\boxed{\textbf{Paris}}`.
+    r"""Return a text without commands for fonts and boxes: `Paris` for `\text{Paris}` and `\boxed{\textbf{Paris}}`.
 
     Example:
 
@@ -105,11 +105,11 @@ def without_fonts(text: str) -> str:
 
     ```
     """
-    before = None
     for _ in range(_MAX_FONTS):
-        if text == before:
+        inner = _FONT.sub(r"\1", text)
+        if inner == text:
             break
-        before, text = text, _FONT.sub(r"\1", text)
+        text = inner
     return _TYPESET_BLANK.sub(" ", text).strip()
 
 
@@ -156,7 +156,8 @@ class SampleReward:
 
     def __post_init__(self, *columns: str) -> None:
         options: Any = self
-        columns = columns or ((options.column,) if getattr(self, "column", None) is not None else ())
+        if not columns and getattr(self, "column", None) is not None:
+            columns = (options.column,)
         settings = {name: getattr(options, name) for name in ("limits", "on_error") if hasattr(options, name)}
         SampleReward.__init__(self, options.name, columns, **settings)
         for option, allowed in self.allowed.items():
@@ -166,24 +167,24 @@ class SampleReward:
                 refuse_outside(option, getattr(self, option), allowed)
 
     def check_values(self, values: Mapping[str, ColumnValues]) -> None:
-        """Raises [`InputError`] if the first column holds what no row could be scored by."""
+        """Refuse a first column with values of kinds that no row could be scored by."""
         if self.columns and self.truths:
             require_kind(self.__name__, self.columns[0], values, self.truths)
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """Reward of one completion; `None` where it cannot be scored. `columns`: this row's values."""
+        """Return the reward of one completion; `None` if it cannot be scored. `columns`: this row's values."""
         raise NotImplementedError
 
     def at_sight(self, completion: str, **columns: Any) -> tuple[bool, float | None]:
-        """Tell whether a reward is plain without `score`, in this process and at once, and the reward."""
+        """Tell whether the reward is plain without `score`, and return it: a shortcut in this process."""
         return False, None
 
     def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
         texts = [completion_text(completion) for completion in completions]
         values = {column: column_values(kwargs, column, len(texts), self.__name__) for column in self.columns}
         rows = [{column: values[column][row] for column in values} for row in range(len(texts))]
-        seen = [self.at_sight(text, **row) for text, row in zip(texts, rows, strict=True)]
-        open_rows = [row for row, (is_decided, _) in enumerate(seen) if not is_decided]
+        first_looks = [self.at_sight(text, **row) for text, row in zip(texts, rows, strict=True)]
+        open_rows = [row for row, (is_decided, _) in enumerate(first_looks) if not is_decided]
 
         def log_share(metric: str, value: float) -> None:  # of all completions, not of those that were left
             if log_metric is not None:
@@ -199,14 +200,17 @@ class SampleReward:
             failed=self.lowest_reward,
             threads=self.threads,
         )
-        found = dict(zip(open_rows, scores, strict=True))
-        return [found.get(row, reward) for row, (_, reward) in enumerate(seen)]
+        rewards = [reward for _, reward in first_looks]
+        for row, score in zip(open_rows, scores, strict=True):
+            rewards[row] = score
+        return rewards
 
 
 def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str) -> Sequence[Any]:
-    """One column of a call, `count` values. Refuses one that is not there, a text (whose characters would pass for
-    values), no sequence, and one of another length. `name`: the reward's, for the message."""
-    field, remedy = f"reward {name}", f"Pass {column}=[...] with one value per completion."
+    """Return one column of a call, `count` values. Refuses a column that is missing, a text (whose characters would
+    pass for values), no sequence, and another length. `name` is the reward's, for the message."""
+    field = f"reward {name}"
+    remedy = f"Pass {column}=[...] with one value per completion."
     if column not in kwargs:
         raise InputError(field, f"no column {column!r}", f"one value per completion ({count})", remedy)
     values = kwargs[column]

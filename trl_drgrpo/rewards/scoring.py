@@ -1,13 +1,13 @@
-"""Saved completions and rewards over them: what `trl-drgrpo score` does, without its command line.
+"""Rewards of saved completions: `trl-drgrpo score` without its command line.
 
 Completions come as JSON Lines, CSV, or the Parquet files that TRL logs. With `log_completions=True` it writes
 `completions/completions_<step>.parquet`: step, prompt, completion, the value of every reward function under its name,
-what rewards gave to `log_extra`, and the advantage. The dataset's other columns are not in it, so a reward that needs
-the answer finds it in the dataset, by the prompt ([`with_columns_of`]).
+the columns of `log_extra`, and the advantage. The dataset's other columns are not in it, so a reward that needs the
+answer finds it in the dataset, by the prompt ([`with_columns_of`]).
 
 Rewards are called as the trainer calls them, but on `batch_size` rows at a time: with one row per call, a failure and
-a duration belong to one row. A reward that compares the completions of a group, or sends requests in parallel, wants
-more; then the call's time is divided among its rows, and an exception fails all of them.
+a duration belong to one row. A reward that compares the completions of a group, or sends requests in parallel, needs
+more. Then the call's time is divided among its rows, and an exception fails all of them.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import inspect
 import io
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -33,12 +34,12 @@ from trl_drgrpo.rewards.contract import log_number, validate_rewards
 from trl_drgrpo.rewards.texts import prompt_key
 
 Row = dict[str, Any]
-# What TRL's table has beside prompt, completion and the rewards; no dataset column.
+# Columns of TRL's table beside prompt, completion and the rewards; none is a column of the dataset.
 TABLE_COLUMNS = ("step", "advantage")
 
 
 def read_rows(path: str | Path, field: str = "data") -> list[Row]:
-    """The rows of a file.
+    """Return the rows of a file.
 
     Args:
         path (`str` or `Path`): A `.jsonl`, `.csv` or `.parquet` file; a folder stands for all Parquet files in it, or
@@ -69,7 +70,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
 
 
 def check_completions(rows: Iterable[Row]) -> None:
-    """Every row has a prompt and a completion, each a text or messages with text. The first is row 1."""
+    """Refuse a row without a prompt or a completion, each a text or messages with text. The first is row 1."""
     for number, row in enumerate(rows, start=1):
         if {"mode", "group", "G", "rows"} <= row.keys():
             remedy = "Name the folder of the run instead: `--data <output_dir>`."
@@ -86,8 +87,8 @@ def check_completions(rows: Iterable[Row]) -> None:
 
 
 def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
-    """Rows with the columns that they lack, from the dataset's row of the same prompt. Refuses a prompt that the
-    dataset does not have, or has with different columns."""
+    """Return the rows with the columns that they lack, from the dataset's row of the same prompt. Refuses a prompt
+    that the dataset does not have, or has with different columns."""
     by_prompt: dict[str, Row] = {}
     for number, row in enumerate(dataset, start=1):
         if "prompt" not in row:
@@ -98,18 +99,18 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
             raise InputError(f"dataset, row {number}", got, "different prompts", "Drop one of them.")
     joined = []
     for number, row in enumerate(rows, start=1):
-        found = by_prompt.get(prompt_key(row.get("prompt")))
-        if found is None:
+        dataset_row = by_prompt.get(prompt_key(row.get("prompt")))
+        if dataset_row is None:
             got = f"a prompt that the dataset does not have: {shortened(row.get('prompt'))}"
             remedy = "Pass the dataset of the run, with the same system prompt."
             raise InputError(f"data, row {number}", got, "a prompt of --dataset", remedy)
-        joined.append({**found, **row})
+        joined.append({**dataset_row, **row})
     return joined
 
 
 def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
-    """The objects of a JSON Lines file, empty lines left out. Refuses a missing file, no row, and a line that is no
-    object."""
+    """Return the objects of a JSON Lines file, without empty lines. Refuses a missing file, no row, and a line that is
+    no object."""
     file = Path(path)
     if not file.is_file():
         raise InputError(field, f"{str(path)!r}, which is not a file", "a JSON Lines file", "Check the path.")
@@ -141,18 +142,20 @@ def _read_csv(file: Path, field: str) -> list[Row]:
     rows = []
     try:
         for row in reader:
-            if None in row or None in row.values():
-                got = f"{'more' if None in row else 'fewer'} fields than the first line names"
+            has_more = None in row  # the key of surplus fields; absent fields have the value `None`
+            if has_more or None in row.values():
+                got = f"{'more' if has_more else 'fewer'} fields than the first line names"
                 raise InputError(f"{file}, line {reader.line_num}", got, "one field per column", "Fix the quotes.")
             rows.append(dict(row))
     except csv.Error as error:
-        where, remedy = f"{file}, line {reader.reader.line_num}", "Fix the line; double a quote inside a field."
+        where = f"{file}, line {reader.reader.line_num}"
+        remedy = "Fix the line; double a quote inside a field."
         raise InputError(where, f"invalid CSV ({error})", "a row", remedy) from error
     return rows
 
 
 def read_parquet(file: Path, field: str = "data", columns: Sequence[str] | None = None) -> list[Row]:
-    """The rows of a Parquet file; with `columns` these only, where it has them."""
+    """Return the rows of a Parquet file; with `columns` only these, as far as it has them."""
     import pyarrow
     from pyarrow import parquet
 
@@ -175,13 +178,19 @@ _READERS |= {".csv": _read_csv, ".parquet": read_parquet}
 
 
 def _is_text(value: Any) -> bool:
-    """Tell whether it is a text, or messages whose content is one, parts of one, or nothing."""
+    """Tell whether a value is a text, or messages whose content is a text, parts, or nothing."""
     if not isinstance(value, list):
         return isinstance(value, str)
-    contents = [message.get("content") if isinstance(message, dict) else 0 for message in value]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    is_content = all(content is None or isinstance(content, str | list) for content in contents)
-    return is_content and all(isinstance(part, dict) for part in parts)
+    for message in value:
+        if not isinstance(message, dict):
+            return False
+        content = message.get("content")
+        if isinstance(content, list):
+            if not all(isinstance(part, dict) for part in content):
+                return False
+        elif not (content is None or isinstance(content, str)):
+            return False
+    return True
 
 
 _OWN_COUNT = "counted as failed by the reward itself; see the log above"
@@ -192,14 +201,14 @@ class RewardScores:
     """Results of one reward function, or step reward function, for `N` rows.
 
     Args:
-        name (`str`): Of the reward.
+        name (`str`): Name of the reward.
         rewards (`list`): `N` values, `float` or `None`; of a step reward function `N` lists of them, one per step.
         seconds (`list[float]`): `N` durations.
-        failures (`dict[int, str]`): Reason by index of the row, where the call raised or returned nonsense.
+        failures (`dict[int, str]`): Reason by index of the row, if the call raised or returned nonsense.
         reported (`float`): Number of rows that the reward itself counted as failed (`rewards/<name>/failed_frac`)
             without raising, in calls of more than one row, where it is not known which they are.
         metrics (`dict[str, list[float]]`): Values logged by `log_metric`, per call.
-        traceback (`str`): Of the first failure.
+        traceback (`str`): Traceback of the first failure.
     """
 
     name: str
@@ -216,8 +225,10 @@ class RewardScores:
         return len(self.failures) + round(self.reported)
 
     def summary(self) -> dict[str, Any]:
-        """Numbers for the table: mean, standard deviation (population), extremes, shares, time."""
-        values = [each for row in self.rewards for each in (row if isinstance(row, list) else [row])]
+        """Return numbers for the table: mean, standard deviation (population), extremes, shares, time."""
+        values: list[float | None] = []
+        for row in self.rewards:
+            values += row if isinstance(row, list) else [row]
         scored = [value for value in values if value is not None]
         return {
             "rows": len(self.rewards),
@@ -246,17 +257,17 @@ def score_rows(
     Args:
         reward_func (`Callable`): Synchronous or asynchronous.
         rows (`Sequence[dict]`): `N` rows with `prompt`, `completion` and columns; all with the same columns.
-        name (`str`): Of the reward, for its failures.
+        name (`str`): Name of the reward, for its failures.
         batch_size (`int`, *optional*, defaults to 1): Rows per call.
         on_progress (`Callable`, *optional*): Called with the number of rows that are done.
-        validate (`Callable`, *optional*): From what a call returned and its rows to a value per row; by default a
-            number or `None`.
+        validate (`Callable`, *optional*): Makes a value per row of a call's result and its rows; by default a number
+            or `None`.
 
     Returns:
         [`RewardScores`]
 
     Raises:
-        [`InputError`]: What a reward raises for bad configuration; it is no failure of a row.
+        [`InputError`]: The error of a reward with bad configuration; it is no failure of a row.
     """
     scores = RewardScores(name)
     for start in range(0, len(rows), batch_size):
@@ -269,7 +280,7 @@ def score_rows(
                 if inspect.isawaitable(output):
                     output = asyncio.run(_result(output))
             rewards = validate(output, batch) if validate else validate_rewards(output, len(batch), name)
-        except (Exception, SystemExit) as error:  # whatever a user's function raises is a row of the table
+        except (Exception, SystemExit) as error:  # any error of a user's function is a row of the table
             if type(error) is InputError:
                 raise
             rewards = [None] * len(batch)
@@ -282,7 +293,8 @@ def score_rows(
         scores.seconds += [seconds] * len(batch)
         # A composition reports its parts' failures too: they may be of the same rows.
         failed_fracs = [values[-1] for metric, values in logged.items() if metric.endswith("/failed_frac")]
-        if start not in scores.failures and (failed_frac := max(failed_fracs, default=0.0)) > 0:
+        failed_frac = max(failed_fracs, default=0.0)
+        if failed_frac > 0 and start not in scores.failures:
             if len(batch) == 1:
                 scores.failures[start] = _OWN_COUNT
             else:
@@ -295,70 +307,75 @@ def score_rows(
 
 
 def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScores) -> list[Row]:
-    """The rows that a reward could not score, with what it was given to score them by.
+    """Return the rows that a reward could not score, with the columns that it reads.
 
     Args:
         reward_func (`Callable`): The reward.
         rows (`Sequence[dict]`): `N` rows.
-        scores ([`RewardScores`]): What [`score_rows`] made of them. Rows for which the call raised are not meant.
+        scores ([`RewardScores`]): Result of [`score_rows`]. Rows for which the call raised are left out.
 
     Returns:
-        `list[dict]`: In their order: `row` (the first is 1), `reason` (what the reward itself says, see
-        [`ask`], or `None`), and `columns` that it reads, mostly the gold answer, each as one short line.
+        `list[dict]`: In their order: `row` (the first is 1), `reason` (that of the reward itself, see [`ask`], or
+        `None`), and `columns` that it reads, mostly the gold answer, each as one short line.
     """
-    read = {parameter.name for parameter in parameters(reward_func) or ()} - {"completion_ids"}
-    return [
-        {
-            "row": index + 1,
-            "reason": ask(reward_func, "check_row", **_columns(row)),
-            "columns": {name: _brief(row[name]) for name in row if name in read},
-        }
-        for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True))
-        if reward is None and scores.failures.get(index, _OWN_COUNT) == _OWN_COUNT
-    ]
+    names = {parameter.name for parameter in parameters(reward_func) or ()} - {"completion_ids"}
+    unscored = []
+    for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True)):
+        has_raised = scores.failures.get(index, _OWN_COUNT) != _OWN_COUNT
+        if reward is not None or has_raised:
+            continue
+        columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
+        reason = ask(reward_func, "check_row", **columns)
+        lines = {name: _brief(value) for name, value in row.items() if name in names}
+        unscored.append({"row": index + 1, "reason": reason, "columns": lines})
+    return unscored
 
 
 def _brief(value: Any) -> str:
-    return one_line(value if isinstance(value, str) and value.strip() else repr(value), 80)
+    is_shown = isinstance(value, str) and value.strip()
+    return one_line(value if is_shown else repr(value), 80)
 
 
 def one_line(text: str, longest: int) -> str:
-    """A text on one line, cut to so many characters."""
+    """Return a text on one line, cut to so many characters."""
     text = " ".join(text.split())
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Row]:
-    """Rows on which two graders differ; one that only one of them could not score counts too.
+    """Return the rows on which two graders differ; a row that only one of them could score counts too.
 
     Args:
         graders (`dict[str, Sequence]`): `N` rewards each.
-        tolerance (`float`): Differences up to it are none.
+        tolerance (`float`): Differences up to it do not count.
 
     Returns:
         `list[dict]`: One per pair of graders, in order: `first`, `second`, `count` and `rows` (the first is 1).
     """
-    found = []
-    for one, two in itertools.combinations(graders, 2):
-        pairs = enumerate(zip(graders[one], graders[two], strict=True), start=1)
-        rows = [row for row, (a, b) in pairs if (a is not b if a is None or b is None else abs(a - b) > tolerance)]
-        found.append({"first": one, "second": two, "count": len(rows), "rows": rows})
-    return found
+    pairs = []
+    for first, second in itertools.combinations(graders, 2):
+        rows = []
+        for number, (a, b) in enumerate(zip(graders[first], graders[second], strict=True), start=1):
+            if a is None or b is None:
+                difference = 0.0 if a is b else math.inf  # only one of them could score the row
+            else:
+                difference = abs(a - b)
+            if difference > tolerance:
+                rows.append(number)
+        pairs.append({"first": first, "second": second, "count": len(rows), "rows": rows})
+    return pairs
 
 
 def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
-    """The keywords of TRL's call; `trainer_state` is `None`, there being no trainer."""
+    """Return the keywords of TRL's call. `trainer_state` is `None`, as there is no trainer."""
+    columns = {NEVER_PASSED.get(name, name): [row[name] for row in batch] for name in batch[0]}
     return {
         "completion_ids": [None] * len(batch),
-        **{NEVER_PASSED.get(name, name): [row[name] for row in batch] for name in batch[0]},
+        **columns,
         "trainer_state": None,
         "log_extra": lambda column, values: None,
         "log_metric": partial(log_number, lambda metric, value: logged.setdefault(metric, []).append(value)),
     }
-
-
-def _columns(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name not in ("prompt", "completion")}
 
 
 async def _result(awaitable: Any) -> Any:

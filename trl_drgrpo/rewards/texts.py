@@ -29,8 +29,8 @@ def completion_text(completion: Any) -> str:
     if isinstance(completion, str):
         return completion
     messages = list(completion)
-    own = [message for message in messages if message.get("role") == "assistant"] or messages
-    return content_text(own[-1].get("content")) if own else ""
+    messages = [message for message in messages if message.get("role") == "assistant"] or messages
+    return content_text(messages[-1].get("content")) if messages else ""
 
 
 def prompt_text(prompt: Any) -> str:
@@ -59,14 +59,25 @@ def are_messages(completions: Any) -> bool:
 
 
 def in_other_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a call, without loggers, with completions and prompts in the form that they do not have:
+    """Return the keywords of a call, without loggers, with completions and prompts in the form that they do not have:
     messages as texts, or texts as messages."""
     others = {key: value for key, value in kwargs.items() if key not in ("log_metric", "log_extra")}
-    as_texts = are_messages(kwargs["completions"])
+    form = "text" if are_messages(kwargs["completions"]) else "messages"
+    return others | in_form(others, form)
+
+
+def in_form(kwargs: Mapping[str, Any], form: str) -> dict[str, list[Any]]:
+    """Return the prompts and completions of a call as texts (`"text"`) or as messages (`"messages"`)."""
+    converted = {}
     for key, role, text_of in (("prompts", "user", prompt_text), ("completions", "assistant", completion_text)):
-        if kwargs.get(key) is not None:
-            others[key] = [text_of(value) if as_texts else as_messages(value, role) for value in kwargs[key]]
-    return others
+        values = kwargs.get(key)
+        if values is None:
+            continue
+        if form == "text":
+            converted[key] = [text_of(value) for value in values]
+        else:
+            converted[key] = [as_messages(value, role) for value in values]
+    return converted
 
 
 def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
@@ -85,13 +96,13 @@ def content_text(content: Any) -> str:
 
 
 def prompt_key(prompt: Any) -> str:
-    """A prompt's identity by content: 16 hexadecimal digits, the same in every run and process.
+    """Return a prompt's identity by content: 16 hexadecimal digits, the same in every run and process.
 
     A copy of the prompt in a table has the same key: Arrow gives every message the fields of all others, as `None`,
     and TRL makes parts of a text. Images do not count.
 
     Args:
-        prompt (`str` or list of messages): As in the dataset.
+        prompt (`str` or list of messages): The prompt as the dataset has it.
 
     Example:
 
@@ -105,12 +116,21 @@ def prompt_key(prompt: Any) -> str:
     ```
     """
     if isinstance(prompt, list):
-        prompt = [{**m, "content": content_text(m.get("content"))} if isinstance(m, dict) else m for m in prompt]
-    text = prompt if isinstance(prompt, str) else json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
+        messages = []
+        for message in prompt:
+            if isinstance(message, dict):
+                message = {**message, "content": content_text(message.get("content"))}
+            messages.append(message)
+        prompt = messages
+    text = prompt
+    if not isinstance(prompt, str):
+        text = json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value

@@ -1,4 +1,4 @@
-"""A call of each reward function before a run: does it read completions in the form that the run's prompts give?
+"""A trial call of each reward function before a run, with completions in the form that the run's prompts give.
 
 Prompts that are texts give completions that are texts, lists of messages give lists of messages. TRL's own
 `accuracy_reward` reads messages only, most functions of other projects read texts only, and some read either without
@@ -41,34 +41,38 @@ def try_rewards(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
     """
     for reward_func in reward_funcs:
         if users_own(reward_func):
-            # Without its worker: what it raises is to be seen here.
-            _try(reward_func.reward if isinstance(reward_func, IsolatedReward) else reward_func, row)
+            if isinstance(reward_func, IsolatedReward):
+                reward_func = reward_func.reward  # without its worker: its exception must reach this process
+            _try(reward_func, row)
 
 
 def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
-    name, kwargs = reward_name(reward_func), _keywords(row)
+    name = reward_name(reward_func)
+    kwargs = _keywords(row)
+    has_messages = are_messages(kwargs["completions"])
     note = form_note(kwargs["completions"])
     rewards, error = _called(reward_func, kwargs, name)
     if error is None and len(set(rewards)) > 1:
         return
-    of_others, error_of_others = _called(reward_func, in_other_form(kwargs), name)
+    other_rewards, other_error = _called(reward_func, in_other_form(kwargs), name)
     if error is None:
-        if error_of_others is None and len(set(of_others)) > 1 and are_messages(kwargs["completions"]):
+        if other_error is None and len(set(other_rewards)) > 1 and has_messages:
             logger.warning("reward %s gives different messages one value, and their texts several. %s", name, note)
         return
-    if error_of_others is not None:
+    if other_error is not None:
         logger.warning("reward %s fails on a sample completion: %s.", name, told(error))
         return
-    forms = ("messages", "texts") if are_messages(kwargs["completions"]) else ("texts", "messages")
-    got = f"a function that fails on {forms[0]} ({told(error)}) and not on {forms[1]}"
-    raise InputError(f"reward {name}", got, f"a function that reads {forms[0]}", note)
+    form, other_form = ("messages", "texts") if has_messages else ("texts", "messages")
+    got = f"a function that fails on {form} ({told(error)}) and not on {other_form}"
+    raise InputError(f"reward {name}", got, f"a function that reads {form}", note)
 
 
 def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of TRL's call for a group of completions of that row."""
+    """Return the keywords of TRL's call for a group of completions of that row."""
     from transformers import TrainerState
 
-    prompt, count = row["prompt"], len(_SAMPLES)
+    prompt = row["prompt"]
+    count = len(_SAMPLES)
     completions: list[Any] = [*_SAMPLES]
     if not isinstance(prompt, str):
         completions = [as_messages(text, "assistant") for text in _SAMPLES]
@@ -83,14 +87,15 @@ def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _called(reward_func: Callable, kwargs: dict[str, Any], name: str) -> tuple[Rewards, Exception | SystemExit | None]:
-    """The rewards of a call, or its exception."""
+    """Return the rewards of a call, or no rewards and its exception."""
 
     def unheard(*args: Any) -> None:
         """Stands in for TRL's loggers."""
 
     try:
         output = reward_func(**kwargs, log_extra=unheard, log_metric=unheard)
-        output = asyncio.run(_result(output)) if inspect.isawaitable(output) else output
+        if inspect.isawaitable(output):
+            output = asyncio.run(_result(output))
         return validate_rewards(output, len(_SAMPLES), name), None
     except (Exception, SystemExit) as error:
         return [], error

@@ -27,10 +27,10 @@ def test_the_format_is_that_of_the_published_id():
 
 def test_each_says_whether_a_score_reads_later_text():
     specs = {name: resolve_reward({name: "a/b"}, "step_reward_funcs") for name in FORMATS}
-    later = {"implicit_prm": False}
-    unknown = {"token_classification_prm": None}  # a decoder or an encoder, as its configuration says
-    said = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
-    assert said == {**dict.fromkeys(FORMATS, True), **later, **unknown}
+    declarations = {name: declared(partial(scorer), "is_causal") for name, scorer in specs.items()}
+    assert declarations == {name: prm_format.is_causal for name, prm_format in FORMATS.items()}
+    assert declarations.pop("token_classification_prm") is None  # a decoder or an encoder, as its configuration says
+    assert {name for name, is_causal in declarations.items() if not is_causal} == {"implicit_prm"}
     assert all("is_causal" in inspect.getdoc(type(scorer)) for scorer in specs.values())
     assert step_verifier(lambda prompt, before, step: 1.0).is_causal
 

@@ -286,7 +286,7 @@ def test_the_adapters_that_are_named_are_there():
 
     for _, adapter, *_ in (*_BY_PARAMETERS, *_BY_CLASS.values()):
         assert callable(getattr(rewards, adapter))
-        assert REWARDS[adapter.removeprefix("from_")].factory == adapter
+        assert REWARDS[adapter.removeprefix("from_")].factory is getattr(rewards, adapter)
 
 
 def test_what_a_reward_says_of_a_row_is_passed_on():

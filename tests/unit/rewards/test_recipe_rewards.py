@@ -1,10 +1,8 @@
 """Rewards as recipes and flags write them: names, paths, mappings with options, and what is said of wrong ones."""
 
 import argparse
-import importlib
 import inspect
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.rewards import SampleReward, Sandbox, clipped, gated, weighted_sum
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.isolation import Limits, isolate
-from trl_drgrpo.rewards.recipe_rewards import REWARDS, bare_names, check_spec, resolve_reward
+from trl_drgrpo.rewards.recipe_rewards import REWARDS, check_spec, resolve_reward
 
 ROW = {"prompts": ["p"], "completions": ["four"], "answer": ["four"], "ground_truth": ["four"]}
 
@@ -34,17 +32,6 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not (Path(entry) / "mine.py").is_file()])
-
-
-@pytest.mark.parametrize("name", sorted(REWARDS))
-def test_every_row_of_the_table_leads_somewhere(name):
-    entry = REWARDS[name]
-    module = importlib.import_module(entry.module)
-    assert entry.default or entry.factory
-    if entry.default:
-        assert callable(getattr(module, entry.default))
-    if entry.factory:
-        assert list(inspect.signature(getattr(module, entry.factory)).parameters)
 
 
 WITHOUT_IMPORT = list(cases("recipe_rewards.tsv", "forms, seen without an import"))
@@ -66,16 +53,6 @@ def test_rewards_as_recipes_write_them(_, text, due):
 def test_flags_know_the_floats_of_recipes():
     flag = flags.read_flags()["reward_funcs"]
     assert coerce(flag, ["{clipped: {low: 1e-3}}"]) == [{"clipped": {"low": 0.001}}]
-
-
-def test_the_help_of_the_flag_names_every_reward():
-    text = flags.read_flags()["reward_funcs"].help
-    rewards = {name for name, entry in REWARDS.items() if "process_rewards" not in entry.module}
-    assert {name for name in rewards if f"`{name}`" not in text} == {"list_sum_line_reward"}  # a step reward
-    first = text.partition(". ")[0]  # as `train --help` has it
-    assert {"regex_reward", "judge_reward", *bare_names()} - set(re.findall(r"`(\w+)`", first)) <= {
-        "list_sum_line_reward"
-    }
 
 
 def test_functions_of_files_and_modules_reach_the_workers():
@@ -164,7 +141,7 @@ def test_a_column_that_one_of_several_may_hold_is_missed_before_a_model_loads(tm
 def test_whatever_takes_on_error_refuses_nonsense():
     tried = {name for section, text, _ in REFUSED if section == "on_error" for name in yaml.safe_load(text)}
     for name, entry in REWARDS.items():
-        factory = entry.factory and getattr(importlib.import_module(entry.module), entry.factory)
+        factory = entry.factory and REWARDS.load(name, entry.factory)
         if factory and "on_error" in inspect.signature(factory).parameters:
             assert name in tried
 

@@ -3,7 +3,7 @@ should be?
 
 In bfloat16 an update of 1e-6 next to a weight of 0.01 rounds to nothing: loss, rewards and gradient norm look as
 ever, and the model does not learn. `MovementWatch` compares sampled elements with copies from the start of training;
-`nothing_moves` in `run_warnings.py` warns. Only elements that had a gradient count, and only steps with a learning
+`nothing_moves` in `warning_causes.py` warns. Only elements that had a gradient count, and only steps with a learning
 rate behind its warm-up and a gradient that is not 0, so dead batches, a warm-up and unused experts do not trigger it.
 
 `first_loss_remarks` explains what looks like a fault in the first logged loss, or has no effect.

@@ -314,7 +314,7 @@ def step_statistics(
     """Statistics of a generation batch's steps.
 
     A learned process reward can be raised without solving anything: by more steps, or by mistakes it cannot see. Then
-    it rises while the outcome reward falls: `process_hacked` in `run_warnings.py` warns of it from these numbers.
+    it rises while the outcome reward falls: `process_hacked` in `warning_causes.py` warns of it from these numbers.
 
     Args:
         step_rewards (`B` lists of `K_i` floats): Reward of each step; `None` = unscorable.

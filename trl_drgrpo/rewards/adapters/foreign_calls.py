@@ -1,11 +1,11 @@
-"""Calling the functions of other stacks: what all adapters share.
+"""Calls of other stacks' functions, which all adapters share.
 
 A [`Convention`] says how one stack calls; [`adapted`] makes a reward function of TRL's form from its functions, called
 once per completion or once for all; asynchronous where a function is.
 
 The other stacks keep the correct answer in other columns than TRL's rewards do (verl: `reward_model["ground_truth"]`,
-OpenRLHF: `label`), so a column is named by a path (`reward_model.ground_truth`), and where none is named the usual
-places of that stack are looked up in order: a [`Place`].
+OpenRLHF: `label`). So a column is named by a path (`reward_model.ground_truth`), and without a name the usual places
+of that stack are tried in order: a [`Place`]. Checkpoints record names of rules and of variables that closures hold.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from trl_drgrpo.rewards.recipe_rewards import resolve_object
 from trl_drgrpo.rewards.sample import column_values
 from trl_drgrpo.rewards.texts import completion_text
 
-# What TRL passes to a reward function that is not a column of the dataset.
+# Keywords of TRL's call that are no column of the dataset.
 NOT_COLUMNS = (*PER_CALL, "environments", "prompts", "completions")
 
 
@@ -36,8 +36,8 @@ class Sample:
     """One completion and its row.
 
     Args:
-        prompt (`str` or `list[dict]`): As TRL hands it over; the empty string where it does not.
-        completion (`str` or `list[dict]`): As TRL hands it over.
+        prompt (`str` or `list[dict]`): The prompt in TRL's form; the empty string if TRL does not pass it.
+        completion (`str` or `list[dict]`): The completion in TRL's form.
         columns (`dict[str, Any]`): This row's values of the other columns.
     """
 
@@ -54,14 +54,14 @@ class Sample:
 @dataclass(frozen=True)
 class Place:
     """
-    Where a value stands in a row.
+    Place of a value in a row.
 
     Args:
-        what (`str`): What is looked for, for the message: `"the ground truth"`.
+        what (`str`): Its name in messages: `"the ground truth"`.
         option (`str`): The adapter's option that names the column.
         path (`str`, *optional*): The column, or a path into it: `reward_model.ground_truth`.
-        usual (`Sequence[str]`): Paths that are tried, in order, where no `path` is given.
-        advice (`str`, *optional*): What to do where it is missing. Defaults to naming another column.
+        usual (`Sequence[str]`): Paths that are tried, in order, without a `path`.
+        advice (`str`, *optional*): Remedy if it is missing. Defaults to naming another column.
     """
 
     what: str
@@ -71,26 +71,29 @@ class Place:
     advice: str = ""
 
     def column(self, columns: Iterable[str], reward: str) -> str:
-        """The path that applies to a dataset with these columns; refuses one without. `reward`: its name, for the
-        message."""
+        """Return the path that applies to a dataset with these columns. Refuses a dataset without any. `reward` is
+        its name, for the message."""
         names = list(columns)
         for path in (self.path,) if self.path else self.usual:
             if path in names or path.split(".")[0] in names:
                 return path
-        wanted = f"the column {self.path!r}" if self.path else f"one of the columns {', '.join(self.usual)}"
+        place = f"one of the columns {', '.join(self.usual)}"
+        if self.path:
+            place = f"the column {self.path!r}"
         got = f"a dataset with the columns {', '.join(names) or '(none)'}"
         advice = self.advice or f"Point {self.option}=... to it, or rename the column."
-        raise InputError(f"reward {reward}", got, f"{self.what} in {wanted}", advice)
+        raise InputError(f"reward {reward}", got, f"{self.what} in {place}", advice)
 
     def value(self, row: Mapping[str, Any], reward: str) -> Any:
-        """This row's value; `None` where a mapping on the way there does not have it, or is null."""
+        """Return this row's value; `None` if a mapping on the way there does not have it, or is null."""
         path = self.column(row, reward)
         if path in row:
             return row[path]
         head, *keys = path.split(".")
         value = row[head]
         for key in keys:
-            if (value := decoded(value)) is None:
+            value = decoded(value)
+            if value is None:
                 return None
             if not isinstance(value, Mapping):
                 got = f"a {type(value).__name__} where {path!r} needs a mapping with {key!r}"
@@ -101,7 +104,7 @@ class Place:
 
 
 def decoded(cell: Any) -> Any:
-    """A mapping or a list that a dataset stores as JSON text; anything else as it is."""
+    """Return a mapping or a list that a dataset stores as JSON text; anything else as it is."""
     if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(cell)
@@ -113,15 +116,15 @@ def decoded(cell: Any) -> Any:
 @dataclass(frozen=True)
 class Convention:
     """
-    How one stack calls its functions.
+    The way in which one stack calls its functions.
 
     Args:
-        row (`Callable[[Sample], dict]`): What a call needs of one sample, under the stack's names.
-        call (`Callable[[Callable, dict], Call]`): Positional and keyword arguments of a function, from the values of
-            one row or, where it takes a batch, from lists of them.
-        read (`Callable[[Any], Any]`, *optional*): The number in what the function returned for one completion, `None`:
+        row (`Callable[[Sample], dict]`): Makes the values of a call from one sample, under the stack's names.
+        call (`Callable[[Callable, dict], Call]`): Makes positional and keyword arguments of a function from the values
+            of one row or, if it takes a batch, from lists of them.
+        read (`Callable[[Any], Any]`, *optional*): Finds the number in a function's result for one completion, `None`:
             unscorable. Defaults to the result itself.
-        places (`Mapping[str, Place]`, *optional*): What the dataset has to have, and under which name it is passed.
+        places (`Mapping[str, Place]`, *optional*): Values that the dataset must have, by the name of their argument.
     """
 
     row: Callable[[Sample], dict[str, Any]]
@@ -130,22 +133,25 @@ class Convention:
     places: Mapping[str, Place] = field(default_factory=dict)
 
     def check_columns(self, columns: Iterable[str], reward: str) -> None:
-        """Raises [`InputError`] if the dataset lacks a column that a call needs."""
+        """Refuse a dataset that lacks a column that a call needs."""
         for place in self.places.values():
             place.column(columns, reward)
 
     def rows(self, keywords: Mapping[str, Any], reward: str) -> list[dict[str, Any]]:
-        """The rows of one call of TRL's, so that missing columns are the user's error and no sample's."""
-        completions, prompts = keywords["completions"], keywords.get("prompts")
+        """Return the rows of one call of TRL's. A missing column is an error of the call, and not of each sample."""
+        completions = keywords["completions"]
+        prompts = keywords.get("prompts")
+        if prompts is None:
+            prompts = [""] * len(completions)
         names = [name for name in keywords if name not in NOT_COLUMNS]
         columns = {name: column_values(keywords, name, len(completions), reward) for name in names}
         if len(completions):
             self.check_columns(columns, reward)
-        rows, given = [], [""] * len(completions) if prompts is None else prompts
-        for index, (prompt, completion) in enumerate(zip(given, completions, strict=True)):
-            own = {name: values[index] for name, values in columns.items()}
-            places = {name: place.value(own, reward) for name, place in self.places.items()}
-            rows.append({**self.row(Sample(prompt, completion, own)), **places})
+        rows = []
+        for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            row = {name: values[index] for name, values in columns.items()}
+            placed = {name: place.value(row, reward) for name, place in self.places.items()}
+            rows.append({**self.row(Sample(prompt, completion, row)), **placed})
         return rows
 
 
@@ -161,22 +167,21 @@ def adapted(
     columns: Sequence[str] = (),
 ) -> Composed:
     """
-    A reward function of TRL's form from those of another stack.
+    Return a reward function of TRL's form that calls functions of another stack.
 
     Args:
-        functions (`Sequence[Callable]`): The functions; their weighted scores are added. Where there are several, the
-            mean of each is logged as `rewards/<name>/<function>`. All calls of an asynchronous one run at the same
-            time.
-        convention ([`Convention`]): How they are called.
+        functions (`Sequence[Callable]`): The functions; their weighted scores are added. The mean of each of several
+            is logged as `rewards/<name>/<function>`. All calls of an asynchronous one run at the same time.
+        convention ([`Convention`]): The way in which they are called.
         name (`str`): Name in logs and metrics.
         read_batch (`Callable`, *optional*): The only function is called once per batch, and `read_batch(result, log)`
-            finds the rewards in what it returns. By default a function scores one completion.
+            finds the rewards in its result. By default a function scores one completion.
         timeout (`float`, *optional*): Seconds of one call, after which its worker is killed; `None`: no limit, in this
             process.
-        on_error (`str`): What a failure makes of its completion: the function's `lowest_reward`, where it declares one
+        on_error (`str`): Result of a failure for its completion: the function's `lowest_reward`, if it declares one
             and is the only one, else `None`, and a count in `rewards/<name>/failed_frac`; or with `"raise"` an error.
         weights (`Sequence[float]`, *optional*): One per function. Defaults to 1 for one function.
-        columns (`Sequence[str]`, *optional*): Columns that a call needs, whatever else it finds.
+        columns (`Sequence[str]`, *optional*): Columns that a call needs beside the places.
     """
     check_on_error(on_error)
     limits = None if timeout is None else Limits(timeout=timeout)
@@ -197,8 +202,10 @@ async def _batch(
     if not rows:
         return []
     [function] = reward.reward_funcs
-    args, given = convention.call(function, {name: [row[name] for row in rows] for name in rows[0]})
-    return read(await reward.called(function, *args, **given), functools.partial(reward.log, kwargs))
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    args, keywords = convention.call(function, columns)
+    result = await reward.called(function, *args, **keywords)
+    return read(result, functools.partial(reward.log, kwargs))
 
 
 async def _each(
@@ -209,12 +216,12 @@ async def _each(
     on_error: OnError,
     weights: list[float],
 ) -> list[float | None]:
-    functions, log_metric = reward.reward_funcs, kwargs.get("log_metric")
-    calls = [
-        (part, *convention.call(function, row))
-        for row in convention.rows(kwargs, reward.__name__)
-        for part, function in enumerate(functions)
-    ]
+    functions = reward.reward_funcs
+    log_metric = kwargs.get("log_metric")
+    calls = []
+    for row in convention.rows(kwargs, reward.__name__):
+        for part, function in enumerate(functions):
+            calls.append((part, *convention.call(function, row)))
     if isinstance(reward, AsyncComposed):
         outcomes = await reward.together([_outcome(reward, convention.read, limits, *call) for call in calls])
         scores = settled(outcomes, reward.__name__, on_error, log_metric, reward.lowest_reward)
@@ -230,16 +237,16 @@ async def _each(
         )
     if weights == [1.0]:
         return scores
-    of_functions = [scores[part :: len(functions)] for part in range(len(functions))]
-    for function, own in zip(functions, of_functions, strict=True):
-        reward.log(kwargs, reward_name(function), own)
-    return [_weighted(row, weights) for row in zip(*of_functions, strict=True)]
+    scores_per_function = [scores[part :: len(functions)] for part in range(len(functions))]
+    for function, function_scores in zip(functions, scores_per_function, strict=True):
+        reward.log(kwargs, reward_name(function), function_scores)
+    return [_weighted(row, weights) for row in zip(*scores_per_function, strict=True)]
 
 
 def _score(
     functions: Sequence[Callable], read: Callable[[Any], Any], part: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Score that one of the functions gives one completion; runs in a worker where there is a time limit."""
+    """Return the score of one completion by one of the functions; runs in a worker if there is a time limit."""
     return read(functions[part](*args, **kwargs))
 
 
@@ -256,7 +263,7 @@ async def _outcome(
 
 
 def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    # A function that only watches (weight 0) cannot make a row unscorable.
+    # A function of weight 0 is only logged: it cannot make a row unscorable.
     counted = [(weight, score) for weight, score in zip(weights, row, strict=True) if weight]
     if any(score is None for _, score in counted):
         return None
@@ -264,27 +271,32 @@ def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | 
 
 
 def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:
-    """The object that an adapter's first argument stands for: itself, or its path `package.module.name` or
+    """Return the object of an adapter's first argument: itself, or the object at its path `package.module.name` or
     `path/to/file.py:name`. Refuses a path that leads nowhere. `option` and `what` are for the message."""
-    found = resolve_object(function, option) if isinstance(function, str) else function
-    if not callable(found):
+    if isinstance(function, str):
+        function = resolve_object(function, option)
+    if not callable(function):
         remedy = "Paths are written `package.module.function` or `path/to/file.py:function`."
-        raise InputError(option, f"{type(found).__name__} {found!r}"[:100], what, remedy)
-    return found
+        raise InputError(option, f"{type(function).__name__} {function!r}"[:100], what, remedy)
+    return function
 
 
 def taking(function: Any, option: str, form: str, count: int, keyword: str = "") -> Any:
     """
-    As [`loaded`]; refuses also a function that cannot be called as its stack calls it, before a run rather than on
-    every completion of it. It must take `count` positional arguments, and gets a `keyword` that it names; `form` says
-    so in the message. A signature that Python cannot read passes.
+    Return the object of an adapter's first argument ([`loaded`]). Refuses a function that its stack could not call,
+    before a run rather than on every completion of it: it must take `count` positional arguments, and gets a `keyword`
+    that it names. `form` is for the message. A signature that Python cannot read passes.
     """
-    found = loaded(function, option)
-    if (known := parameters(found)) is not None:
-        signature = inspect.Signature(known)
-        try:
-            signature.bind(*[None] * count, **({keyword: None} if keyword in signature.parameters else {}))
-        except TypeError as error:
-            got, remedy = f"{reward_name(found)}{signature} ({error})", "Use the adapter that matches its signature."
-            raise InputError(option, got, f"a function of the form {form}", remedy) from error
-    return found
+    function = loaded(function, option)
+    function_parameters = parameters(function)
+    if function_parameters is None:
+        return function
+    signature = inspect.Signature(function_parameters)
+    keywords = {keyword: None} if keyword in signature.parameters else {}
+    try:
+        signature.bind(*[None] * count, **keywords)
+    except TypeError as error:
+        got = f"{reward_name(function)}{signature} ({error})"
+        remedy = "Use the adapter that matches its signature."
+        raise InputError(option, got, f"a function of the form {form}", remedy) from error
+    return function

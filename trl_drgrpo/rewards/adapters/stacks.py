@@ -1,4 +1,4 @@
-"""The stacks whose reward functions are TRL's after one call, each with how it calls.
+"""Adapters that make reward functions of other stacks into TRL's, and how each stack calls them.
 
 TRL and open-r1 share one call, but a function is written for one of the two forms that completions come in: strings
 with plain data, lists of messages with conversational data. One written for `completion[0]["content"]` fails on the
@@ -54,15 +54,16 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
 from trl_drgrpo.rewards.columns import is_async, parameters, required, select
 from trl_drgrpo.rewards.combine import Composed, composed
 from trl_drgrpo.rewards.contract import OnError, check_flag, listed, reward_name
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.recipe_rewards import resolve_object, resolve_reward
-from trl_drgrpo.rewards.texts import as_messages, completion_text, prompt_text
+from trl_drgrpo.rewards.texts import as_messages, completion_text, in_form, prompt_text
 
 
 def from_trl(
     function: Callable | str, *, completions_as: Literal["messages", "text"] | None = None, name: str | None = None
 ) -> Callable:
     """
-    A reward function of TRL's form that is given completions in the form it was written for.
+    Return a reward function of TRL's form that gets completions in the form for which it was written.
 
     Args:
         function (`Callable` or `str`):
@@ -91,22 +92,23 @@ def from_trl(
     """
     forms = Choice(("messages", "text", None), "Leave it out to pass them as they come.")
     refuse_outside("completions_as", completions_as, forms)
-    found: Any = loaded(resolve_reward(function, "function") if isinstance(function, str) else function, "function")
-    reward: Any = composed(name or reward_name(found), [found], _converted, form=completions_as)
-    reward.__doc__ = inspect.getdoc(found)
-    reward.__signature__ = inspect.signature(found)
-    reward.lowest_reward = getattr(found, "lowest_reward", None)
+    if isinstance(function, str):
+        function = resolve_reward(function, "function")
+    reward_func = loaded(function, "function")
+    reward: Any = composed(name or reward_name(reward_func), [reward_func], _converted, form=completions_as)
+    reward.__doc__ = inspect.getdoc(reward_func)
+    reward.__signature__ = inspect.signature(reward_func)
+    reward.lowest_reward = getattr(reward_func, "lowest_reward", None)
     return reward
 
 
 async def _converted(reward: Composed, kwargs: dict[str, Any], form: str | None) -> Any:
-    for name, role, text_of in (("prompts", "user", prompt_text), ("completions", "assistant", completion_text)):
-        if form is not None and kwargs.get(name) is not None:
-            kwargs[name] = [as_messages(each, role) if form == "messages" else text_of(each) for each in kwargs[name]]
+    if form is not None:
+        kwargs |= in_form(kwargs, form)
     return await reward.called(reward.reward_funcs[0], **kwargs)
 
 
-# What verl's own scorers call the completion's text, where it is not solution_str.
+# Names that verl's own scorers give the completion's text, other than solution_str.
 _TEXT_NAMES = ("model_output", "predict_str")
 _SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
 _BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
@@ -123,7 +125,7 @@ def from_verl(
     on_error: OnError = "unscorable",
 ) -> Callable:
     """
-    A verl `compute_score` as a reward function of TRL's form.
+    Return a verl `compute_score` as a reward function of TRL's form.
 
     Args:
         function (`Callable` or `str`):
@@ -142,8 +144,8 @@ def from_verl(
             Seconds per completion, after which its worker is killed. Defaults to no limit, in this process. Not for
             batch functions: put `isolate` around the reward.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
-            What a failing call makes of its completion: `None` and a count, or with `"raise"` an error. A failing
-            batch is the trainer's `on_reward_error`.
+            Result of a failing call for its completion: `None` and a count, or with `"raise"` an error. For a failing
+            batch the trainer's `on_reward_error` counts.
 
     Returns:
         `Callable`: `f(completions, prompts=, <columns>) -> list[float | None]`; `async` if the function is.
@@ -162,20 +164,26 @@ def from_verl(
 
     ```
     """
-    found = loaded(function, "function")
-    is_batch = "solution_strs" in {parameter.name for parameter in parameters(found) or ()}
-    names, constants, needed = _BATCH if is_batch else _SINGLE, reward_kwargs or {}, required(found)
-    offered = (*names, *(() if is_batch else _TEXT_NAMES), *constants)
-    if unknown := [parameter for parameter in needed if parameter not in offered]:
-        got, expected = f"{reward_name(found)}, which needs {', '.join(unknown)}", f"a function of {', '.join(names)}"
-        raise InputError("function", got, expected, "Give the other arguments as constants with reward_kwargs.")
+    function = loaded(function, "function")
+    is_batch = "solution_strs" in {parameter.name for parameter in parameters(function) or ()}
+    names = _BATCH if is_batch else _SINGLE
+    constants = reward_kwargs or {}
+    offered = [*names, *constants]
+    if not is_batch:
+        offered += _TEXT_NAMES
+    required_names = required(function)
+    unknown = [name for name in required_names if name not in offered]
+    if unknown:
+        got = f"{reward_name(function)}, which needs {', '.join(unknown)}"
+        remedy = "Give the other arguments as constants with reward_kwargs."
+        raise InputError("function", got, f"a function of {', '.join(names)}", remedy)
     if is_batch and timeout is not None:
         remedy = "Leave it out, and put `isolate` around the reward."
         raise InputError("timeout", f"{timeout} for a batch function", "none", remedy)
     source, text, truth, extra = names
     usual = ("reward_model.ground_truth", "ground_truth")
     places = {truth: Place("the ground truth", "answer_column", answer_column, usual)}
-    if source in needed and data_source is None:
+    if source in required_names and data_source is None:
         advice = "Add it, or give a constant with data_source=...."
         places[source] = Place("the data source", "data_source", "data_source", advice=advice)
 
@@ -183,17 +191,20 @@ def from_verl(
         columns = sample.columns
         # A copy: verl's functions may write into it, and rows of a group share the dict.
         info = {"num_turns": None, "rollout_reward_scores": {}, **(decoded(columns.get("extra_info")) or {})}
-        given = columns.get("data_source") if data_source is None else data_source
-        return {source: given, text: sample.text, extra: info}
+        row_source = columns.get("data_source") if data_source is None else data_source
+        return {source: row_source, text: sample.text, extra: info}
 
-    def call(function: Callable, given: dict[str, Any]) -> Call:
-        return (), select(function, {**given, **constants}, dict.fromkeys(_TEXT_NAMES, given[text]))
+    def call(function: Callable, values: dict[str, Any]) -> Call:
+        return (), select(function, {**values, **constants}, dict.fromkeys(_TEXT_NAMES, values[text]))
 
+    read_batch = None
+    if is_batch:
+        read_batch = lambda results, log: [_verl_score(result) for result in results]  # noqa: E731
     return adapted(
-        [found],
+        [function],
         Convention(row, call, _verl_score, places),
-        name or reward_name(found),
-        read_batch=(lambda results, log: [_verl_score(each) for each in results]) if is_batch else None,
+        name or reward_name(function),
+        read_batch=read_batch,
         timeout=timeout,
         on_error=on_error,
     )
@@ -205,7 +216,9 @@ def _verl_score(result: Any) -> Any:
             keys = ", ".join(map(str, result)) or "no keys"
             raise RewardError("a verl function", f"a dict with {keys}", "a dict with 'score'", "Return a score.")
         return result["score"]
-    return result[0] if isinstance(result, tuple | list) and result else result
+    if isinstance(result, tuple | list) and result:
+        return result[0]
+    return result
 
 
 def from_openrlhf(
@@ -216,8 +229,8 @@ def from_openrlhf(
     name: str | None = None,
 ) -> Callable:
     """
-    An OpenRLHF `reward_func` as a reward function of TRL's form: one call per batch, with `extra_logs` logged as
-    `rewards/<name>/<key>`.
+    Return an OpenRLHF `reward_func` as a reward function of TRL's form: one call per batch, with `extra_logs` logged
+    as `rewards/<name>/<key>`.
 
     Args:
         function (`Callable` or `str`):
@@ -236,10 +249,10 @@ def from_openrlhf(
     Raises:
         [`InputError`]: For options that do not fit, or a function that takes other arguments.
     """
-    found = taking(function, "function", "f(queries, prompts, labels, **kwargs)", 3)
-    if is_async(found):
+    function = taking(function, "function", "f(queries, prompts, labels, **kwargs)", 3)
+    if is_async(function):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
-        raise InputError("function", f"{reward_name(found)}, which is async", "a sync function", remedy)
+        raise InputError("function", f"{reward_name(function)}, which is async", "a sync function", remedy)
     render = prompt_text if render_prompt is None else loaded(render_prompt, "render_prompt")
 
     def row(sample: Sample) -> dict[str, Any]:
@@ -247,12 +260,12 @@ def from_openrlhf(
         return {"queries": prompt + sample.text, "prompts": prompt}
 
     labels = Place("the label", "answer_column", answer_column, ("label", "answer", "solution"))
-    convention = Convention(row, lambda _, given: (tuple(given.values()), {}), places={"labels": labels})
-    return adapted([found], convention, name or reward_name(found), read_batch=_openrlhf_rewards)
+    convention = Convention(row, lambda _, values: (tuple(values.values()), {}), places={"labels": labels})
+    return adapted([function], convention, name or reward_name(function), read_batch=_openrlhf_rewards)
 
 
 def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None]) -> Any:
-    """The rewards in a result, under `rewards`, else `scores`, or the result itself; its `extra_logs` are logged."""
+    """Return the rewards in a result: under `rewards`, else `scores`, or the result itself. Logs its `extra_logs`."""
     if not isinstance(result, Mapping):
         return result
     for key, values in (result.get("extra_logs") or {}).items():
@@ -269,7 +282,7 @@ def from_swift(
     orm: Callable | type | str, *, args: Mapping[str, Any] | Any = None, name: str | None = None
 ) -> Callable:
     """
-    An ms-swift reward as a reward function of TRL's form.
+    Return an ms-swift reward as a reward function of TRL's form.
 
     Args:
         orm (`type`, `Callable` or `str`):
@@ -287,24 +300,23 @@ def from_swift(
     Raises:
         [`InputError`]: If `orm` cannot be called, or cannot be made from `args`.
     """
-    found: Any = loaded(orm, "orm", "an ORM class, an instance, or the path of one")
-    title = name or reward_name(found)
-    if inspect.isclass(found):
-        found = _instance(found, args)
+    reward_func: Any = loaded(orm, "orm", "an ORM class, an instance, or the path of one")
+    name = name or reward_name(reward_func)
+    if inspect.isclass(reward_func):
+        reward_func = _instance(reward_func, args)
     elif args is not None:
         raise InputError("args", repr(args)[:100], "none for an instance or a function", "Name the class instead.")
-    _, *others = required(found) or ["completions"]  # the first is the completions, by whatever name
-    return composed(title, [found], _as_swift, [column for column in others if column not in _PASSED])
+    columns = required(reward_func)[1:]  # the first is the completions, by whatever name
+    return composed(name, [reward_func], _as_swift, [column for column in columns if column not in _PASSED])
 
 
 def _instance(orm: type, args: Any) -> Any:
-    given = SimpleNamespace(**args) if isinstance(args, Mapping) else args
-    known = parameters(orm) or ()
-    takes_args = any(p.name == "args" or p.kind is p.VAR_KEYWORD for p in known)
+    takes_args = any(p.name == "args" or p.kind is p.VAR_KEYWORD for p in parameters(orm) or ())
     if not takes_args and args is not None:
         raise InputError("args", repr(args)[:100], f"none: {orm.__name__} takes no args", "Leave them out.")
+    namespace = SimpleNamespace(**args) if isinstance(args, Mapping) else args
     try:
-        return orm(args=given) if takes_args else orm()
+        return orm(args=namespace) if takes_args else orm()
     except AttributeError as error:  # how the classes notice a missing argument
         got = f"{repr(args)[:100]}, with which {orm.__name__} fails: {error}"
         remedy = "Add the attribute that is missing."
@@ -312,7 +324,7 @@ def _instance(orm: type, args: Any) -> Any:
 
 
 async def _as_swift(reward: Composed, kwargs: dict[str, Any]) -> Any:
-    """Texts by position, and by name what the ORM asks for."""
+    """Call the ORM with texts by position, and by name with the other arguments that it takes."""
     texts = [completion_text(completion) for completion in kwargs["completions"]]
     columns = {key: values for key, values in kwargs.items() if key not in NOT_COLUMNS}
     columns["response_token_ids"] = columns.pop("completion_ids", None)
@@ -321,9 +333,9 @@ async def _as_swift(reward: Composed, kwargs: dict[str, Any]) -> Any:
         [*as_messages(prompt, "user"), {"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    given = {**columns, "messages": messages, "trainer_state": kwargs.get("trainer_state")}
+    offered = {**columns, "messages": messages, "trainer_state": kwargs.get("trainer_state")}
     [orm] = reward.reward_funcs
-    return await reward.called(orm, texts, **select(orm, given))
+    return await reward.called(orm, texts, **select(orm, offered))
 
 
 _OFFERED = ("prompt", "completion", "answer", "state", "info", "task", "parser")
@@ -342,7 +354,7 @@ def from_verifiers(
     on_error: OnError = "unscorable",
 ) -> Callable:
     """
-    A verifiers rubric as a reward function of TRL's form.
+    Return a verifiers rubric as a reward function of TRL's form.
 
     Args:
         rubric (`Rubric`, `RubricGroup`, `Callable`, `str`, or a list of the last two):
@@ -350,15 +362,15 @@ def from_verifiers(
         weights (`Sequence[float]`, *optional*):
             One per function; 0 only logs it. Defaults to the rubric's, else 1.
         parser (`Any`, *optional*):
-            What functions get as `parser`, or its path. Defaults to the rubric's.
+            Object that functions get as `parser`, or its path. Defaults to the rubric's.
         answer_column (`str`, *optional*):
-            Column that is passed as `answer`. Defaults to `answer`; the empty string is passed where it is missing.
+            Column that is passed as `answer`. Defaults to `answer`; without it the empty string is passed.
         name (`str`, *optional*):
-            Name in logs. Defaults to the function's where it is one, else `rubric`.
+            Name in logs. Defaults to the function's for a single one, else `rubric`.
         timeout (`float`, *optional*):
             Seconds per function and completion. Defaults to no limit, in this process.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
-            What a failing function makes of its completion: `None` and a count, or with `"raise"` an error.
+            Result of a failing function for its completion: `None` and a count, or with `"raise"` an error.
 
     Returns:
         `Callable`: `f(completions, prompts=, <columns>) -> list[float | None]`; `async` if a function is.
@@ -380,18 +392,21 @@ def from_verifiers(
 
     ```
     """
-    parts = _parts(rubric, resolve_object(parser, "parser") if isinstance(parser, str) else parser)
+    if isinstance(parser, str):
+        parser = resolve_object(parser, "parser")
+    parts = _parts(rubric, parser)
     functions = [function for function, _ in parts]
-    chosen = [weight for _, weight in parts] if weights is None else list(weights)
-    if not functions or len(chosen) != len(functions):
+    if weights is None:
+        weights = [weight for _, weight in parts]
+    if not functions or len(weights) != len(functions):
         expected = f"{len(functions)}, one per function" if functions else "at least one function"
-        raise InputError("weights", f"{len(chosen)} weights", expected, "Give one number per function.")
+        raise InputError("weights", f"{len(weights)} weights", expected, "Give one number per function.")
     columns = {column for function in functions for column in required(function)} - {*_OFFERED}
     return adapted(
         functions,
         Convention(functools.partial(_rollout, answer_column or "answer"), _verifiers_call),
         name or (reward_name(functions[0]) if len(functions) == 1 else "rubric"),
-        weights=chosen,
+        weights=weights,
         columns=[*sorted(columns), *filter(None, [answer_column])],
         timeout=timeout,
         on_error=on_error,
@@ -399,33 +414,36 @@ def from_verifiers(
 
 
 def _parts(rubric: Any, parser: Any) -> list[tuple[functools.partial, float]]:
-    """Functions with their weights, and bound to the objects that their rubric hands them, groups of rubrics
-    flattened."""
+    """Return the functions of a rubric, or of several, with their weights and bound to the objects of their rubric."""
     if isinstance(rubric, str):
         rubric = resolve_object(rubric, "rubric")
     if isinstance(rubric, list | tuple):
         return [part for entry in rubric for part in _parts(entry, parser)]
-    inner, functions = getattr(rubric, "rubrics", None), getattr(rubric, "funcs", None)
+    inner_rubrics = getattr(rubric, "rubrics", None)
+    functions = getattr(rubric, "funcs", None)
     weights = getattr(rubric, "weights", ())
-    if inner is None and functions is None:
-        functions, weights = [loaded(rubric, "rubric", "a Rubric, or functions")], [1.0]
+    if inner_rubrics is None and functions is None:
+        functions = [loaded(rubric, "rubric", "a Rubric, or functions")]
+        weights = [1.0]
     objects = {"parser": getattr(rubric, "parser", None), **getattr(rubric, "class_objects", {})}
-    objects |= {} if parser is None else {"parser": parser}
-    own = [(_bound(each, objects), weight) for each, weight in zip(functions or (), weights, strict=True)]
-    return own + _parts(list(inner or ()), parser)
+    if parser is not None:
+        objects["parser"] = parser
+    parts = [(_bound(function, objects), weight) for function, weight in zip(functions or (), weights, strict=True)]
+    return parts + _parts(list(inner_rubrics or ()), parser)
 
 
 def _bound(function: Callable, objects: Mapping[str, Any]) -> functools.partial:
-    """A function with the objects of its rubric; refuses one that scores a group."""
-    if named := sorted(_GROUP & {parameter.name for parameter in parameters(function) or ()}):
-        got = f"the function {reward_name(function)}, which takes {', '.join(named)}"
+    """Return a function with the objects of its rubric. Refuses one that scores a group."""
+    group_names = sorted(_GROUP & {parameter.name for parameter in parameters(function) or ()})
+    if group_names:
+        got = f"the function {reward_name(function)}, which takes {', '.join(group_names)}"
         remedy = "A batch may split groups: write it as a reward function in TRL's form."
         raise InputError("rubric", got, "functions that score one completion", remedy)
     return functools.partial(function, **select(function, objects))
 
 
 def _rollout(answer_column: str, sample: Sample) -> dict[str, Any]:
-    """What functions of a rubric may name, of the row and the rollout."""
+    """Return the values of a row and its rollout that functions of a rubric may name."""
     row = sample.columns
     info = decoded(row.get("info"))
     fields = {
@@ -452,7 +470,7 @@ def from_r1_zero(
     on_error: OnError = "unscorable",
 ) -> Callable:
     """
-    A grader of understand-r1-zero as a reward function of TRL's form.
+    Return a grader of understand-r1-zero as a reward function of TRL's form.
 
     Args:
         grader (`Callable` or `str`):
@@ -467,7 +485,7 @@ def from_r1_zero(
         timeout (`float`, *optional*):
             Seconds per completion. Defaults to no limit, in this process.
         on_error (`str`, *optional*, defaults to `"unscorable"`):
-            What a failing call makes of its completion: `None` and a count, or with `"raise"` an error.
+            Result of a failing call for its completion: `None` and a count, or with `"raise"` an error.
 
     Returns:
         `Callable`: `f(completions, <columns>) -> list[float | None]`.
@@ -486,15 +504,15 @@ def from_r1_zero(
     ```
     """
     check_flag("fast", fast)
-    found = taking(grader, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, "fast")
+    grader = taking(grader, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, "fast")
     answer = Place("the correct answer", "answer_column", answer_column, ("answer", "solution", "gt_answer"))
     convention = Convention(
         lambda sample: {"response": sample.text},
-        lambda function, given: (tuple(given.values()), select(function, {}, {"fast": fast})),
+        lambda function, values: (tuple(values.values()), select(function, {}, {"fast": fast})),
         _r1_zero_reward,
         {"gt": answer},
     )
-    return adapted([found], convention, name or reward_name(found), timeout=timeout, on_error=on_error)
+    return adapted([grader], convention, name or reward_name(grader), timeout=timeout, on_error=on_error)
 
 
 def _r1_zero_reward(result: Any) -> Any:
@@ -502,3 +520,11 @@ def _r1_zero_reward(result: Any) -> Any:
         got = f"{type(result).__name__} {result!r}"[:80]
         raise RewardError("an understand-r1-zero grader", got, "a pair (info, reward)", "Use another adapter.")
     return result[1]
+
+
+register_reward("trl", help="A function written for TRL.", factory=from_trl, role="adapter")
+register_reward("verl", help="A `compute_score` of verl.", factory=from_verl, role="adapter")
+register_reward("openrlhf", help="A `reward_func` of OpenRLHF.", factory=from_openrlhf, role="adapter")
+register_reward("swift", help="An ORM of ms-swift.", factory=from_swift, role="adapter")
+register_reward("verifiers", help="Functions of a rubric of verifiers.", factory=from_verifiers, role="adapter")
+register_reward("r1_zero", help="A grader of understand-r1-zero.", factory=from_r1_zero, role="adapter")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, require_package
 from trl_drgrpo.rewards.columns import LogMetric
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.sample import after_thinking, marked_answer
 from trl_drgrpo.rewards.texts import completion_text
 
@@ -279,3 +280,6 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
 def _cached_scorer(task: str, config: str) -> Callable[[str, dict[str, Any]], float]:
     gym, _ = _factory_of(task)
     return gym.create_dataset(task, **{**_decode(config), "size": 1}).score_answer
+
+
+register_reward("reasoning_gym", reasoning_gym_reward, help="What the row's task of reasoning-gym gives the answer.")

@@ -26,6 +26,7 @@ from trl_drgrpo.rewards.columns import LogExtra, LogMetric, behind_partials, onl
 from trl_drgrpo.rewards.contract import FAILING_IS_FREE, Limits, OnError, check_on_error, declared, reward_name
 from trl_drgrpo.rewards.isolation.pool import Call, pool_for
 from trl_drgrpo.rewards.isolation.worker import Failure, RewardCaller, SampleScorer, Scored, failure_of, unpickled
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_reward
 
 logger = logging.getLogger(__name__)
@@ -296,5 +297,26 @@ def _repeat_logs(outcomes: Sequence[Scored | Failure], log_metric: LogMetric, lo
             for metric in outcome.metrics:
                 log_metric(*metric)
     if log_extra is not None:
+<<<<<<< HEAD
         for column in columns.items():
             log_extra(*column)
+=======
+        for column, values in columns.items():
+            log_extra(column, values)
+
+
+def _snapshot(trainer_state: Any) -> Any:
+    """A small copy for messages: the history grows with the run, and callbacks may not pickle."""
+    plain = (bool, int, float, str, type(None))
+    values = vars(trainer_state) if hasattr(trainer_state, "__dict__") else {}
+    return SimpleNamespace(**{key: value for key, value in values.items() if isinstance(value, plain)})
+
+
+register_reward(
+    "isolate",
+    help="A reward with limits on time and memory, in worker processes.",
+    factory=isolate,
+    role="wrapper",
+    is_harmless=True,
+)
+>>>>>>> registers

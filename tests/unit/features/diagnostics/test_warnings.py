@@ -10,13 +10,10 @@ import statistics
 import pytest
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.features.diagnostics.run_warnings import (
-    DEFAULTS,
-    RunWarnings,
-    distance_from_usual,
-    moved,
-    warning_thresholds,
-)
+from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
+from trl_drgrpo.features.diagnostics.trends import distance_from_usual, moved
+
+DEFAULTS = warning_thresholds(True)
 
 G = 8
 ONLY_LOGGED = ("grad_norm", "learning_rate", "drgrpo/moved_frac")
@@ -428,7 +425,6 @@ def test_bad_settings_are_named(setting, words):
 
 
 def test_settings():
-    assert warning_thresholds(True) == DEFAULTS
     assert warning_thresholds(False) == {}
     assert warning_thresholds({"kl": True})["kl"] == DEFAULTS["kl"]
     assert warning_thresholds({"kl": {"steps": 9}})["kl"] == {**DEFAULTS["kl"], "steps": 9}

@@ -54,6 +54,7 @@ from trl_drgrpo.rewards.functions.code.problems import (
     same_output,
 )
 from trl_drgrpo.rewards.functions.code.sandbox import Running, Sandbox, sources_of
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.sample import SampleReward
 from trl_drgrpo.rewards.texts import prompt_text
 
@@ -290,3 +291,8 @@ class CodeReward(SampleReward):
 
 
 code_reward = CodeReward()
+
+
+register_reward(
+    "code_reward", code_reward, help="1 if the code passes the row's tests, in a sandbox.", factory=CodeReward
+)

@@ -37,6 +37,7 @@ from trl_drgrpo.rewards.functions.judge.chat_client import (
     Session,
     Unanswered,
 )
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.texts import completion_text, prompt_text
 
 _SCORE_PATTERN = r"(?i)\bscore\W{0,5}\s*[:=]\s*\W{0,3}?(?P<score>[-+]?\d+(?:\.\d+)?)"
@@ -357,3 +358,6 @@ class JudgeReward(Judge):
         user = _PLACEHOLDER.sub(lambda match: values[match[1]], self.template)
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": user}]
+
+
+register_reward("judge_reward", help="A score from 0 to 1 by a model behind an API.", factory=JudgeReward)

@@ -20,6 +20,7 @@ from trl_drgrpo.common.ranges import Choice
 from trl_drgrpo.rewards.contract import Limits, OnError, check_column
 from trl_drgrpo.rewards.functions.mathematics.answers import ANSWER_FORMATS, extract_answer, gold_answers, unreadable
 from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.sample import SampleReward
 
 
@@ -135,3 +136,12 @@ def unreadable_gold(gold: Any) -> str | None:
 
 
 math_reward = MathReward()
+
+
+register_reward(
+    "math_reward",
+    math_reward,
+    help="1 if the final answer equals a gold answer.",
+    factory=MathReward,
+    is_harmless=True,
+)

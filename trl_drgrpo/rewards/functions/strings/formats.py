@@ -24,6 +24,7 @@ from trl_drgrpo.common.errors import InputError, UnscorableError, require_packag
 from trl_drgrpo.common.ranges import Choice, Range, finite_number, positive, refuse_outside, whole
 from trl_drgrpo.rewards.contract import Limits, OnError
 from trl_drgrpo.rewards.functions.strings.matching import AgainstColumn
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking
 from trl_drgrpo.rewards.texts import completion_text
 
@@ -352,3 +353,29 @@ def overlong_penalty(max_completion_length: int, soft_tokens: int) -> Callable:
 
 def _trl(name: str) -> Callable:
     return getattr(importlib.import_module("trl.rewards"), name)
+
+
+register_reward(
+    "format_reward",
+    format_reward,
+    help="1 for `<think>..</think> <answer>..</answer>`.",
+    factory=FormatReward,
+    is_harmless=True,
+)
+register_reward("regex_reward", help="1 if a pattern matches.", factory=RegexReward, is_harmless=True)
+register_reward(
+    "json_schema_reward",
+    json_schema_reward,
+    help="1 for JSON that fits a schema.",
+    factory=JsonSchemaReward,
+    is_harmless=True,
+)
+register_reward(
+    "repetition_penalty", help="Negative for repeated n-grams.", factory=repetition_penalty, is_harmless=True
+)
+register_reward(
+    "overlong_penalty",
+    help="Falls from 0 to -1 over the last tokens before the limit.",
+    factory=overlong_penalty,
+    is_harmless=True,
+)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from trl_drgrpo.common.errors import InputError, UnscorableError, shortened
 from trl_drgrpo.common.ranges import Choice, Range
 from trl_drgrpo.rewards.contract import OnError
+from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answer, without_fonts
 
 _CHOICE = re.compile(r"\(([A-Za-z])\)")
@@ -337,3 +338,26 @@ class ChoiceReward(AgainstColumn):
 
 
 choice_reward = ChoiceReward()
+
+
+register_reward(
+    "exact_match_reward",
+    exact_match_reward,
+    help="1 if the answer is the column's text.",
+    factory=ExactMatchReward,
+    is_harmless=True,
+)
+register_reward(
+    "numeric_reward",
+    numeric_reward,
+    help="1 if the answer is the column's number.",
+    factory=NumericReward,
+    is_harmless=True,
+)
+register_reward(
+    "choice_reward",
+    choice_reward,
+    help="1 if the answer is the column's choice.",
+    factory=ChoiceReward,
+    is_harmless=True,
+)

@@ -1,0 +1,142 @@
+"""Registries: names that recipes may use, each with everything that belongs to it, registered where it is defined.
+
+A registry fills itself when it is first read. It imports the modules that `REGISTRATIONS` of this package lists for
+it, and what installed packages name as entry points of the group `trl_drgrpo`. So no import fills a registry, and a
+run that uses no names loads none of these modules. The list is at the top of the package because a room names only
+rooms below it.
+"""
+
+import importlib
+import logging
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeVar
+
+from trl_drgrpo.common.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+ENTRY_POINTS = "trl_drgrpo"  # group of entry points: modules of other packages that register names
+_PACKAGE = __name__.partition(".")[0]
+_NAME = re.compile(r"[\w-]+")  # dots, colons and slashes make a path
+_HOME = re.compile(r"[\w.]+:[\w.]+")
+
+
+class Named(Protocol):
+    """An entry of a registry."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def help(self) -> str: ...
+
+
+class RegistrationError(InputError):
+    """A name that was registered wrongly: an error of the package that registered it, not of the user's settings."""
+
+
+Entry = TypeVar("Entry", bound=Named)
+
+
+class Registry(Mapping[str, Entry]):
+    """Entries by name, in the order of their registration.
+
+    Args:
+        kind (`str`): Kind of the entries: the key of `REGISTRATIONS`, and the word for one of them in errors.
+
+    Attributes:
+        registered_by (`dict[str, str]`): By name, the module that registered it.
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+        self.registered_by: dict[str, str] = {}
+        self._is_filled = False
+
+    def error(self, name: Any, got: str, expected: str, remedy: str) -> RegistrationError:
+        """Return the error for a registration under this name."""
+        return RegistrationError(f"registration of the {self.kind} {name!r}", got, expected, remedy)
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry. Refuses a name that is taken or that could be a path, and an entry without help."""
+        module = _registering_module()
+        if module.partition(".")[0] != _PACKAGE:
+            self._fill()  # so that a name of this package is refused here, and not when the registry is first read
+        if not (isinstance(entry.name, str) and _NAME.fullmatch(entry.name)):
+            raise self.error(entry.name, "this name", "letters, digits, _ and -", "Register it under another name.")
+        if not (isinstance(entry.help, str) and entry.help.strip()):
+            raise self.error(entry.name, "no help", "one sentence about it", "Add the sentence, which help shows.")
+        if entry.name in self._entries:
+            got = f"a name that {self.registered_by[entry.name]} has registered already"
+            raise self.error(entry.name, got, "a new name", f"Register it in {module} under another name.")
+        self._entries[entry.name] = entry
+        self.registered_by[entry.name] = module
+
+    def load(self, name: str, home: Any) -> Any:
+        """Return the object that an entry names as `"module:attribute"`; an object is returned as it is. An error of
+        the import is passed on."""
+        if not isinstance(home, str):
+            return home
+        module_name, _, path = home.partition(":")
+        got = f"{home}, which does not exist in the installed {module_name.partition('.')[0]}"
+        remedy = (
+            f"Your settings are not the cause: {self.registered_by[name]} registered it. Correct it there, or tell "
+            "its authors."
+        )
+        missing = self.error(name, got, "an existing object", remedy)
+        try:
+            value: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the home exists, and a module that it imports does not
+            raise missing from error
+        for attribute in path.split("."):
+            if not hasattr(value, attribute):
+                raise missing
+            value = getattr(value, attribute)
+        return value
+
+    def check_home(self, name: str, home: Any) -> None:
+        """Refuse what is neither callable nor a text `"module:attribute"`."""
+        if callable(home) or (isinstance(home, str) and _HOME.fullmatch(home)):
+            return
+        remedy = "Register the object itself, or say where it is."
+        raise self.error(name, repr(home), "a callable, or 'module:attribute'", remedy)
+
+    def __getitem__(self, name: str) -> Entry:
+        self._fill()
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._fill()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._fill()
+        return len(self._entries)
+
+    def _fill(self) -> None:
+        if self._is_filled:
+            return
+        self._is_filled = True  # first, because the modules below may read the registry
+        for name in sys.modules[_PACKAGE].REGISTRATIONS[self.kind]:
+            module = importlib.import_module(f"{_PACKAGE}.{name}")
+            for child in pkgutil.iter_modules(getattr(module, "__path__", ())):
+                importlib.import_module(f"{module.__name__}.{child.name}")
+        for entry_point in entry_points(group=ENTRY_POINTS):
+            try:
+                entry_point.load()
+            except Exception as error:  # a package that the run may not need
+                logger.warning("Names of %s are missing: %s: %s", entry_point.value, type(error).__name__, error)
+
+
+def _registering_module() -> str:
+    """Return the name of the module that called `register_...`."""
+    frame = sys._getframe(2)  # the caller of `Registry.add`
+    while frame.f_code.co_name.startswith("register") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "unknown")
