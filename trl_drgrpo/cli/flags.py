@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import UpstreamError
-from trl_drgrpo.config.field_kinds import described
+from trl_drgrpo.config.field_kinds import descriptions
 
 # The four dataclasses of the command, in the order in which they are built.
 DATACLASSES = ("DrGRPOScriptArguments", "DrGRPOConfig", "ModelConfig", "DatasetMixtureConfig")
@@ -95,7 +95,7 @@ def dataclass_flags(name: str) -> dict[str, Flag]:
     # Dataclasses collect fields in reverse method resolution order; with single bases that is base first.
     for base in reversed(node.bases):
         flags |= dataclass_flags(ast.unparse(base).rpartition(".")[2])
-    texts = described(ast.get_docstring(node) or "") if _HOMES[name][0] == "trl_drgrpo" else {}
+    texts = descriptions(ast.get_docstring(node) or "") if _HOMES[name][0] == "trl_drgrpo" else {}
     for statement in node.body:
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
