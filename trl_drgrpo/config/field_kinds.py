@@ -310,7 +310,7 @@ def _sampling_keys() -> Kinds:
 
 def _check_sampling(config: "DrGRPOConfig") -> None:
     """Refuse keys that `GenerationConfig` refuses, and those under which nothing is sampled: greedy search, beams."""
-    options = config.generation_kwargs
+    options: Any = config.generation_kwargs  # a mapping by now
     if config.use_vllm or not options:
         return
     from transformers import GenerationConfig
@@ -335,7 +335,8 @@ def _build_schedule(config: "DrGRPOConfig") -> None:
 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     steps = config.max_steps if config.max_steps > 0 else 1000
-    schedule: Any = get_scheduler(config.lr_scheduler_type, optimizer, 0, steps, config.lr_scheduler_kwargs)
+    options: Any = config.lr_scheduler_kwargs  # a mapping by now
+    schedule: Any = get_scheduler(config.lr_scheduler_type, optimizer, 0, steps, options)
     for rate in getattr(schedule, "lr_lambdas", ()):
         for step in (0, steps // 2, steps - 1):
             rate(step)

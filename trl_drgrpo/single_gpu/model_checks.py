@@ -64,7 +64,7 @@ def check_model(
 
         refuse_unsendable(args, model, quantization_config, peft_config)
         require_package("vllm", "use_vllm", "True", "vllm")
-    init: dict[str, Any] = dict(args.model_init_kwargs or {})
+    init: Any = args.model_init_kwargs or {}  # a mapping by now
     check_adapter(model, peft_config, quantization_config, init)
     check_reference(model, peft_config, args.beta)
     config = getattr(model, "config", None)
@@ -91,7 +91,7 @@ def check_model(
 
 def own_tokenizer(args: "DrGRPOConfig", model: str) -> Any:
     """Return the tokenizer of a model's folder or Hub id; `None` where it does not load, which TRL will say."""
-    init = args.model_init_kwargs or {}
+    init: Any = args.model_init_kwargs or {}
     source, options = source_of(model, {"revision": init.get("revision")})
     try:
         with quiet_retries():
@@ -114,6 +114,7 @@ def _checked_config(name: str, init: dict[str, Any]) -> Any:
     keywords = {*inspect.signature(PreTrainedModel.from_pretrained).parameters, *_OF_BOTH, *_USUAL}
     passed_on = _passed_on(init.keys() - keywords)
     options = {key: value for key, value in init.items() if key in _OF_BOTH or key in passed_on}
+    config: Any
     with hub_errors("model_name_or_path", name, _A_MODEL):
         config, unused = AutoConfig.from_pretrained(init.get("config") or name, return_unused_kwargs=True, **options)
     if getattr(config, "auto_map", None):  # code of the repository may take any keyword, and have any class
