@@ -40,7 +40,7 @@ def stay_offline_and_quiet() -> None:
 
 
 def add_arguments_check(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--full", action="store_true", help="all 48 combinations of the matrix, about a minute")
     parts.add_argument("--credit", action="store_true", help="the enumerated expected gradients only, seconds")
@@ -79,26 +79,29 @@ def run_check(args: argparse.Namespace) -> int:
         if not args.json:
             print(text, flush=True)
 
-    def row(passed: bool, text: str) -> None:
+    def say_case(passed: bool, text: str) -> None:
         if args.verbose or not passed:
             say(f"  {'ok  ' if passed else 'FAIL'} {text}")
 
-    def said(results: Iterable[Any], line: Callable[[Any], str], difference: str) -> list[Any]:
-        """Results, each said as soon as it is there, and their summary."""
-        found = []
-        for result in results:
-            row(result.passed, line(result))
-            found.append(result)
-        exact, controls = ([each for each in found if each.control is kind] for kind in (False, True))
-        largest = max((getattr(each, difference) for each in exact), default=math.nan)
+    def run_cases(cases: Iterable[Any], line: Callable[[Any], str], difference: str) -> list[Any]:
+        """Say each result as soon as it is there, then their summary; return them."""
+        results = []
+        for result in cases:
+            say_case(result.passed, line(result))
+            results.append(result)
+        exact = [result for result in results if not result.control]
+        controls = [result for result in results if result.control]
+        largest = max((getattr(result, difference) for result in exact), default=math.nan)
         say(f"  {_passed(exact)} agree, largest difference {largest:.1e}")
         say(f"  {_passed(controls)} controls differ (other objectives, published constructions), as they must")
-        return found
+        return results
 
     flags = "".join(f" --{name}" for name in ("full", "credit", "json") if getattr(args, name))
     terms = [_loss_term(path) for path in args.loss_term or ()]
-    seams, decoding = check_upstream(), check_decoding()
-    moved, results = any(seams.values()), []
+    seams = check_upstream()
+    decoding = check_decoding()
+    has_moved = any(seams.values())
+    results: list[Any] = []
     report: dict[str, Any] = {
         **provenance(f"trl-drgrpo check{flags}"),
         "seams": {name: problem or "ok" for name, problem in seams.items()},
@@ -107,60 +110,66 @@ def run_check(args: argparse.Namespace) -> int:
     say("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
     say("\nInternals of trl.GRPOTrainer that this package relies on")
     for name, problem in seams.items():
-        row(not problem, f"{name}{': ' + problem if problem else ''}")
+        say_case(not problem, f"{name}{': ' + problem if problem else ''}")
     say(f"  {sum(not problem for problem in seams.values())} of {len(seams)} are as expected")
     for name, problem in decoding.items():
-        row(not problem, f"{name} (generation in transformers){': ' + problem if problem else ''}")
+        say_case(not problem, f"{name} (generation in transformers){': ' + problem if problem else ''}")
     with _without_warnings():
-        if terms and not moved:
+        if terms and not has_moved:
             from trl_drgrpo.check.loss_terms import check_loss_terms
 
             say("\nGradient with the loss terms, in TRL's micro-batches and in others (|difference|, relative)")
-            found = said(check_loss_terms(terms), _loss_term_case, "gradient_difference")
-            report["loss_terms"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in found]
-            results += found
-        if not (args.credit or terms or moved):
+            results += run_cases(check_loss_terms(terms), _loss_term_case, "gradient_difference")
+            report["loss_terms"] = [_flat(result) for result in results]
+        if not (args.credit or terms or has_moved):
             say("\nLoss and gradient against the specification (|difference|, relative for the gradient)")
-            head = f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}"
             if args.verbose:
-                say(head)
-            results += said(map(parity.run_case, parity.cases(args.full)), _case, "gradient_difference")
-            report["cases"] = [vars(r.case) | {k: v for k, v in vars(r).items() if k != "case"} for r in results]
-            report["speed"] = parts = _speed_of_tiny_model()
-            say(f"  fast path: {in_words(parts)}")
-            row(not _lacks_parts(parts), "every part of the fast path that a CPU has")
-        if not (terms or moved):
+                say(f"  {'':4} {'rows x accum / gen / iter':26} {'beta':>5} {'LoRA':>5} {'loss':>9} {'gradient':>9}")
+            results += run_cases(map(parity.run_case, parity.cases(args.full)), _case, "gradient_difference")
+            report["cases"] = [_flat(result) for result in results]
+            report["speed"] = _speed_of_tiny_model()
+            say(f"  fast path: {in_words(report['speed'])}")
+            say_case(not _lacks_parts(report["speed"]), "every part of the fast path that a CPU has")
+        if not (terms or has_moved):
             say("\nExpected gradient of the credit, enumerated, against the exact one (|difference|, relative)")
-            credited = said(map(credit.run_credit_case, credit.credit_cases()), _credit, "difference")
+            credited = run_cases(map(credit.run_credit_case, credit.credit_cases()), _credit, "difference")
             report["credit"] = [vars(result) for result in credited]
             results += credited
     failed = sum(not result.passed for result in results)
-    proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
-    if terms:
-        proven = "rows may be skipped, regrouped and packed with these loss terms"
-    verdict = f"{len(results)} of {len(results)} cases passed: {proven} here."
-    if failed:
-        verdict = f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
-        if terms:
-            verdict = (
-                f"{failed} of {len(results)} cases FAILED. A term that depends on the rows beside a token needs "
-                "micro_batching='upstream'. One with a loss where there is no advantage needs reads_all_rows = True. "
-                "One that changes nothing is seen as well."
-            )
-    if moved:
+    is_slow = any(decoding.values()) or _lacks_parts(report.get("speed", {}))
+    if has_moved:
         verdict = "TRL has changed where this package relies on it: nothing further was run."
+    elif failed and terms:
+        verdict = (
+            f"{failed} of {len(results)} cases FAILED. A term that depends on the rows beside a token needs "
+            "micro_batching='upstream'. One with a loss where there is no advantage needs reads_all_rows = True. "
+            "One that changes nothing is seen as well."
+        )
+    elif failed:
+        verdict = f"{failed} of {len(results)} cases FAILED: do not trust runs in this environment."
+    else:
+        proven = "step credit is unbiased" if args.credit else "the trainer computes Dr. GRPO"
+        if terms:
+            proven = "rows may be skipped, regrouped and packed with these loss terms"
+        verdict = f"{len(results)} of {len(results)} cases passed: {proven} here."
     say(f"\n{verdict}")
-    slow = any(decoding.values()) or _lacks_parts(report.get("speed", {}))
-    if slow:
+    if is_slow:
         say("Generation or training is slower here than it need be; the lines above say why.")
-    passed = not (moved or failed or slow)
+    passed = not (has_moved or failed or is_slow)
     if args.json:
         print(json.dumps({**report, "passed": passed}, indent=2))
     return 0 if passed else 1
 
 
+def _flat(result: Any) -> dict[str, Any]:
+    """Return the fields of a result and of its case as one mapping."""
+    fields = vars(result) | vars(result.case)
+    del fields["case"]
+    return fields
+
+
 def _loss_term(path: str) -> Any:
-    """The class, or object, of a loss term at `file.py:name` or `module.name`."""
+    """Return the class, or object, of a loss term at `file.py:name` or `module.name`."""
     from trl_drgrpo.rewards.recipe_rewards import resolve_object
     from trl_drgrpo.upstream.hooks import LossTerm
 
@@ -189,7 +198,8 @@ def _speed_of_tiny_model() -> dict[str, str]:
 
 
 def _check_model(args: argparse.Namespace) -> int:
-    """What one model gets of the fast path, as lines or as JSON. Exit code 1: its gradient or its tokens are wrong."""
+    """Print which parts of the fast path one model gets, as lines or as JSON. Exit code 1: its gradient or its tokens
+    are wrong."""
     from trl_drgrpo.check.small import read_config
     from trl_drgrpo.cli.run_keys import model_path
 
@@ -249,7 +259,7 @@ def _passed(results: Sequence[Any]) -> str:
 
 
 def add_arguments_demo(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
     add = parser.add_argument
     folder = (
         "folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
@@ -285,30 +295,34 @@ def run_demo(args: argparse.Namespace) -> int:
         from trl_drgrpo.demo.result import print_report
         from trl_drgrpo.demo.run import run_demo
 
-        results, progress = Console(), Console(stderr=True)
+        progress = Console(stderr=True)
         progress.print("loading libraries and model ...")
         with room_needed(args.output_dir, lambda: "What was measured until then stands above."):
             result = run_demo(args.output_dir, args.seed, args.steps, args.process, compare, console=progress)
     except KeyboardInterrupt:
         console.log(f"\nthe model and the numbers so far are in {args.output_dir}")
         raise
-    print_report(result, results)
-    numbers, learned = result.numbers, result.numbers["learned"]
-    gain, steps, claim = numbers["gain_points"], numbers["settings"]["steps"], numbers["required_gain_points"]
-    taken = (took for stage, took in numbers["seconds"].items() if stage.removeprefix("train_") not in compare)
-    verdict = f"Learned: sampled accuracy {gain:+.1f} points in {sum(taken):.0f} s."
-    if not learned:
-        claimed = f"the demo claims at least +{claim:.0f}."
-        verdict = f"NOT LEARNED: sampled accuracy changed by {gain:+.1f} points in {steps} steps; {claimed}"
-    results.print(f"\n{verdict}", highlight=False)
-    return 0 if learned else 1
+    stdout = Console()
+    print_report(result, stdout)
+    numbers = result.numbers
+    gain = numbers["gain_points"]
+    if numbers["learned"]:
+        stages = numbers["seconds"].items()
+        seconds = sum(took for stage, took in stages if stage.removeprefix("train_") not in compare)
+        verdict = f"Learned: sampled accuracy {gain:+.1f} points in {seconds:.0f} s."
+    else:
+        steps = numbers["settings"]["steps"]
+        claim = f"the demo claims at least +{numbers['required_gain_points']:.0f}."
+        verdict = f"NOT LEARNED: sampled accuracy changed by {gain:+.1f} points in {steps} steps; {claim}"
+    stdout.print(f"\n{verdict}", highlight=False)
+    return 0 if numbers["learned"] else 1
 
 
 # merge ---------------------------------------------------------------------------------------------------------------
 
 
 def add_arguments_merge(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
     add = parser.add_argument
     add("adapter", metavar="ADAPTER_DIR", help="folder with adapter_config.json: a run's or a checkpoint")
     folder = "folder to write; must not exist"
@@ -340,7 +354,7 @@ def run_merge(args: argparse.Namespace) -> int:
 
 
 def add_arguments_report(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Add the flags."""
     add = parser.add_argument
     add("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
     add("--format", choices=("html", "md", "json", "png"), help="output format (default: html)")
