@@ -190,7 +190,8 @@ class DrGRPOTrainer(HostTrainer):
             self.reward_funcs[i] = cast(Any, checked_reward(added, name=self.reward_func_names[i]))
         if not self.in_lockstep:  # there, a process may hold a part of the model and of each gradient only
             self.features = [*self.features, self.movement_watch]
-            if (memory_watch := built("memory_watch", run.given)) is not None:
+            memory_watch = built("memory_watch", run.arguments)
+            if memory_watch is not None:
                 self.add_callback(memory_watch)
         for feature in self.features:
             self.add_callback(feature)
@@ -211,8 +212,8 @@ class DrGRPOTrainer(HostTrainer):
         self.resume, self.diagnostics, self.fast_path = Resume(self), Diagnostics(self), FastPath(self)
         self.earlier, self.model_card, self.movement_watch = EarlierBatches(self), ModelCard(self), MovementWatch(self)
         # Options: what the run does not ask for stands there as `config/options.py` has it.
-        self.sampling = built("sampling", run.given, self)
-        self.forks, self.turns = built("forks", run.given, self, run.segmenter), run.turns
+        self.sampling = built("sampling", run.arguments, self)
+        self.forks, self.turns = built("forks", run.arguments, self, run.segmenter), run.turns
         self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
         first = [DivergenceGuard(self), self.resume, self.diagnostics, self.fast_path]

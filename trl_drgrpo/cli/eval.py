@@ -41,7 +41,6 @@ from trl_drgrpo.evaluation import models
 from trl_drgrpo.evaluation.results import KIND, as_json, judged, read_results, results
 from trl_drgrpo.evaluation.table import is_whole, notes, put_into_card, table, title
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
-from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.scoring import one_line
@@ -207,7 +206,7 @@ class _Task:
 
     def sampled(self, name: str) -> tuple[Path, list[Row]]:
         """Return the file of a model's samples, and all of them."""
-        from trl_drgrpo.evaluation.running import sample_and_score
+        from trl_drgrpo.evaluation.running import check_rows_fit, sample_and_score
 
         args = self.args
         settings = self.settings
@@ -221,8 +220,11 @@ class _Task:
             return f"correct {sum(passed) / len(passed):.0%}" if passed else ""
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
+            server = args.vllm_server_base_url
+            if server is None:  # a server says itself what is too long
+                check_rows_fit(self.rows, model_path(name), settings.loading, settings.decoding, settings.template)
             tokenizer = models.load_tokenizer(model_path(name), settings.loading)
-            sampler = self._sampler(name, tokenizer)
+            sampler = settings.sampler(name, tokenizer, args.batch_size, server)
             sizes = {"samples": args.num_samples, "length": settings.decoding.max_completion_length}
             options = {**sizes, "seed": args.seed, "template": settings.template}
             rows = sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
@@ -248,16 +250,6 @@ class _Task:
             "server": self.args.vllm_server_base_url is not None,
             "batch": group,
         }
-
-    def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.running import check_context
-
-        settings = self.settings
-        url = self.args.vllm_server_base_url
-        if url is None:  # a server says itself what is too long
-            lengths = [len(prompt_ids(row["prompt"], tokenizer, settings.template)) for row in self.rows]
-            check_context(models.load_config(model_path(name), settings.loading), lengths, settings.decoding)
-        return settings.sampler(name, tokenizer, self.args.batch_size, url)
 
     def results(self, sampled: dict[str, tuple[str, list[Row]]]) -> dict[str, Any]:
         """Return the result. `sampled`: name and samples by role."""

@@ -81,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
     check_file("output", args.output, [args.dataset_name], streams=False)
     if args.sft_output:
         if not args.reward_funcs:
-            got, expected = "a file without reward_funcs", "a verifier that says what is correct"
-            raise InputError("sft_output", got, expected, "Leave it out, or name a verifier.")
+            expected = "a verifier that says what is correct"
+            remedy = "Leave it out, or name a verifier."
+            raise InputError("sft_output", "a file without reward_funcs", expected, remedy)
         check_file("sft_output", args.sft_output, [args.output, args.dataset_name])
     from trl_drgrpo.search.collecting import OWN_COLUMNS, collect, sft_rows, summary
 
@@ -101,10 +102,13 @@ def run(args: argparse.Namespace) -> int:
             return f"correct {correct:.0%}, {tokens:.0f} tokens per problem"
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
+            from trl_drgrpo.evaluation.models import Decoding, Loading
+            from trl_drgrpo.evaluation.running import check_rows_fit
+
             settings["vllm_server_base_url"] = args.vllm_server_base_url
-            if args.vllm_server_base_url is None:  # a server says itself what is too long
-                _check_context(model_path(args.model), rows, args.max_completion_length)
             model = model_path(args.model)
+            if args.vllm_server_base_url is None:  # a server says itself what is too long
+                check_rows_fit(rows, model, Loading(), Decoding(args.max_completion_length))
             return enumerate(collect(rows, model, first=first, verifier=verifier, prm=prm, **settings), first + 1)
 
         facts = facts_of(args, rows)
@@ -118,17 +122,6 @@ def run(args: argparse.Namespace) -> int:
     if args.sft_output:
         write_rows(args.sft_output, for_training)
     return 0
-
-
-def _check_context(model: str, rows: list[Row], most: int) -> None:
-    """Refuses prompts behind which a completion of so many tokens has no room in the model's context."""
-    from trl_drgrpo.evaluation.models import Decoding, Loading, load_config, load_tokenizer
-    from trl_drgrpo.evaluation.running import check_context
-    from trl_drgrpo.process_rewards.texts import prompt_ids
-
-    tokenizer = load_tokenizer(model, Loading())
-    lengths = [len(prompt_ids(row["prompt"], tokenizer)) for row in rows]
-    check_context(load_config(model, Loading()), lengths, Decoding(max_completion_length=most))
 
 
 def _verifier(text: str) -> Any:
@@ -180,16 +173,17 @@ def run_label_steps(args: argparse.Namespace) -> int:
     decoding = settings.decoding
     specs: Any = values["reward_funcs"]
     with console.stdout_to_stderr():
-        rewards = {reward_name(reward): reward for reward in (resolve_reward(spec, "reward_funcs") for spec in specs)}
+        rewards = {reward_name(reward): reward for reward in map(resolve_reward, specs)}
         verifier = rewards[CorrectnessRule(list(rewards), values.get("correct_reward")).name]
         rows = prompt_rows(values, [(reward_name(verifier), verifier, ())])
         labeled_rows = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
             from trl_drgrpo.evaluation.models import load_model, load_tokenizer
+            from trl_drgrpo.evaluation.running import check_rows_fit
             from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
 
-            _check_context(settings.model, rows, decoding.max_completion_length)
+            check_rows_fit(rows, settings.model, settings.loading, decoding, settings.template)
             tokenizer = load_tokenizer(settings.model, settings.loading)
             generate = TransformersRollouts(
                 load_model(settings.model, settings.loading),

@@ -163,7 +163,7 @@ def run_check(args: argparse.Namespace) -> int:
 
 def _flat(result: Any) -> dict[str, Any]:
     """Return the fields of a result and of its case as one mapping."""
-    fields = vars(result) | vars(result.case)
+    fields = vars(result.case) | vars(result)
     del fields["case"]
     return fields
 

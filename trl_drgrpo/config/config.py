@@ -362,13 +362,12 @@ class DrGRPOConfig(GRPOConfig):
             converted.metric_for_best_model = converted.greater_is_better = None
         for field in dataclasses.fields(cls):
             name = field.name
+            default = field.default if field.default_factory is MISSING else field.default_factory()
             if not hasattr(config, name):
-                setattr(
-                    converted, name, field.default if field.default_factory is MISSING else field.default_factory()
-                )
+                setattr(converted, name, default)
             elif name in _OWN_DEFAULTS and getattr(config, name) == _TRL_DEFAULTS[name]:
-                changed.append(f"{name} {getattr(config, name)!r} -> {field.default!r}")
-                setattr(converted, name, field.default)
+                changed.append(f"{name} {getattr(config, name)!r} -> {default!r}")
+                setattr(converted, name, default)
         logger.warning(
             "Got a plain GRPOConfig; using the settings of Dr. GRPO: %s.", ", ".join(changed) or "nothing to change"
         )
@@ -402,9 +401,9 @@ class DrGRPOConfig(GRPOConfig):
         for name in ("loss_type", "scale_rewards"):
             default = _TRL_DEFAULTS[name]
             if getattr(self, name) == default:
-                ours = getattr(DrGRPOConfig, name)
-                logger.warning("%s=%r is TRL's default and read as not chosen: %r.", name, default, ours)
-                setattr(self, name, ours)
+                value = getattr(DrGRPOConfig, name)
+                logger.warning("%s=%r is TRL's default and read as not chosen: %r.", name, default, value)
+                setattr(self, name, value)
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":

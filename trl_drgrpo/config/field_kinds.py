@@ -347,14 +347,14 @@ def _check_optimizer(config: "DrGRPOConfig") -> None:
     arguments = config.optim_args
     if not arguments:
         return
-    pairs = [pair.split("=") for pair in arguments.replace(" ", "").split(",")]
-    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+    options = [option.split("=") for option in arguments.replace(" ", "").split(",")]
+    if not all(len(option) == 2 and all(option) for option in options):
         remedy = "For example momentum=0.9."
         raise InputError("optim_args", repr(arguments), "key=value, several joined by commas", remedy)
     plain = optimizer_of(config, None)
     if isinstance(plain, Exception):  # it needs the model, or a package: `prepare` says so
         return
-    for key, _ in pairs:
+    for key, _ in options:
         if optimizer_of(config, f"{key}=?") == plain:
             parameters = inspect.signature(plain[0]).parameters
             keys = [name for name in parameters if optimizer_of(config, f"{name}=?") != plain]

@@ -18,7 +18,7 @@ from trl_drgrpo.common.rows import check_images, check_prompt_values, column_val
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.field_kinds import optimizer_of
-from trl_drgrpo.config.options import Given, built
+from trl_drgrpo.config.options import OptionArguments, built
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.without_outcome import process_only
@@ -46,7 +46,7 @@ class Prepared:
 
     Args:
         rewards (`list`): Reward functions, wrapped to keep their contract; reward models and ids as given.
-        given ([`Given`]): Says which options the run asks for.
+        arguments ([`OptionArguments`]): Say which options the run asks for.
         turns ([`EnvironmentTurns`]): The environments' turns; its `trainer` is set by the trainer.
         segmenter ([`StepSegmenter`], *optional*): Cuts completions into steps, where something asks for them.
         step_separator (`list[str]`): What the run is configured to cut at.
@@ -56,7 +56,7 @@ class Prepared:
     """
 
     rewards: list[Any]
-    given: Given
+    arguments: OptionArguments
     turns: "EnvironmentTurns | NoTurns"
     segmenter: "StepSegmenter | None"
     step_separator: list[str]
@@ -96,23 +96,23 @@ def prepare(
             a step reward that does not fit the configuration, and what [`check_model`] refuses.
     """
     outcome_funcs = as_list(reward_funcs)
-    given_steps = _step_rewards(step_reward_funcs)
-    given = Given(args, environment_factory)
-    turns = built("turns", given, environment_factory, args.on_reward_error)
+    steps_without_turns = _step_rewards(step_reward_funcs)
+    arguments = OptionArguments(args, environment_factory)
+    turns = built("turns", arguments, environment_factory, args.on_reward_error)
     if tools:
         from trl_drgrpo.upstream.environments import check_tools
 
         check_tools("tools", tools)
-    steps = [*given_steps, *turns.step_reward_funcs]
+    steps = [*steps_without_turns, *turns.step_reward_funcs]
     writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
     _check_inputs(args, outcome_funcs, steps, train_dataset, eval_dataset, writers)
     separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
-    given = dataclasses.replace(given, steps=steps)
-    segmenter = step_segmenter or built("segmenter", given, separator)
+    arguments = dataclasses.replace(arguments, steps=steps)
+    segmenter = step_segmenter or built("segmenter", arguments, separator)
     weights = args.step_reward_weights
-    if weights is not None and len(weights) == len(given_steps):
+    if weights is not None and len(weights) == len(steps_without_turns):
         weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
-    scorer = built("step_scorer", given, steps, segmenter, weights, args.on_reward_error)
+    scorer = built("step_scorer", arguments, steps, segmenter, weights, args.on_reward_error)
     if steps and not (outcome_funcs or turns.has_outcome):
         if args.process_role == "baseline":
             remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
@@ -134,7 +134,7 @@ def prepare(
         checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
         for f in outcome_funcs
     ]
-    return Prepared(rewards, given, turns, segmenter, separator, scorer, quantization_config, embeddings)
+    return Prepared(rewards, arguments, turns, segmenter, separator, scorer, quantization_config, embeddings)
 
 
 def as_list(argument: Any) -> list[Any]:
@@ -158,18 +158,18 @@ def _check_inputs(
     steps: list[Any],
     train_dataset: Any,
     eval_dataset: Any,
-    others: dict[str, Any],
+    writers: dict[str, Any],
 ) -> None:
-    """Check configuration, functions and data against each other. `others`: what else may write completions."""
-    has_environments = others["environment_factory"] is not None
-    fixed_columns = others["rollout_func"] is None and not has_environments  # else rewards may ask for anything
+    """Check configuration, functions and data against each other. `writers`: other authors of completions."""
+    has_environments = writers["environment_factory"] is not None
+    fixed_columns = writers["rollout_func"] is None and not has_environments  # else rewards may ask for anything
     for index, reward_func in enumerate(reward_funcs):
         try:
             check_form(reward_func, "")
         except InputError as error:
             got = f"{error.got} at position {index}"
             raise InputError("reward_funcs", got, error.expected, error.remedy) from None
-    refuse(_contradictions(args, reward_funcs, steps, others))
+    refuse(_contradictions(args, reward_funcs, steps, writers))
     _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
@@ -188,7 +188,8 @@ def _check_inputs(
         step_names = [reward_name(func) for func in steps]
         if args.correct_reward is not None:
             CorrectnessRule(names, args.correct_reward)
-        check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
+        sets = eval_dataset if isinstance(eval_dataset, dict) else ()
+        check_best_metric(args, names, step_names, sets)
     _warn(args, steps)
     for field, dataset in named_splits(train_dataset, eval_dataset).items():
         if not isinstance(dataset, (Dataset, IterableDataset)):
@@ -207,9 +208,9 @@ def _check_inputs(
             _check_golds([*reward_funcs, *steps], field, dataset)
 
 
-def _contradictions(args: DrGRPOConfig, rewards: list[Any], steps: list[Any], others: dict[str, Any]) -> Rules:
+def _contradictions(args: DrGRPOConfig, rewards: list[Any], steps: list[Any], writers: dict[str, Any]) -> Rules:
     """Settings that do not fit the functions, or whatever else writes completions."""
-    if not (rewards or steps or others["environment_factory"] is not None):
+    if not (rewards or steps or writers["environment_factory"] is not None):
         # The sentence before the comma is TRL's, for those who search for it.
         remedy = (
             "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment defines a "
@@ -220,16 +221,17 @@ def _contradictions(args: DrGRPOConfig, rewards: list[Any], steps: list[Any], ot
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward function"
         yield InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
-    takes_turns = bool(others["tools"]) or others["environment_factory"] is not None
+    takes_turns = bool(writers["tools"]) or writers["environment_factory"] is not None
     if args.max_completion_length is None and takes_turns:
         remedy = "TRL ends conversations with tools at this limit: set max_completion_length."
         yield InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
     if args.max_turn_length is not None and not takes_turns:
         remedy = "A completion has a single turn without them: set max_completion_length."
         yield InputError("max_turn_length", f"{args.max_turn_length} without tools", "None", remedy)
-    for other in [name for name, value in others.items() if value and args.forks > 1]:
-        remedy = f"Completions with {other} cannot be branched: remove it, or set forks=1."
-        yield InputError("forks", f"{args.forks} with {other}", "1", remedy)
+    for name, value in writers.items():
+        if value and args.forks > 1:
+            remedy = f"Completions with {name} cannot be branched: remove it, or set forks=1."
+            yield InputError("forks", f"{args.forks} with {name}", "1", remedy)
     cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
     if cuts_by_doubt and not steps:
         remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
@@ -308,7 +310,8 @@ def _model_id(model: Any) -> str:
 
 def _reward_names(reward_funcs: list[Any]) -> list[str]:
     """Return the names that the trainer will use: of a model the last part of its id."""
-    functions, models = [], []
+    functions: list[str] = []
+    models: list[str] = []
     for reward in reward_funcs:
         if isinstance(reward, (str, nn.Module)):
             name = reward if isinstance(reward, str) else _model_id(reward)

@@ -78,11 +78,11 @@ def check_model(
                 AutoConfig.from_pretrained(reward, trust_remote_code=args.trust_remote_code)
     if isinstance(config, PreTrainedConfig):
         _check_context(args.max_completion_length, config)
-        named = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)
-        if named is not None and peft_config is not None:
+        module = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)
+        if module is not None and peft_config is not None:
             from trl_drgrpo.single_gpu.adapter_targets import check_targets
 
-            check_targets(peft_config, named)
+            check_targets(peft_config, module)
     if isinstance(model, nn.Module):
         return embedding_rows(model)
     # An adapter may bring more embeddings than its base has.
@@ -154,8 +154,8 @@ def _passed_on(keywords: Collection[str]) -> Collection[str]:
         return ()
     try:
         # `state_dict` in the place of a name: nothing is looked for, on disk or on the Hub.
-        asked = {**dict.fromkeys(keywords), "config": PreTrainedConfig(), "state_dict": {}}
-        _Asking.from_pretrained(None, **asked)
+        arguments = {**dict.fromkeys(keywords), "config": PreTrainedConfig(), "state_dict": {}}
+        _Asking.from_pretrained(None, **arguments)
     except _Reached as reached:
         return reached.args[0]
     return ()
