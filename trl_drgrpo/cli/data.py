@@ -109,7 +109,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
 
 
 def _part(dataset: Any, name: str, split: str) -> Any:
-    """Rows of a split that a specification in the style of `datasets` names: `test[:128]`, `train[10%:]`."""
+    """Return rows of a split that a specification in the style of `datasets` names: `test[:128]`, `train[10%:]`."""
     import datasets
 
     remedy = "Write for example test[:128] or train[10%:]; of a stream take whole splits."
@@ -142,7 +142,7 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
 
 
 def rename_columns(dataset: Any, renamings: Iterable[str]) -> Any:
-    """Renames columns of a split, each `old=new`."""
+    """Rename columns of a split, each `old=new`."""
     columns = dataset.column_names or first_row(dataset) or {}
     for old, new in checked_renamings(renamings, columns):
         dataset = dataset.rename_column(old, new)
@@ -240,7 +240,7 @@ _MOST_FOLDERS = 10_000  # a search through a whole disk would not end
 
 
 def _check_folder(path: Path, source: str) -> None:
-    """Refuses a folder that `datasets` would search for hours, or in which it would wait for a pipe."""
+    """Refuse a folder that `datasets` would search for hours, or in which it would wait for a pipe."""
     expected = "a folder of data files"
     remedy = "Name the folder that holds the data and nothing else."
     if os.path.realpath(path).startswith(("/proc", "/sys", "/dev")):
@@ -367,7 +367,7 @@ def template_text(template: str) -> str:
 
 
 def check_prompting(prompt_template: str | None, system_prompt: str | None) -> None:
-    """Checks the two options of [`prompted`] before any data is read."""
+    """Check the two options of [`prompted`] before any data is read."""
     if prompt_template is None:
         return
     template_text(prompt_template)
@@ -396,7 +396,7 @@ def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: st
 
 
 def check_slots(columns: Iterable[str], prompt_template: str | None) -> None:
-    """Names in braces that are no column: a slip of the pen would stand in every prompt as it is."""
+    """Refuse names in braces that are no column: a slip of the pen would stand in every prompt as it is."""
     columns = list(columns)
     for name in _NAMES.findall(template_text(prompt_template)) if prompt_template is not None else ():
         if name not in columns:
@@ -437,7 +437,7 @@ def _value(row: Mapping[str, Any], slot: re.Match) -> str:
 
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
-    """Writes the pass rates of prompts, for `prior_pass_rates`, and says so. `by`: of which reward."""
+    """Write the pass rates of prompts, for `prior_pass_rates`, and say so. `by`: of which reward."""
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
     left_out = f"; {unjudged} without a score are left out" if unjudged else ""
     console.log(f"Pass rates of {written} prompts{by}: {path}{left_out}")

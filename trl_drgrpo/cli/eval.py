@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = "sample with a vLLM server that serves these models, adapters by their base; a recipe's is ignored"
     add("--vllm_server_base_url", metavar="URL", help=server)
     add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
-    other = "model to compare with, or none (default: the model of the run's recipe, else the adapter's base)"
-    add("--baseline", metavar="MODEL", help=other)
+    baseline = "model to compare with, or none (default: the model of the run's recipe, else the adapter's base)"
+    add("--baseline", metavar="MODEL", help=baseline)
     add("--num_samples", type=int, default=1, help="completions per prompt (default: 1)")
     add("--k", type=int, nargs="+", metavar="K", help="for pass@k (default: 1, and num_samples)")
     add("--limit", type=int, help="evaluate on the first prompts only")
@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     content = task.results({role: (name, sampled[role][1]) for role, name in names.items()})
     path = task.path(names)
     samples_file, samples = sampled["model"]
-    console.print_result(as_json(content) if args.json else _plain_text(content))
+    text = as_json(content) if args.json else _plain_text(content)
+    console.print_result(text)
     if args.show and not args.json:
         answers = {names[role]: rows for role, (_, rows) in sampled.items()}
         console.print_result("\n".join(_answers(answers, task, args.show)))

@@ -174,7 +174,7 @@ def kinds(annotation: str) -> dict[str, str]:
 
 
 def import_dataclass(name: str) -> type:
-    """Imports one of the dataclasses named in this module's table (slow: this imports TRL)."""
+    """Import one of the dataclasses named in this module's table (slow: this imports TRL)."""
     package = _HOMES[name][0]
     parts = _home(name).with_suffix("").parts
     module = ".".join(parts[len(parts) - parts[::-1].index(package) - 1 :])
@@ -182,7 +182,7 @@ def import_dataclass(name: str) -> type:
 
 
 def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
-    """Adds one key as a flag, spelled with underscores or dashes."""
+    """Add one key as a flag, spelled with underscores or dashes."""
     members = kinds(flag.annotation)
     takes_list = "list" in members and "str" not in members  # as in TRL's parser
     # `--use_peft` may stand alone, also where a mapping may follow it.

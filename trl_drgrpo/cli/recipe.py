@@ -106,7 +106,8 @@ def read_recipe(path: str, places: Places | None = None) -> Recipe:
     typed = {}
     for key, value in values.items():
         node = nodes[key]
-        typed[key] = coerce(flags[key], value, node.value if isinstance(node, yaml.ScalarNode) else None)
+        as_written = node.value if isinstance(node, yaml.ScalarNode) else None
+        typed[key] = coerce(flags[key], value, as_written)
     return Recipe(typed, env)
 
 
@@ -123,7 +124,8 @@ def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str,
         if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
             got = f"a list or mapping in line {line_of(key)}"
             raise InputError("env", got, "a mapping of variable names to values", remedy)
-        name, text = key.value, value.value
+        name = key.value
+        text = value.value
         if not name or "=" in name or "\0" in name + text or not is_unicode(name + text):
             got = shortened({name: text})
             raise InputError("env", got, "names without `=`, and texts without a NUL character", remedy)
@@ -147,10 +149,10 @@ def _text_of(path: str) -> str:
 def _unknown_keys(unknown: list[tuple[str, int]], path: str) -> InputError:
     """Return the error for keys (with their lines) that do not exist, with the nearest key for each."""
     flags = read_flags()
-    (key, line), *others = unknown
+    key, line = unknown[0]
     remedy = remedy_for_name(key, flags)
-    for other, line_of_other in others:
-        remedy += f" Line {line_of_other}, {other}, too: {remedy_for_name(other, flags)}"
+    for next_key, next_line in unknown[1:]:
+        remedy += f" Line {next_line}, {next_key}, too: {remedy_for_name(next_key, flags)}"
     expected = f"one of the {len(flags)} keys that `trl-drgrpo train --help_all` lists"
     return InputError(key, f"an unknown key in {path}, line {line}", expected, remedy)
 
@@ -188,9 +190,10 @@ def coerce(flag: Flag, value: Any, text: str | None = None) -> Any:
     try:
         result = _fit(flag.annotation, value, text, flag)
     except _NoFit as reason:
-        words = [
-            _WORDS.get(name, f"{name}[{inner}]" if inner else name) for name, inner in kinds(flag.annotation).items()
-        ]
+        words = []
+        for name, inner in kinds(flag.annotation).items():
+            as_annotated = f"{name}[{inner}]" if inner else name
+            words.append(_WORDS.get(name, as_annotated))
         remedy = str(reason) or f"Its default is {flag.default!r}."
         raise InputError(flag.name, repr(value), " or ".join(words), remedy) from None
     _refuse_old_numbers(result, flag.name)
@@ -266,7 +269,8 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
             if flag.name in _TEXT_OR_BOOLEAN and word in ("true", "false"):
                 return _BOOLEANS[word]
             if not isinstance(value, dict | list):
-                return _plain_text(str(value) if isinstance(value, str) or text is None else text)
+                as_written = text is not None and not isinstance(value, str)
+                return _plain_text(str(text if as_written else value))
             reason = "Write a single value."
         case "Any":
             return value

@@ -77,12 +77,14 @@ class CallSettings:
     @property
     def loading(self) -> Loading:
         """Model loading."""
-        quantized = self.values.get("load_in_4bit") or self.values.get("preset") == "qlora"
+        bits = 8 if self.values.get("load_in_8bit") else None
+        if self.values.get("load_in_4bit") or self.values.get("preset") == "qlora":
+            bits = 4
         return Loading(
-            base=None if self.base is None else model_path(self.base),
+            base=model_path(self.base) if self.base is not None else None,
             dtype=self.values.get("dtype"),
             trust_remote_code=bool(self.values.get("trust_remote_code")),
-            bits=4 if quantized else 8 if self.values.get("load_in_8bit") else None,
+            bits=bits,
         )
 
     @property
@@ -105,7 +107,8 @@ class CallSettings:
         return Decoding(**{key: self.values[key] for key in DECODING_KEYS if self.values.get(key) is not None})
 
     def sampler(self, name: str, tokenizer: Any, batch_size: int, url: str | None) -> Any:
-        """Samples whole completions of a model, as it was named: in memory, or with the vLLM server at an address."""
+        """Return a sampler of whole completions of a model, as it was named: in memory, or with the vLLM server at an
+        address."""
         from trl_drgrpo.evaluation.models import load_model
         from trl_drgrpo.evaluation.running import model_sampler, server_sampler
 
@@ -116,7 +119,7 @@ class CallSettings:
 
 
 def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
-    """Adds `--config`, `--model_name_or_path` (or `--model`), `--base` and keys of `train` as flags."""
+    """Add `--config`, `--model_name_or_path` (or `--model`), `--base` and keys of `train` as flags."""
     add = parser.add_argument
     add("--config", metavar="YAML", help="a recipe of `train`; flags win over it")
     model = (
@@ -135,7 +138,8 @@ def read_settings(args: argparse.Namespace) -> CallSettings:
     """Return the values of the recipe, if there is one, and of the flags, checked before anything loads. Sets the
     recipe's `env:` variables."""
     model = args.model_name_or_path
-    recipe = brought_values(args, model_path(model) if model else None, args.keys_in_use)
+    folder = model_path(model) if model else None
+    recipe = brought_values(args, folder, args.keys_in_use)
     start = recipe.get("model_name_or_path")
     if model is None:
         model = start
@@ -146,7 +150,8 @@ def read_settings(args: argparse.Namespace) -> CallSettings:
         remedy = "Name it: --model_name_or_path runs/first, or --config recipe.yaml."
         raise InputError("model_name_or_path", "none", "a run's folder, a model or a recipe", remedy)
     values = {**recipe, **flag_values(args), "model_name_or_path": model}
-    settings = CallSettings(values, model_path(model), start if start != model else None, args.base)
+    trained_from = start if start != model else None
+    settings = CallSettings(values, model_path(model), trained_from, args.base)
     samples = getattr(args, "num_samples", 1)
     if settings.decoding.temperature == 0 and samples > 1:
         remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
@@ -170,7 +175,7 @@ TRUST = "--trust_recipe takes them"
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Adds `--trust_recipe`."""
+    """Add `--trust_recipe`."""
     text = (
         "take everything from the recipe in the run's folder, also what runs code: reward files, trust_remote_code "
         "and env (default: only from a recipe that --config names)"

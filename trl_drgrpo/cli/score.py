@@ -91,7 +91,7 @@ class _Part:
         rows (`list[dict]`): The completions.
         scores, step_scores (`list[RewardScores]`): Of the rewards and of the step rewards.
         values (`dict[str, list]`): Rewards by name, those that the data had already included.
-        pairs (`list[dict]`): Rewards that differ.
+        disagreements (`list[dict]`): Rewards that differ.
         summaries, step_summaries (`dict[str, dict]`): Results of each reward and step reward, ready for JSON.
     """
 
@@ -100,21 +100,21 @@ class _Part:
     scores: list[RewardScores]
     step_scores: list[RewardScores]
     values: dict[str, list]
-    pairs: Rows
+    disagreements: Rows
     summaries: dict[str, Any]
     step_summaries: dict[str, Any]
 
     def content(self) -> dict[str, Any]:
         """Return the results as they stand in JSON."""
-        return {"rewards": self.summaries, "disagreements": self.pairs, "step_rewards": self.step_summaries}
+        return {"rewards": self.summaries, "disagreements": self.disagreements, "step_rewards": self.step_summaries}
 
     def print(self, show: int) -> None:
         """Print the results as tables, each list to `show` rows."""
         if self.name:
             print(f"{self.name}\n")
         _print_summaries(self.summaries | self.step_summaries, len(self.rows), show)
-        for pair in self.pairs:
-            _print_pair(pair, self.rows, self.values, show)
+        for disagreement in self.disagreements:
+            _print_disagreement(disagreement, self.rows, self.values, show)
         for scores in self.step_scores:
             _print_steps(scores, self.step_summaries[scores.name], self.rows, show)
 
@@ -182,22 +182,24 @@ def _scored_part(
         separator = args.step_separator
         if separator is None:
             separator = recipe.get("step_separator")
-        rows = _with_steps(rows, DEFAULT_SEPARATOR if separator is None else separator)
+        if separator is None:
+            separator = DEFAULT_SEPARATOR
+        rows = _with_steps(rows, separator)
     for key, reward in {**rewards, **step_rewards}.items():
         _check_reward(key, reward, rows, key in step_rewards)
     scores = [_scored(key, reward, rows, args.batch_size or 1) for key, reward in rewards.items()]
     step_scores = [_step_scored(key, reward, rows, args.batch_size or 32) for key, reward in step_rewards.items()]
     values = {of_reward.name: of_reward.rewards for of_reward in scores}
-    pairs = scoring.disagreements(values, 1e-6)
+    disagreements = scoring.disagreements(values, 1e-6)
     for key, before in logged.items():  # a log holds float32
-        pairs += scoring.disagreements({key: values[key], LOGGED + key: before}, 1e-4)
+        disagreements += scoring.disagreements({key: values[key], LOGGED + key: before}, 1e-4)
         values[LOGGED + key] = before
     summaries = {}
     for of_reward in scores:
         unscored = scoring.unscored_rows(rewards[of_reward.name], rows, of_reward)
         summaries[of_reward.name] = _summary(of_reward) | {"unscored": unscored}
     step_summaries = _step_summaries(args, rows, scores, step_scores)
-    return _Part(name, rows, scores, step_scores, values, pairs, summaries, step_summaries)
+    return _Part(name, rows, scores, step_scores, values, disagreements, summaries, step_summaries)
 
 
 # Input ---------------------------------------------------------------------------------------------------------------
@@ -228,11 +230,13 @@ def _check(args: argparse.Namespace) -> None:
 def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the values of the recipe, and both kinds of rewards, each as it was written and as it was read: those of
     the call, else those of the recipe."""
-    specs = {field: {text: reward_spec(text, field) for text in getattr(args, field)} for field in FIELDS}
-    has_rewards = any(specs.values())
-    recipe = brought_values(args, args.data, () if has_rewards else FIELDS)
-    if not has_rewards:
-        specs = {field: {str(spec): spec for spec in recipe.get(field) or []} for field in FIELDS}
+    specs: dict[str, dict[str, Any]] = {}
+    for field in FIELDS:
+        specs[field] = {text: reward_spec(text, field) for text in getattr(args, field)}
+    keys_in_use = () if any(specs.values()) else FIELDS
+    recipe = brought_values(args, args.data, keys_in_use)
+    for field in keys_in_use:
+        specs[field] = {str(spec): spec for spec in recipe.get(field) or []}
     if not any(specs.values()):
         remedy = "Name some: --reward_funcs math_reward, or --step_reward_funcs runs/prm. "
         remedy += f"A run's folder may bring some that run code: {TRUST}."
@@ -292,7 +296,8 @@ def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
 
 
 def _check_steps(row: Row, field: str) -> None:
-    steps, labels = row["steps"], row.get("labels")
+    steps = row["steps"]
+    labels = row.get("labels")
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise InputError(field, "steps of another form", "a list of texts", "Rename the column, or fix the row.")
     is_list = isinstance(labels, list) and len(labels) == len(steps)
@@ -390,14 +395,15 @@ def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None
         remedy = "Name it under --step_reward_funcs."
         raise InputError(f"reward {name}", "a step reward", "one number per completion", remedy)
     if is_of_steps and "step_ends" in needed:
-        got, expected = "a step reward that reads the policy's tokens", "one that reads texts: no tokens are saved"
-        raise InputError(f"reward {name}", got, expected, "Try it in a run of a few steps.")
+        expected = "one that reads texts: no tokens are saved"
+        remedy = "Try it in a run of a few steps."
+        raise InputError(f"reward {name}", "a step reward that reads the policy's tokens", expected, remedy)
     check_columns(reward, list(rows[0]), name, "Rename the column that holds it: `--columns <column>={}`")
     ask(reward, "check")
     if "completion_ids" in needed and rows[0].get("completion_ids") is None:
-        got, expected = "completions without token ids", "a column completion_ids, which it reads"
+        expected = "a column completion_ids, which it reads"
         remedy = "Pass the model's tokenizer: --tokenizer <folder or Hub id>."
-        raise InputError(f"reward {name}", got, expected, remedy)
+        raise InputError(f"reward {name}", "completions without token ids", expected, remedy)
 
 
 def _scored(name: str, reward: Any, rows: Rows, batch_size: int, validate: Any = None) -> RewardScores:
@@ -435,10 +441,8 @@ def _step_summaries(
         return {}
     from trl_drgrpo.evaluation.steps import compared
 
-    correct: list[bool | None] | None = []
-    for row in rows:
-        verdict = row.get("correct")
-        correct.append(verdict if isinstance(verdict, bool) else None)
+    verdicts = [row.get("correct") for row in rows]
+    correct: Any = [verdict if isinstance(verdict, bool) else None for verdict in verdicts]
     if scores:
         correct = _judged(scores[0], args.correct_threshold)
         if correct is None:
@@ -501,12 +505,14 @@ def _print_summaries(summaries: dict[str, Any], num_rows: int, show: int) -> Non
                 print(f"  row {row['row']}: {golds or 'no column'}{reason}")
 
 
-def _print_pair(pair: Row, rows: Rows, values: dict[str, list], show: int) -> None:
+def _print_disagreement(disagreement: Row, rows: Rows, values: dict[str, list], show: int) -> None:
     """Print the rows on which two rewards differ. `values`: the rewards by name."""
-    print(f"\n{pair['first']} and {pair['second']} differ on {pair['count']} of {len(rows)} rows")
-    for row in pair["rows"][:show]:
-        both = [values[pair[key]][row - 1] for key in ("first", "second")]
-        numbers = " and ".join("None" if value is None else f"{value:g}" for value in both)
+    first = disagreement["first"]
+    second = disagreement["second"]
+    print(f"\n{first} and {second} differ on {disagreement['count']} of {len(rows)} rows")
+    for row in disagreement["rows"][:show]:
+        rewards = [values[name][row - 1] for name in (first, second)]
+        numbers = " and ".join("None" if reward is None else f"{reward:g}" for reward in rewards)
         text = " ".join(completion_text(rows[row - 1]["completion"])[-400:].split())  # the answer is at its end
         print(f"  row {row}: {numbers}: {text if len(text) <= 100 else '...' + text[-97:]}")
 

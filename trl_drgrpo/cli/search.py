@@ -176,7 +176,10 @@ def run_label_steps(args: argparse.Namespace) -> int:
         rewards = {reward_name(reward): reward for reward in map(resolve_reward, specs)}
         verifier = rewards[CorrectnessRule(list(rewards), values.get("correct_reward")).name]
         rows = prompt_rows(values, [(reward_name(verifier), verifier, ())])
-        labeled_rows = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
+        labeled_rows = [dict(row) for row in rows]
+        for row in labeled_rows:
+            if "steps" in row and not row["steps"]:
+                del row["steps"]
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
             from trl_drgrpo.evaluation.models import load_model, load_tokenizer

@@ -228,7 +228,7 @@ def _check_model(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Errors only from the libraries below."""
+    """Let the libraries below log errors only."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

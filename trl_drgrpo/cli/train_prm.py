@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
             step_separator=separator,
             max_length=args.max_length,
             peft_config=adapter,
-            resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
+            resume_from_checkpoint=checkpoint and str(checkpoint),
             dataset_name=args.data,
             arguments={name: values[name] for name in args.training if name in values},
         )

@@ -1,8 +1,8 @@
 """Parts of a run that only some settings ask for. A plain run loads none of their modules.
 
 Each has a row in `OPTIONS`, which says where it lives and which setting asks for it. Where an option is not built, an
-object with nothing in it stands in its place. Adapters for vLLM, the card's text, isolated rewards and names of recipes are imported where they
-are first used.
+object with nothing in it stands in its place. Adapters for vLLM, the card's text, isolated rewards and names of
+recipes are imported where they are first used.
 """
 
 from collections.abc import Callable, Sequence

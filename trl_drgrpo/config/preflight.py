@@ -118,7 +118,8 @@ def prepare(
             remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
             raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
         outcome_funcs = [process_only]
-    turns.choose(segmenter if steps else None, args)
+    segmenter_of_steps = segmenter if steps else None
+    turns.choose(segmenter_of_steps, args)
     if advantage_func is not None and not callable(advantage_func):
         got = type(advantage_func).__name__
         raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")

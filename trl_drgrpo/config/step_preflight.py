@@ -57,11 +57,13 @@ def warn_of_steps(args: "DrGRPOConfig", steps: StepRewards) -> None:
             _causal_remedies(not_causal),
         )
     unknown = _declaring(steps, "is_causal", None)
-    if unknown and (args.process_role == "baseline" or (args.forks > 1 and args.fork_at == "doubt")):
+    is_baseline = args.process_role == "baseline"
+    if unknown and (is_baseline or (args.forks > 1 and args.fork_at == "doubt")):
+        setting = "process_role='baseline'" if is_baseline else "fork_at='doubt'"
         logger.warning(
             "%s: the gradient is unbiased only if the score of a step reads no further than the end of that step. "
             "%s does not say. %s",
-            "process_role='baseline'" if args.process_role == "baseline" else "fork_at='doubt'",
+            setting,
             _quoted(unknown),
             _causal_remedies(unknown),
         )
