@@ -105,14 +105,17 @@ def test_a_plain_grpo_config_is_read_as_dr_grpo_and_what_is_assigned_to_it_later
     assert trainer.state.global_step == 1
 
 
-def test_what_is_assigned_after_the_constructor_is_checked_once_and_not_without_need(build, monkeypatch):
-    trainer = build()
+def test_what_is_assigned_after_the_constructor_is_checked_and_nothing_is_checked_twice(build, monkeypatch):
     checks = []
     check = DrGRPOConfig.check
     monkeypatch.setattr(DrGRPOConfig, "check", lambda self: (checks.append(self), check(self)))
-    trainer.args.max_steps = 1
+    trainer = build(max_steps=1)
     trainer.train()
-    assert checks == [trainer.args]
+    assert checks == [trainer.args]  # where the trainer took them
+    trainer.args.max_steps, trainer.args.overwrite_output_dir = 2, True
+    trainer.train()
+    assert checks == 2 * [trainer.args]
+    assert trainer.state.global_step == 2
     trainer.args.lr_scheduler_type = "linaer"
     with pytest.raises(InputError, match="^lr_scheduler_type: got 'linaer'"):
         trainer.train()
