@@ -189,7 +189,7 @@ def _scored_part(
         _check_reward(key, reward, rows, key in step_rewards)
     scores = [_scored(key, reward, rows, args.batch_size or 1) for key, reward in rewards.items()]
     step_scores = [_step_scored(key, reward, rows, args.batch_size or 32) for key, reward in step_rewards.items()]
-    values = {of_reward.name: of_reward.rewards for of_reward in scores}
+    values: dict[str, Any] = {of_reward.name: of_reward.rewards for of_reward in scores}
     disagreements = scoring.disagreements(values, 1e-6)
     for key, before in logged.items():  # a log holds float32
         disagreements += scoring.disagreements({key: values[key], LOGGED + key: before}, 1e-4)

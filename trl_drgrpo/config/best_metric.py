@@ -80,18 +80,20 @@ def prepare_early_stopping(config: "DrGRPOConfig", callbacks: Iterable[Any]) -> 
 
 def best_metric_rules(config: "DrGRPOConfig") -> Iterator[InputError]:
     """Values by which the best checkpoint would be any, or the worst."""
-    metric = (config.metric_for_best_model or "").removeprefix(PREFIX)
+    configured = config.metric_for_best_model or ""
+    metric = configured.removeprefix(PREFIX)
     if metric == "loss":
         remedy = _NO_LOSS.format(_DEFAULT)
-        yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
+        yield InputError("metric_for_best_model", configured, "a metric of the answers", remedy)
     if metric.endswith(_OF_THE_MACHINE):
         remedy = f"It says nothing of the answers. Compare by the reward: {_DEFAULT}."
-        yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
+        yield InputError("metric_for_best_model", configured, "a metric of the answers", remedy)
     if metric in _MORE_IS_BETTER and config.greater_is_better is False:
         remedy = "The checkpoint with the lowest would be the best: remove it."
-        yield InputError("greater_is_better", f"False with {config.metric_for_best_model}", "True", remedy)
+        yield InputError("greater_is_better", f"False with {configured}", "True", remedy)
     if config.lr_scheduler_type in _BY_METRIC:
-        mode = (config.lr_scheduler_kwargs or {}).get("mode")
+        options: Any = config.lr_scheduler_kwargs or {}  # a mapping by now
+        mode = options.get("mode")
         if mode in ("min", "max") and mode != _mode(config):
             got = f"{mode!r} with greater_is_better={config.greater_is_better}"
             remedy = "The learning rate would fall while the metric gets better: remove it."

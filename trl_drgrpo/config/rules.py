@@ -103,13 +103,15 @@ def _other_objectives(config: "DrGRPOConfig") -> Rules:
 def _check_ranges(config: "DrGRPOConfig") -> None:
     """Refuse numbers out of range, also where `generation_kwargs` override the fields of the same names."""
 
+    options: Any = config.generation_kwargs or {}  # a mapping by now
+
     def readable(values: Mapping[str, Any]) -> Mapping[str, Any]:
         switched_off = config.use_vllm and values.get("top_k") == -1  # vLLM's way to say it
         return {**values, "top_k": 0} if switched_off else values
 
     refuse_out_of_range(readable(vars(config)))
     try:
-        refuse_out_of_range(readable(config.generation_kwargs or {}))
+        refuse_out_of_range(readable(options))
     except InputError as error:
         raise error.under(f"generation_kwargs: {error.field}") from None
 
@@ -214,7 +216,7 @@ def _forks(config: "DrGRPOConfig") -> Rules:
 def distorted(config: "DrGRPOConfig") -> Iterator[tuple[str, Any, Any]]:
     """Fields that let completions be sampled from another distribution than the policy, as a message names them:
     field, value, and the value that switches it off. `generation_kwargs` override the fields of the same names."""
-    options = config.generation_kwargs or {}
+    options: Any = config.generation_kwargs or {}
     for name, value, off in that_do_something({**vars(config), **options}):
         yield f"generation_kwargs: {name}" if name in options else name, value, off
 
@@ -269,7 +271,7 @@ _UNSOUND = {
 
 def _generation(config: "DrGRPOConfig") -> Rules:
     """Ways to generate that train something else than the configuration says."""
-    options = config.generation_kwargs or {}
+    options: Any = config.generation_kwargs or {}
 
     def nothing(name: str, remedy: str, beside: str = "") -> InputError:
         return InputError(f"generation_kwargs: {name}", f"{options[name]!r}{beside}", "nothing", remedy)
