@@ -12,6 +12,7 @@ OLDEST_TESTS = tests/trainer tests/process/test_vllm_server.py tests/process/tes
 	tests/unit/upstream tests/unit/config tests/unit/features tests/unit/test_check.py
 
 NEWEST_VENV ?= .venv-newest
+NEWEST_TORCH ?= $(shell grep '^torch==' constraints.txt)
 NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_ARGS)
 
 VLLM_VENV ?= .venv-vllm
@@ -95,10 +96,11 @@ test-oldest: $(OLDEST_VENV)/.dev
 	$(subst $(VENV)/,$(OLDEST_VENV)/,$(PYTEST)) -m "not slow and not gpu and not smollm2" $(OLDEST_TESTS)
 
 # The whole fast suite on the newest releases that pyproject.toml allows, unpinned: what a plain `pip install` gets today.
-# Libraries are upgraded each time, so there is no stamp. On Linux PIP_ARGS (above) saves gigabytes of CUDA.
+# Libraries are upgraded each time, so there is no stamp. torch alone stays at the tested version, because a newer one is
+# gigabytes of CUDA on Linux: NEWEST_TORCH=torch with PIP_ARGS (above) lifts that.
 newest:
 	test -d $(NEWEST_VENV) || $(PYTHON) -m venv $(NEWEST_VENV)
-	$(NEWEST_PIP) torch
+	$(NEWEST_PIP) "$(NEWEST_TORCH)"
 	$(NEWEST_PIP) --editable ".[dev]" trl transformers peft accelerate datasets huggingface_hub bitsandbytes
 
 test-newest: newest build/foreign_stacks/.done

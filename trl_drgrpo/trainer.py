@@ -21,7 +21,7 @@ from trl import GRPOConfig
 from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
 from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, prepare_early_stopping, with_best_metric
-from trl_drgrpo.config.config import DrGRPOConfig, LaterAssignments, dr_grpo_config
+from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
 from trl_drgrpo.config.options import OPTIONS, built
 from trl_drgrpo.config.preflight import Prepared, as_list, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
@@ -155,7 +155,9 @@ class DrGRPOTrainer(HostTrainer):
         **parent_kwargs: Any,
     ):
         vanished = require_seams()
-        given, args = args, dr_grpo_config(args, model)
+        if args is not None and not isinstance(args, DrGRPOConfig):
+            self.passed_args = args
+        args = dr_grpo_config(args, model)
         prepare_early_stopping(args, callbacks or ())
         run = prepare(
             args,
@@ -194,7 +196,8 @@ class DrGRPOTrainer(HostTrainer):
             self.reward_funcs[-i] = cast(Any, checked_reward(outcome_reward, name=self.reward_func_names[-i]))
         if not self.in_lockstep:  # there, a process may hold a part of the model and of each gradient only
             self.features = [*self.features, self.movement_watch]
-            if (memory_watch := built("memory_watch", run.given)) is not None:
+            memory_watch = built("memory_watch", run.arguments)
+            if memory_watch is not None:
                 self.add_callback(memory_watch)
         for feature in self.features:
             self.add_callback(feature)
@@ -208,14 +211,15 @@ class DrGRPOTrainer(HostTrainer):
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
-        self.later = LaterAssignments(args, given)
+        if self.passed_args is not None:
+            self.passed_with = dict(vars(self.passed_args))
 
     def _build_features(self, run: Prepared) -> None:
         self.resume, self.diagnostics, self.fast_path = Resume(self), Diagnostics(self), FastPath(self)
         self.earlier, self.model_card, self.movement_watch = EarlierBatches(self), ModelCard(self), MovementWatch(self)
         # Options: what the run does not ask for stands there as `config/options.py` has it.
-        self.sampling = built("sampling", run.given, self)
-        self.forks, self.turns = built("forks", run.given, self, run.segmenter), run.turns
+        self.sampling = built("sampling", run.arguments, self)
+        self.forks, self.turns = built("forks", run.arguments, self, run.segmenter), run.turns
         self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
         first = [DivergenceGuard(self), self.resume, self.diagnostics, self.fast_path]
@@ -262,9 +266,7 @@ class DrGRPOTrainer(HostTrainer):
         Dr. GRPO by now, or a field that was assigned too late.
         """
         self.check_owners()
-        self.later.take()
-        self.args.check()
-        self.refuse_late_changes()
+        self.check_assignments()
         try:
             with ExitStack() as running:
                 checkpoint = running.enter_context(self.resume.started(resume_from_checkpoint))
@@ -280,7 +282,8 @@ class DrGRPOTrainer(HostTrainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`. Of several
         evaluation sets each has all its metrics under its name: `eval_<name>_reward`."""
-        self.later.take()
+        if not self.is_in_train:
+            self.refuse_lost_assignments()
         try:
             metrics = super().evaluate(*args, **kwargs)
         except (RewardError, DivergedError) as error:

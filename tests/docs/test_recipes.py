@@ -47,7 +47,7 @@ def test_parses_strictly(path, monkeypatch):
     given = read_recipe(str(path)).values
     source = given.get("dataset_name", "")
     if data.is_hub_id(source) or source.startswith(("trl_drgrpo:", "reasoning_gym:")):
-        job.check_given(given)
+        job.check_names(given)
 
 
 def test_has_its_header(path):

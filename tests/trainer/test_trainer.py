@@ -87,34 +87,48 @@ def test_the_quick_start_script_runs_with_the_class_swapped(saved_model, tmp_pat
     assert trainer.state.global_step == 1
 
 
-class NamedConfig(GRPOConfig):
-    def name_in_capitals(self):
-        return self.output_dir.upper()
-
-
-def test_a_plain_grpo_config_is_read_as_dr_grpo_and_what_is_assigned_to_it_later_is_seen(
-    settings, prompts, tokenizer, reward, output
+def test_a_plain_grpo_config_is_read_as_dr_grpo_and_what_is_assigned_to_it_later_is_refused(
+    settings, prompts, tokenizer, reward
 ):
-    plain = NamedConfig(**settings, use_cpu=True, bf16=False)
+    plain = GRPOConfig(**settings, use_cpu=True, bf16=False)
     trainer = DrGRPOTrainer(tiny_model(tokenizer), reward, plain, prompts, processing_class=tokenizer)
     assert isinstance(trainer.args, DrGRPOConfig)
     assert (trainer.loss_type, trainer.scale_rewards) == ("dr_grpo", "none")
-    plain.max_steps = 3
-    trainer.evaluate(prompts)
-    plain.max_steps = 1
+    before = plain.max_steps
+    plain.max_steps = 7
+    for start in (trainer.train, lambda: trainer.evaluate(prompts)):
+        with pytest.raises(InputError, match="^max_steps: got 7, assigned to the GRPOConfig; .* to trainer.args"):
+            start()
+    plain.max_steps = before
+    trainer.args.max_steps = 1
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_what_is_assigned_after_the_constructor_is_checked_and_nothing_is_checked_twice(build, monkeypatch):
+    checks = []
+    check = DrGRPOConfig.check
+    monkeypatch.setattr(DrGRPOConfig, "check", lambda self: (checks.append(self), check(self)))
+    trainer = build(max_steps=1)
+    trainer.train()
+    assert checks == [trainer.args]  # where the trainer took them
     trainer.args.max_steps, trainer.args.overwrite_output_dir = 2, True
     trainer.train()
-    assert trainer.state.global_step == 2  # what is assigned to the trainer's own stays
-    plain.eval_on_start = trainer.args.prediction_loss_only = True
-    trainer.evaluate(prompts)
-    assert trainer.args.eval_on_start
-    trainer.save_model()  # pickles the arguments
-    kept = torch.load(output / "training_args.bin", weights_only=False)
-    assert kept.name_in_capitals() == plain.name_in_capitals()
-    plain.beta = 0.1
-    with pytest.raises(InputError, match="^beta: got 0.1, assigned after the trainer was built"):
+    assert checks == 2 * [trainer.args]
+    assert trainer.state.global_step == 2
+    trainer.args.lr_scheduler_type = "linaer"
+    with pytest.raises(InputError, match="^lr_scheduler_type: got 'linaer'"):
+        trainer.train()
+    trainer.args.lr_scheduler_type = trainer.built_with["lr_scheduler_type"]
+    trainer.args.generation_kwargs = {"do_sample": False}
+    with pytest.raises(InputError, match="^generation_kwargs: do_sample: got False"):
+        trainer.train()
+
+
+def test_a_mapping_that_is_changed_in_place_is_refused_too(build):
+    trainer = build(generation_kwargs={"top_p": 0.9})
+    trainer.args.generation_kwargs["top_p"] = 0.8
+    with pytest.raises(InputError, match="^generation_kwargs: got .*0.8.*, assigned after the trainer was built"):
         trainer.train()
 
 

@@ -1,4 +1,4 @@
-"""What commands that take many rows through a model share: the rows they read, how they go on, how they write.
+"""Shared by commands that take many rows through a model: reading rows, going on with them, writing them.
 
 `search`, `eval` and `label-steps` write their file problem by problem, in groups with seeds of their own. Beside
 `found.jsonl` lies `found.search.json` with everything that the rows depend on and the groups that are whole; the same
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.data import check_prompts, prompted, rename_columns
+from trl_drgrpo.cli.data import check_prompts, load_data, prompted, rename_columns
 from trl_drgrpo.common.disk import refuse_irregular, room_needed, sole_writer, write_whole
 from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.common.rows import column_values
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.rewards.columns import ask, check_columns
@@ -28,48 +29,57 @@ _NOT_IN_THE_ROWS = ("output", "sft_output", "command", "run", "places")
 
 
 def prompt_rows(
-    dataset: Any,
-    source: str,
-    rewards: Sequence[tuple[str, Any, Sequence[str]]],
-    *,
-    renamings: Sequence[str] = (),
-    prompt_template: str | None = None,
-    system_prompt: str | None = None,
+    values: Mapping[str, Any],
+    rewards: Iterable[tuple[str, Callable, Sequence[str]]] = (),
+    dataset: Any = None,
     limit: int | None = None,
-) -> list[dict[str, Any]]:
-    """Rows with `prompt` and the columns that the rewards need.
+) -> list[Row]:
+    """Return rows with `prompt` and the columns that the rewards need.
 
     Args:
-        dataset ([`~datasets.Dataset`]): A split.
-        source (`str`): Its name, for messages.
-        rewards (`Sequence[tuple]`): Name, reward function, and columns that it gets beside the dataset's.
-        renamings, prompt_template, system_prompt: As in `train`.
+        values (`Mapping[str, Any]`): Keys of `train` that name and shape data: `dataset_name`, `dataset_config`,
+            `dataset_train_split`, `rename_columns`, `prompt_template` and `system_prompt`.
+        rewards (`Iterable[tuple]`): Name, reward function, and columns that it gets beside the dataset's.
+        dataset ([`~datasets.Dataset`], *optional*): The split, in place of the one that is named.
         limit (`int`, *optional*): Only so many of the first rows.
 
     Raises:
         [`InputError`]: A missing column, values that no reward can read, a program that is not there.
     """
-    dataset = rename_columns(dataset, list(renamings))
+    source = values["dataset_name"]
+    if dataset is None:
+        split = values.get("dataset_train_split") or "train"
+        dataset = load_data(source, name=values.get("dataset_config"), split=split)
+    dataset = rename_columns(dataset, values.get("rename_columns") or ())
     columns = check_prompts(dataset, source)
-    for name, reward, more in rewards:
-        check_columns(reward, [*columns, *more], name)
+    for name, reward, more_columns in rewards:
+        check_columns(reward, [*columns, *more_columns], name)
         ask(reward, "check_values", column_values(dataset, [column for column in columns if column != "prompt"]))
         ask(reward, "check")
     if limit is not None:
         dataset = dataset.select(range(min(limit, len(dataset))))
-    return [dict(row) for row in prompted(dataset, prompt_template, system_prompt)]
+    return [dict(row) for row in prompted(dataset, values.get("prompt_template"), values.get("system_prompt"))]
+
+
+def refuse_low_numbers(args: argparse.Namespace, **lowest: int) -> None:
+    """Refuse a number of a command that is lower than this, and a seed that NumPy does not take."""
+    for field, least in lowest.items():
+        allowed = whole(least, optional=True, remedy="Give a larger number.")
+        refuse_outside(field, getattr(args, field), allowed)
+    if getattr(args, "seed", None) is not None:
+        refuse_outside("seed", args.seed, RANGES["seed"])
 
 
 def digest(value: Any) -> str:
-    """A short name for a value that JSON knows, equal for equal values."""
+    """Return a short name for a value that JSON knows, equal for equal values."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def facts_of(args: argparse.Namespace, rows: Sequence[Row]) -> dict[str, Any]:
-    """What the rows of a command depend on: its options and its data."""
-    given = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
-    return {**given, "dataset_digest": digest(rows)}
+    """Return what the rows of a command depend on: its options and its data."""
+    options = {name: value for name, value in vars(args).items() if name not in _NOT_IN_THE_ROWS}
+    return {**options, "dataset_digest": digest(rows)}
 
 
 def completed_rows(
@@ -83,7 +93,7 @@ def completed_rows(
     status: Callable[[list[Row]], str],
     field: str = "output",
 ) -> list[Row]:
-    """All rows of a command: those that its file holds, and the others, each written as soon as it is there.
+    """Return all rows of a command: the rows in its file, and the others, each written as soon as it is there.
 
     Args:
         path (`str` or `Path`): JSON Lines file.
@@ -101,16 +111,17 @@ def completed_rows(
         `InputError`: The file is one of another command, another process writes to it, or no file can be written
             there.
     """
-    path, facts = Path(path), scrubbed(json.loads(json.dumps(facts)))
+    path = Path(path)
+    facts = scrubbed(json.loads(json.dumps(facts)))
     refuse_irregular(field, path)
     beside = path.with_suffix(f".{kind}.json")
     with sole_writer(field, path, is_file=True):
         groups = _whole_groups(path, beside, kind, facts, field)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         rows = list(takewhile(bool, map(_read, lines)))
-        groups = [each for each in groups if each[1] <= len(rows)]
-        first, kept = groups[-1]
-        rows = rows[:kept]
+        groups = [(done, end) for done, end in groups if end <= len(rows)]
+        first, end = groups[-1]
+        rows = rows[:end]
 
         def note() -> None:
             write_whole(beside, json.dumps({**facts, _GROUPS: groups}) + "\n")
@@ -124,51 +135,51 @@ def completed_rows(
         with room_needed(path.parent, what_is_safe):
             note()  # first: a file without the note would belong to no command
             with path.open("ab") as file:
-                file.truncate(sum(map(len, lines[:kept])))
+                file.truncate(sum(map(len, lines[:end])))
         if first:
             console.log(f"{first} of {total} {noun} are in {path} already")
         if first == total:
             return rows
         progress = console.progress_over(total, first, noun)
         with room_needed(path.parent, what_is_safe), path.open("ab") as file, progress as show:
-            for done, new in more(first):
-                file.write(to_lines(new).encode())
+            for done, new_rows in more(first):
+                file.write(to_lines(new_rows).encode())
                 file.flush()
-                rows += new
+                rows += new_rows
                 if done % group == 0 or done == total:
-                    groups.append([done, len(rows)])
+                    groups.append((done, len(rows)))
                     note()
-                show(status(new), done)
+                show(status(new_rows), done)
     return rows
 
 
 _GROUPS = "whole_groups"  # after each: problems that are done, lines of the file
 
 
-def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any], field: str) -> list[list[int]]:
-    """The groups that the file holds; refuses one of another command."""
+def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any], field: str) -> list[tuple[int, int]]:
+    """Return the groups that the file holds; refuse a file of another command."""
     expected = f"a new file, or one of the same {kind}"
     if not path.exists():
         if beside.exists() and _GROUPS not in beside.read_text(encoding="utf-8", errors="replace"):
             got = f"{path}, beside which {beside.name} was not written by this command"
             raise InputError(field, got, expected, "Name another file.")
-        return [[0, 0]]
+        return [(0, 0)]
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
-        groups = [[int(done), int(rows)] for done, rows in before.pop(_GROUPS, [])] or [[0, 0]]
+        groups = [(int(done), int(rows)) for done, rows in before.pop(_GROUPS, [])] or [(0, 0)]
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # none, or somebody edited it
         got = f"{path}, which exists and was not written by this command"
         raise InputError(field, got, expected, "Name another file.") from None
     for name in {**before, **facts}:
         if before.get(name) != facts.get(name):
-            old, new = shortened(before.get(name)), shortened(facts.get(name))
+            got = f"{path}, written with {name} {shortened(before.get(name))}, not {shortened(facts.get(name))}"
             remedy = "Run the same command to continue, name another file, or delete this one."
-            raise InputError(field, f"{path}, written with {name} {old}, not {new}", expected, remedy)
+            raise InputError(field, got, expected, remedy)
     return groups
 
 
 def _read(line: bytes) -> Row:
-    """A line of the file; empty for one that was torn off."""
+    """Return the row in a line of the file; an empty one where the line was torn off."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else {}
     except (ValueError, RecursionError):
@@ -177,16 +188,16 @@ def _read(line: bytes) -> Row:
 
 
 def to_lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as JSON Lines."""
+    """Return rows as JSON Lines."""
     return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
 
 
 def write_rows(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a JSON Lines file, whole or not at all."""
+    """Write a JSON Lines file, whole or not at all."""
     write_result(Path(path), to_lines(rows))
 
 
 def write_result(path: Path, text: str) -> None:
-    """Writes a result, whole or not at all, after it was printed: on a full disk it is in the output above."""
+    """Write a result, whole or not at all, after it was printed: on a full disk it is in the output above."""
     with room_needed(path.parent, lambda: "The results are those printed above."):
         write_whole(path, text)

@@ -29,26 +29,31 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         remedy = f"See `{self.prog} --help`."
-        if missing := re.fullmatch(r"the following arguments are required: (.+)", message):
+        missing = re.fullmatch(r"the following arguments are required: (.+)", message)
+        if missing:
             names = re.sub(r"(--\w+)/--\w+", r"\1", missing[1])  # without the aliases
             raise InputError(names, "nothing", "a value", remedy)
         field, colon, problem = message.removeprefix("argument ").partition(": ")
+        if not colon:
+            got = f"an invalid command line ({message})"
+            raise InputError("command line", got, "flags with their values", remedy)
         field = field.partition("/")[0]
-        if choice := re.fullmatch(r"invalid choice: (.+) \(choose from (.+)\)", problem):
+        choice = re.fullmatch(r"invalid choice: (.+) \(choose from (.+)\)", problem)
+        if choice:
             choices = [name.strip("' ") for name in choice[2].split(",")]
             remedy = did_you_mean(choice[1].strip("'"), choices, remedy)
             raise InputError(field, choice[1], f"one of {', '.join(choices)}", remedy)
-        if value := re.fullmatch(r"invalid (int|float) value: (.+)", problem):
+        value = re.fullmatch(r"invalid (int|float) value: (.+)", problem)
+        if value:
             expected = {"int": "a whole number", "float": "a number"}[value[1]]
             raise InputError(field, value[2], expected, remedy)
         if problem.startswith("expected"):
             raise InputError(field, "no value", problem.removeprefix("expected "), remedy)
-        got = f"an invalid command line ({message})" if not colon else problem
-        raise InputError(field if colon else "command line", got, "flags with their values", remedy)
+        raise InputError(field, problem, "flags with their values", remedy)
 
 
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
-    """Refuses the first argument that `parse_known_args` left over; the nearest flag is one of `parser`."""
+    """Refuse the first argument that `parse_known_args` left over; the nearest flag is one of `parser`."""
     if not unknown:
         return
     flags = [option for option in parser._option_string_actions if option.startswith("--")]
@@ -68,15 +73,16 @@ def is_main_process() -> bool:
 
 
 def print_result(text: str) -> None:
-    """Prints a text, which ends in its own line break, on stdout: from the main process only."""
+    """Print a text, which ends in its own line break, on stdout: from the main process only."""
     if is_main_process():
         print(text, end="", flush=True)
 
 
 def print_numbers(numbers: Mapping[str, Any], **files: Any) -> None:
-    """Prints the results of a command on stdout, one per line, and where they are."""
+    """Print the results of a command on stdout, one per line, and where they are."""
     for name, value in {**numbers, **files}.items():
-        print(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+        number = f"{value:g}" if isinstance(value, float) else value
+        print(f"{name} {number}")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -90,7 +96,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def add_model(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
-    """Adds the model that a command starts from, in both spellings, as `args.model`."""
+    """Add the model that a command starts from, in both spellings, as `args.model`."""
     parser.add_argument("--model_name_or_path", "--model", dest="model", help=text, **options)
 
 
@@ -100,7 +106,7 @@ def stdout_to_stderr() -> AbstractContextManager[Any]:
 
 
 def report_error(error: BaseException, args: argparse.Namespace | None = None) -> None:
-    """Prints an input error as one line on stderr, and the traceback above it when debugging. `args`: of the command;
+    """Print an input error as one line on stderr, and the traceback above it when debugging. `args`: of the command;
     the line ends with the place in a recipe of the key that the error is about, unless a flag has won over it."""
     # Every process finds the same invalid input, but a reward function may fail on one process only.
     if not _first_of_machine() and not isinstance(error, RewardError):
@@ -109,14 +115,16 @@ def report_error(error: BaseException, args: argparse.Namespace | None = None) -
         traceback.print_exception(error)
     elif isinstance(error, RewardError) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)  # it is the user's own function: where it failed is what helps
-    given, (key, *_) = vars(args) if args else {}, getattr(error, "field", "").split(":")
-    place = given.get("places", {}).get(key) if given.get(key) is None else None
-    line = f"error: {' '.join(str(error).split())}{f' ({place})' if place else ''}"
+    values = vars(args) if args else {}
+    key = getattr(error, "field", "").partition(":")[0]
+    line = f"error: {' '.join(str(error).split())}"
+    if values.get(key) is None and key in values.get("places", {}):
+        line += f" ({values['places'][key]})"
     print(without_credentials(line), file=sys.stderr, flush=True)
 
 
 def log(message: str) -> None:
-    """Prints one line for a human on stderr, from the main process of each machine."""
+    """Print one line for a human on stderr, from the main process of each machine."""
     if _first_of_machine():
         print(without_credentials(message), file=sys.stderr, flush=True)
 
@@ -151,8 +159,8 @@ def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
         bar.update(task, completed=now, status=status)
         if not stderr.is_terminal and time.monotonic() - printed > 10:
             printed = time.monotonic()
-            left = round((printed - began) / max(now - done, 1) * (total - now))
-            log(f"{now} of {total} {noun}, {status}, {timedelta(seconds=left)} left")
+            seconds_left = round((printed - began) / max(now - done, 1) * (total - now))
+            log(f"{now} of {total} {noun}, {status}, {timedelta(seconds=seconds_left)} left")
 
     with bar:
         yield show

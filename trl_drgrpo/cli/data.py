@@ -95,13 +95,13 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
     Refuses a split that is missing or empty."""
     name = split.partition("[")[0]
     if name not in splits:
-        found = ", ".join(map(str, splits)) or "none"
+        names = ", ".join(map(str, splits)) or "none"
         remedy = "Name one of them as dataset_train_split or dataset_test_split"
         if _is_local(source) and os.path.isfile(user_path(source)):
             remedy += "; for two splits put train.jsonl and test.jsonl into one folder and name the folder"
         elif source.startswith("reasoning_gym:") and split == "test":
             remedy = "A test split needs test_size above 0 and questions that are not among the training questions"
-        raise InputError("dataset split", f"{split!r} of {source}", f"one of its splits: {found}", f"{remedy}.")
+        raise InputError("dataset split", f"{split!r} of {source}", f"one of its splits: {names}", f"{remedy}.")
     dataset = splits[name] if name == split else _part(splits[name], name, split)
     if first_row(dataset) is None:
         raise _empty(f"{source}, split {split}")
@@ -109,7 +109,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
 
 
 def _part(dataset: Any, name: str, split: str) -> Any:
-    """Rows of a split that a specification in the style of `datasets` names: `test[:128]`, `train[10%:]`."""
+    """Return rows of a split that a specification in the style of `datasets` names: `test[:128]`, `train[10%:]`."""
     import datasets
 
     remedy = "Write for example test[:128] or train[10%:]; of a stream take whole splits."
@@ -142,7 +142,7 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
 
 
 def rename_columns(dataset: Any, renamings: Iterable[str]) -> Any:
-    """Renames columns of a split, each `old=new`."""
+    """Rename columns of a split, each `old=new`."""
     columns = dataset.column_names or first_row(dataset) or {}
     for old, new in checked_renamings(renamings, columns):
         dataset = dataset.rename_column(old, new)
@@ -207,11 +207,11 @@ def _parse_query(source: str) -> tuple[str, dict[str, str]]:
     """`prefix:task?a=1&b=2` -> `("task", {"a": "1", "b": "2"})`; `%26` and the like are decoded, `+` stays a plus."""
     task, _, query = source.partition(":")[2].partition("?")
     options: dict[str, str] = {}
-    for pair in filter(None, query.split("&")):
-        key, equals, value = pair.partition("=")
+    for option in filter(None, query.split("&")):
+        key, equals, value = option.partition("=")
         if not (key and equals) or key in options:
             expected = "options `key=value` joined by &, each once"
-            raise InputError("dataset_name", f"{pair!r} in {source}", expected, "For example ?size=500.")
+            raise InputError("dataset_name", f"{option!r} in {source}", expected, "For example ?size=500.")
         options[key] = unquote(value)
     return task, options
 
@@ -240,8 +240,9 @@ _MOST_FOLDERS = 10_000  # a search through a whole disk would not end
 
 
 def _check_folder(path: Path, source: str) -> None:
-    """Refuses a folder that `datasets` would search for hours, or in which it would wait for a pipe."""
-    expected, remedy = "a folder of data files", "Name the folder that holds the data and nothing else."
+    """Refuse a folder that `datasets` would search for hours, or in which it would wait for a pipe."""
+    expected = "a folder of data files"
+    remedy = "Name the folder that holds the data and nothing else."
     if os.path.realpath(path).startswith(("/proc", "/sys", "/dev")):
         raise InputError("dataset_name", f"{source}, a folder of the system", expected, remedy)
     for folders, (folder, _, names) in enumerate(os.walk(path), start=1):
@@ -321,8 +322,10 @@ def _not_loaded(source: str, error: Exception) -> InputError:
         remedy = "Unset HF_HUB_OFFLINE to download it, or correct the path."
         return InputError("dataset_name", got, "a local path, or a Hub dataset loaded once before", remedy)
     expected = "an existing dataset that you can read, or a local path"
-    if (found := hub_reason(error)) is not None:
-        return InputError("dataset_name", f"{source}, {found[0]}", expected, found[1])
+    at_the_hub = hub_reason(error)
+    if at_the_hub is not None:
+        got, remedy = at_the_hub
+        return InputError("dataset_name", f"{source}, {got}", expected, remedy)
     got = f"{source}, which could not be loaded from the Hub ({reason:.300})"
     remedy = "Check the id, the network and `hf auth login`; dataset_config names its configuration."
     return InputError("dataset_name", got, expected, remedy)
@@ -364,7 +367,7 @@ def template_text(template: str) -> str:
 
 
 def check_prompting(prompt_template: str | None, system_prompt: str | None) -> None:
-    """Checks the two options of [`prompted`] before any data is read."""
+    """Check the two options of [`prompted`] before any data is read."""
     if prompt_template is None:
         return
     template_text(prompt_template)
@@ -385,14 +388,15 @@ def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: st
     if prompt_template is None and system_prompt is None:
         return dataset
     options = {"prompt_template": prompt_template, "system_prompt": system_prompt}
-    if (row := first_row(dataset)) is not None:  # an error now, in one line: `map` would wrap it, a stream wait
+    row = first_row(dataset)
+    if row is not None:  # an error now, in one line: `map` would wrap it, a stream wait
         check_slots(dataset.column_names or row, prompt_template)
         as_prompted(row, **options)
     return dataset.map(as_prompted, fn_kwargs=options)
 
 
 def check_slots(columns: Iterable[str], prompt_template: str | None) -> None:
-    """Names in braces that are no column: a slip of the pen would stand in every prompt as it is."""
+    """Refuse names in braces that are no column: a slip of the pen would stand in every prompt as it is."""
     columns = list(columns)
     for name in _NAMES.findall(template_text(prompt_template)) if prompt_template is not None else ():
         if name not in columns:
@@ -408,9 +412,9 @@ def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prom
     prompt = row["prompt"]
     if prompt_template is not None:
         if not isinstance(prompt, str):
-            got, expected = "a template for prompts that are messages", "plain-text prompts"
+            got = "a template for prompts that are messages"
             remedy = "Remove prompt_template: the tokenizer's chat template formats messages."
-            raise InputError("prompt_template", got, expected, remedy)
+            raise InputError("prompt_template", got, "plain-text prompts", remedy)
         prompt = _SLOTS.sub(lambda slot: _value(row, slot), template_text(prompt_template))
     if system_prompt is None:
         return {"prompt": prompt}
@@ -424,16 +428,16 @@ def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prom
 
 def _value(row: Mapping[str, Any], slot: re.Match) -> str:
     """Text for a slot: the column's value, or the slot's own text where there is no such column."""
-    doubled, name = slot[1], slot[2]
-    if doubled and doubled not in row:
-        return f"{{{doubled}}}"
-    value = row.get(doubled or name, slot[0])
+    in_double_braces = slot[1]
+    if in_double_braces and in_double_braces not in row:
+        return f"{{{in_double_braces}}}"
+    value = row.get(in_double_braces or slot[2], slot[0])
     text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return f"{{{text}}}" if doubled else text
+    return f"{{{text}}}" if in_double_braces else text
 
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
-    """Writes the pass rates of prompts, for `prior_pass_rates`, and says so. `by`: of which reward."""
+    """Write the pass rates of prompts, for `prior_pass_rates`, and say so. `by`: of which reward."""
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
     left_out = f"; {unjudged} without a score are left out" if unjudged else ""
     console.log(f"Pass rates of {written} prompts{by}: {path}{left_out}")

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows, write_result
+from trl_drgrpo.cli.batch import Row, completed_rows, digest, prompt_rows, refuse_low_numbers, write_result
 from trl_drgrpo.cli.run_keys import (
     ANSWER_KEYS,
     EVALUATIONS,
     TRUST,
-    Given,
+    CallSettings,
     add_keys,
     model_path,
-    read_given,
+    read_settings,
     run_folder,
 )
 from trl_drgrpo.common import __version__
@@ -41,9 +41,9 @@ from trl_drgrpo.evaluation import models
 from trl_drgrpo.evaluation.results import KIND, as_json, judged, read_results, results
 from trl_drgrpo.evaluation.table import is_whole, notes, put_into_card, table, title
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
-from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.scoring import one_line
 from trl_drgrpo.rewards.texts import completion_text, prompt_text
 from trl_drgrpo.upstream.versions import provenance
 
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = "sample with a vLLM server that serves these models, adapters by their base; a recipe's is ignored"
     add("--vllm_server_base_url", metavar="URL", help=server)
     add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
-    other = "model to compare with, or none (default: the model of the run's recipe, else the adapter's base)"
-    add("--baseline", metavar="MODEL", help=other)
+    baseline = "model to compare with, or none (default: the model of the run's recipe, else the adapter's base)"
+    add("--baseline", metavar="MODEL", help=baseline)
     add("--num_samples", type=int, default=1, help="completions per prompt (default: 1)")
     add("--k", type=int, nargs="+", metavar="K", help="for pass@k (default: 1, and num_samples)")
     add("--limit", type=int, help="evaluate on the first prompts only")
@@ -76,100 +76,107 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
-    given = _checked(args)
-    names = {"model": given.values["model_name_or_path"]}
-    if baseline := _baseline(args, given):
+    settings = _checked(args)
+    names = {"model": settings.values["model_name_or_path"]}
+    baseline = _baseline(args, settings)
+    if baseline:
         names = {"baseline": baseline, **names}
     with console.stdout_to_stderr():
-        task = _Task(args, given)
+        task = _Task(args, settings)
         try:
             sampled = {role: task.sampled(name) for role, name in names.items()}
         except KeyboardInterrupt:
             console.log("The samples so far are kept: run the same command to continue.")
             raise
-    content, path = task.results({role: (name, sampled[role][1]) for role, name in names.items()}), task.path(names)
-    file, samples = sampled["model"]
-    console.print_result(as_json(content) if args.json else _plain_text(content))
+    content = task.results({role: (name, sampled[role][1]) for role, name in names.items()})
+    path = task.path(names)
+    samples_file, samples = sampled["model"]
+    text = as_json(content) if args.json else _plain_text(content)
+    console.print_result(text)
     if args.show and not args.json:
         answers = {names[role]: rows for role, (_, rows) in sampled.items()}
         console.print_result("\n".join(_answers(answers, task, args.show)))
     write_result(path, as_json(content))
-    console.log(f"Written: {path}; samples: {file}")
+    console.log(f"Written: {path}; samples: {samples_file}")
     if args.pass_rates:
         data.write_rates(args.pass_rates, samples, task.judged(samples))
     if not args.no_card:
-        _put_into_card(given, task.output, content)
+        _put_into_card(settings, task.output, content)
     failed = sum(model["failed"] for model in content["models"])
     if failed:
-        said = f"A reward failed on {failed} completions, which count as unscorable"
-        console.log(f"{said}: see `failures` in {file.parent}.")
+        count = f"A reward failed on {failed} completions, which count as unscorable"
+        console.log(f"{count}: see `failures` in {samples_file.parent}.")
     return int(failed > 0)
 
 
-def _checked(args: argparse.Namespace) -> Given:
-    """The values of a call, checked without reading data. Completes `args.k`."""
-    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
+def _checked(args: argparse.Namespace) -> CallSettings:
+    """Return the values of a call, checked without reading data. Completes `args.k`."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
         remedy = (
             "Start it without accelerate or torchrun; a vLLM server (--vllm_server_base_url) uses several devices."
         )
         raise InputError("eval", f"{processes} processes", "one", remedy)
-    refuse_outside("show", args.show, whole(0, remedy="Give the number of prompts."))
-    for field in ("num_samples", "batch_size", "limit"):
-        refuse_outside(field, getattr(args, field), whole(1, optional=True, remedy="Give a larger number."))
-    refuse_outside("seed", args.seed, RANGES["seed"])
+    refuse_low_numbers(args, show=0, num_samples=1, batch_size=1, limit=1)
     args.k = sorted(set(args.k or (1, args.num_samples)))
     for k in args.k:
         remedy = "pass@k needs at least k completions of each prompt: raise num_samples."
         refuse_outside("k", k, whole(1, args.num_samples, remedy=remedy))
-    given = read_given(args)
-    if rolled := [key for key in ("environment_factory", "tools", "rollout_func") if given.values.get(key)]:
-        console.log(f"{', '.join(rolled)}: not used here. Answers are sampled in one turn, without tools.")
-    if not given.values.get("dataset_name"):
-        if args.model_name_or_path and not Path(given.model).is_dir():
-            got = f"{given.model}, which is no folder here"
+    settings = read_settings(args)
+    values = settings.values
+    ignored = [key for key in ("environment_factory", "tools", "rollout_func") if values.get(key)]
+    if ignored:
+        console.log(f"{', '.join(ignored)}: not used here. Answers are sampled in one turn, without tools.")
+    if not values.get("dataset_name"):
+        if args.model_name_or_path and not Path(settings.model).is_dir():
+            got = f"{settings.model}, which is no folder here"
             expected = "a run's folder, or a Hub id with --dataset_name"
             remedy = f"Relative paths start at the current directory, {os.getcwd()}."
             raise InputError("model_name_or_path", got, expected, remedy)
-        got = "a mixture (`datasets`)" if given.values.get("datasets") else "none"
+        got = "a mixture (`datasets`)" if values.get("datasets") else "none"
         remedy = "Add for example --dataset_name test.jsonl, or `reasoning_gym:chain_sum?size=500`."
         raise InputError("dataset_name", got, "a dataset with prompts", remedy)
-    if not given.values.get("reward_funcs"):
+    if not values.get("reward_funcs"):
         remedy = "Add for example --reward_funcs math_reward; a reward model cannot tell what is correct. "
         remedy += f"A run's folder may bring rewards that run code: {TRUST}."
         raise InputError("reward_funcs", "none", "a reward for correct answers", remedy)
-    if baseline := _baseline(args, given):
+    baseline = _baseline(args, settings)
+    if baseline:
         try:
             models.check_model("baseline", model_path(baseline))
         except InputError as error:
             remedy = f"{error.remedy} Or skip the comparison: --baseline none."
             raise InputError(error.field, error.got, error.expected, remedy) from error
-    check_writable("output_dir", str(_output(args, given)))
+    check_writable("output_dir", str(_output(args, settings)))
     if args.pass_rates:
-        check_file("pass_rates", args.pass_rates, [given.values["dataset_name"]])
-    return given
+        check_file("pass_rates", args.pass_rates, [values["dataset_name"]])
+    return settings
 
 
-def _baseline(args: argparse.Namespace, given: Given) -> str | None:
-    """The model to compare with, as it was named; `None` without one."""
+def _baseline(args: argparse.Namespace, settings: CallSettings) -> str | None:
+    """Return the model to compare with, as it was named; `None` without one."""
     if args.baseline is not None:
         return None if args.baseline.lower() == "none" else args.baseline
-    return given.trained_from or models.base_name(given.model, given.loading.base)
+    return settings.trained_from or models.base_name(settings.model, settings.loading.base)
 
 
-def _output(args: argparse.Namespace, given: Given) -> Path:
-    """The folder for samples and results."""
+def _output(args: argparse.Namespace, settings: CallSettings) -> Path:
+    """Return the folder for samples and results."""
     if args.output_dir:
         return user_path(args.output_dir)
-    run = run_folder(given.model)
+    run = run_folder(settings.model)
     return Path(FOLDER) if run is None else run / EVALUATIONS
 
 
 class _Task:
     """An evaluation. Putting it together checks rows and rewards, and loads no model."""
 
-    def __init__(self, args: argparse.Namespace, given: Given):
-        self.args, self.given, self.output = args, given, _output(args, given)
-        values, source = given.values, given.values["dataset_name"]
+    def __init__(self, args: argparse.Namespace, settings: CallSettings):
+        self.args = args
+        self.settings = settings
+        self.output = _output(args, settings)
+        values = settings.values
+        source = values["dataset_name"]
         self.rewards = {reward_name(reward): reward for reward in map(resolve_reward, values["reward_funcs"])}
         refuse_outside("correct_threshold", values.get("correct_threshold"), RANGES["correct_threshold"])
         CorrectnessRule(list(self.rewards), values.get("correct_reward"))
@@ -179,45 +186,48 @@ class _Task:
             split = str(next(iter(splits)))
             console.log(f"{source} has no test split: evaluating on its only one, {split}.")
         dataset = data.take_split(splits, split, source)
-        options = {"renamings": values.get("rename_columns") or (), "limit": args.limit, **given.prompting}
         rewards = [(name, reward, ()) for name, reward in self.rewards.items()]
-        self.rows = prompt_rows(dataset, source, rewards, **options)
+        self.rows = prompt_rows(values, rewards, dataset, args.limit)
         check_prompt_rows(self.rows, "dataset_name", [KIND])
         about = {"name": source, "config": values.get("dataset_config"), "split": split}
         self.facts = {
             "dataset": {**about, "prompts": len(self.rows), "of": len(dataset), "digest": digest(self.rows)},
-            "prompt": {**given.prompting, "chat_template_kwargs": given.template},
-            "sampling": {**asdict(given.decoding), "num_samples": args.num_samples, "seed": args.seed},
+            "prompt": {**settings.prompting, "chat_template_kwargs": settings.template},
+            "sampling": {**asdict(settings.decoding), "num_samples": args.num_samples, "seed": args.seed},
         }
 
     @property
     def rule(self) -> dict[str, Any]:
         """Reward and threshold for correct completions."""
-        return {key: self.given.values.get(key) for key in _RULE_KEYS}
+        return {key: self.settings.values.get(key) for key in _RULE_KEYS}
 
     def judged(self, rows: list[Row]) -> list[bool | None]:
-        """Rule for correct samples."""
+        """Judge which samples are correct."""
         return judged(rows, list(self.rewards), *self.rule.values())
 
     def sampled(self, name: str) -> tuple[Path, list[Row]]:
-        """A model's samples, all of them, and their file."""
-        from trl_drgrpo.evaluation.running import sample_and_score
+        """Return the file of a model's samples, and all of them."""
+        from trl_drgrpo.evaluation.running import check_rows_fit, sample_and_score
 
-        args, given = self.args, self.given
+        args = self.args
+        settings = self.settings
         group = max(1, args.batch_size // args.num_samples)
         depends = self._depends(name, group)
         path = self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl"
         passed: list[bool] = []
 
         def status(of_prompt: list[Row]) -> str:
-            passed.extend(each for each in self.judged(of_prompt) if each is not None)
+            passed.extend(verdict for verdict in self.judged(of_prompt) if verdict is not None)
             return f"correct {sum(passed) / len(passed):.0%}" if passed else ""
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
-            tokenizer = models.load_tokenizer(model_path(name), given.loading)
-            sampler = self._sampler(name, tokenizer)
-            sizes = {"samples": args.num_samples, "length": given.decoding.max_completion_length}
-            options = {**sizes, "seed": args.seed, "template": given.template}
+            server = args.vllm_server_base_url
+            if server is None:  # a server says itself what is too long
+                check_rows_fit(self.rows, model_path(name), settings.loading, settings.decoding, settings.template)
+            tokenizer = models.load_tokenizer(model_path(name), settings.loading)
+            sampler = settings.sampler(name, tokenizer, args.batch_size, server)
+            sizes = {"samples": args.num_samples, "length": settings.decoding.max_completion_length}
+            options = {**sizes, "seed": args.seed, "template": settings.template}
             rows = sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
             return enumerate(rows, first + 1)
 
@@ -226,35 +236,26 @@ class _Task:
         gc.collect()  # the next model needs the room
         return path, rows
 
-    def _depends(self, name: str, group: int) -> dict[str, Any]:
-        """Dependencies of a model's samples and rewards: they are used again only where all of these are the same."""
-        specs = str(self.given.values["reward_funcs"])
-        files = {each: user_path(each) for each in re.findall(r"[\w./~-]+\.py\b", specs)}
+    def _depends(self, model: str, group: int) -> dict[str, Any]:
+        """Return what a model's samples and rewards depend on: they are used again where all of it is the same."""
+        specs = str(self.settings.values["reward_funcs"])
+        files = {name: user_path(name) for name in re.findall(r"[\w./~-]+\.py\b", specs)}
         return {
             **self.facts,
             "rewards": specs,
-            "reward_files": {each: digest(path.read_text("utf-8")) for each, path in files.items() if path.is_file()},
+            "reward_files": {name: digest(path.read_text("utf-8")) for name, path in files.items() if path.is_file()},
             "version": __version__,
-            "model": name,
-            "weights": models.weights_mark(model_path(name)),
-            "loading": asdict(self.given.loading),
+            "model": model,
+            "weights": models.weights_mark(model_path(model)),
+            "loading": asdict(self.settings.loading),
             "server": self.args.vllm_server_base_url is not None,
             "batch": group,
         }
 
-    def _sampler(self, name: str, tokenizer: Any) -> Any:
-        from trl_drgrpo.evaluation.running import check_context
-
-        given, url = self.given, self.args.vllm_server_base_url
-        if url is None:  # a server says itself what is too long
-            lengths = [len(prompt_ids(row["prompt"], tokenizer, given.template)) for row in self.rows]
-            check_context(models.load_config(model_path(name), given.loading), lengths, given.decoding)
-        return given.sampler(name, tokenizer, self.args.batch_size, url)
-
     def results(self, sampled: dict[str, tuple[str, list[Row]]]) -> dict[str, Any]:
-        """The result. `sampled`: name and samples by role."""
-        typed = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
-        about = provenance(redacted_command(["trl-drgrpo", *typed]))
+        """Return the result. `sampled`: name and samples by role."""
+        arguments = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
+        about = provenance(redacted_command(["trl-drgrpo", *arguments]))
         reward, threshold = self.rule.values()
         how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
         models_of = {
@@ -264,14 +265,14 @@ class _Task:
         return results({**about, **self.facts, "correct": how}, models_of, self.args.k)
 
     def path(self, names: dict[str, str]) -> Path:
-        """The file of the result. `names`: of the models, by role."""
-        data = self.facts["dataset"]
-        mark = digest({**self.facts, **self.rule, **names, "rewards": self.given.values["reward_funcs"]})[:8]
-        return self.output / f"{_slug(data['name'])}-{data['split']}-{mark}.json"
+        """Return the file of the result. `names`: of the models, by role."""
+        dataset = self.facts["dataset"]
+        mark = digest({**self.facts, **self.rule, **names, "rewards": self.settings.values["reward_funcs"]})[:8]
+        return self.output / f"{_slug(dataset['name'])}-{dataset['split']}-{mark}.json"
 
 
 def _answers(samples: dict[str, list[Row]], task: _Task, prompts: int) -> list[str]:
-    """Lines with the first answer of each model to the first prompts; a plus is in front of correct ones."""
+    """Return lines with the first answer of each model to the first prompts; a plus is in front of correct ones."""
     verdicts = {name: task.judged(rows) for name, rows in samples.items()}
     signs = {True: "+", False: "-", None: "?"}
     width = max(map(len, samples))
@@ -279,43 +280,43 @@ def _answers(samples: dict[str, list[Row]], task: _Task, prompts: int) -> list[s
     places = [place for place, row in enumerate(some_rows) if row[KIND]["row"] == 0]
     lines = []
     for place in places[:prompts]:
-        lines += ["", _one_line(prompt_text(some_rows[place]["prompt"]))]
+        lines += ["", one_line(prompt_text(some_rows[place]["prompt"]), 100)]
         for name, rows in samples.items():
-            sign = signs[verdicts[name][place]]
-            lines.append(f"  {name:{width}}  {sign} {_one_line(completion_text(rows[place]['completion']))}")
+            answer = one_line(completion_text(rows[place]["completion"]), 100)
+            lines.append(f"  {name:{width}}  {signs[verdicts[name][place]]} {answer}")
     return lines
 
 
-def _one_line(text: str, most: int = 100) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 3] + "..."
-
-
 def _plain_text(content: dict[str, Any]) -> str:
-    """For a terminal: title, table, notes."""
+    """Return title, table and notes for a terminal."""
     head, rows = table(content)
     return "\n".join([title(content), "", *console.aligned([head, *rows]), "", *notes(content)]) + "\n"
 
 
 def _slug(name: str) -> str:
-    """The end of a name as part of a file's name."""
+    """Return the end of a name as part of a file's name."""
     last = name.partition("?")[0].rstrip("/").rpartition("/")[2]
     return re.sub(r"[^A-Za-z0-9.]+", "-", last).strip("-.").removesuffix(".jsonl")[:40] or "data"
 
 
-def _put_into_card(given: Given, output: Path, content: dict[str, Any]) -> None:
-    """States in the card of a run all evaluations of these weights on a whole split; the folder of any other model is
-    left alone."""
-    readme, prompts = Path(given.model) / "README.md", content["dataset"]["prompts"]
-    if run_folder(given.model) is None or not readme.is_file():
+def _put_into_card(settings: CallSettings, output: Path, content: dict[str, Any]) -> None:
+    """State in the card of a run all evaluations of these weights on a whole split; leave the folder of any other
+    model alone."""
+    readme = Path(settings.model) / "README.md"
+    if run_folder(settings.model) is None or not readme.is_file():
         return
     if not is_whole(content):
+        prompts = content["dataset"]["prompts"]
         console.log(f"Not stated in the model card, as it is of the first {prompts} prompts only.")
         return
-    mark = content["models"][-1]["weights"]
-    same = [each for each in read_results(output) if each["models"][-1].get("weights") == mark and is_whole(each)]
+    weights = content["models"][-1]["weights"]
+    evaluations = [
+        evaluation
+        for evaluation in read_results(output)
+        if evaluation["models"][-1].get("weights") == weights and is_whole(evaluation)
+    ]
     try:
-        put_into_card(readme, same)
+        put_into_card(readme, evaluations)
         console.log(f"Stated in the model card: {readme}")
     except (OSError, ValueError) as error:  # a card is somebody's text: the numbers are written all the same
         console.log(f"{readme} stays as it is: {type(error).__name__}: {error}")

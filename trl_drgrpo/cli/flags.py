@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import UpstreamError
-from trl_drgrpo.config.field_kinds import described
+from trl_drgrpo.config.field_kinds import descriptions
 
 # The four dataclasses of the command, in the order in which they are built.
 DATACLASSES = ("DrGRPOScriptArguments", "DrGRPOConfig", "ModelConfig", "DatasetMixtureConfig")
@@ -76,38 +76,41 @@ class Unread:
 
 @functools.cache
 def read_flags() -> dict[str, Flag]:
-    """All keys of `trl-drgrpo train`, in the order of the dataclasses and of their fields. As in TRL's parser, no two
-    dataclasses may declare the same key."""
+    """Return all keys of `trl-drgrpo train`, in the order of the dataclasses and of their fields. As in TRL's parser,
+    no two dataclasses may declare the same key."""
     flags: dict[str, Flag] = {}
     for name in DATACLASSES:
-        if twice := [key for key in dataclass_flags(name) if key in flags]:
-            raise UpstreamError(f"{twice[0]}: declared by {flags[twice[0]].owner} and by {name}.")
-        flags |= dataclass_flags(name)
+        for key, flag in dataclass_flags(name).items():
+            if key in flags:
+                raise UpstreamError(f"{key}: declared by {flags[key].owner} and by {name}.")
+            flags[key] = flag
     return flags
 
 
 @functools.cache
 def dataclass_flags(name: str) -> dict[str, Flag]:
-    """The keys of one dataclass, by name, from the source files of it and its bases. Bases come first, an overridden
-    field keeps its place."""
+    """Return the keys of one dataclass, by name, from the source files of it and its bases. Bases come first, an
+    overridden field keeps its place."""
     node = next(node for node in _parsed(_home(name)).body if isinstance(node, ast.ClassDef) and node.name == name)
     flags: dict[str, Flag] = {}
     # Dataclasses collect fields in reverse method resolution order; with single bases that is base first.
     for base in reversed(node.bases):
         flags |= dataclass_flags(ast.unparse(base).rpartition(".")[2])
-    texts = described(ast.get_docstring(node) or "") if _HOMES[name][0] == "trl_drgrpo" else {}
+    texts = descriptions(ast.get_docstring(node) or "") if _HOMES[name][0] == "trl_drgrpo" else {}
     for statement in node.body:
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
-        key, annotation, arguments = statement.target.id, ast.unparse(statement.annotation), _arguments(statement)
+        key = statement.target.id
+        annotation = ast.unparse(statement.annotation)
+        arguments = _arguments(statement)
         if "ClassVar" in annotation or arguments.get("init") is False:
             flags.pop(key, None)
             continue
         metadata = arguments.get("metadata", {})
-        told = texts.get(key) or str(metadata.get("help", "")).replace("%%", "%")
+        text = texts.get(key) or str(metadata.get("help", "")).replace("%%", "%")
         choices = metadata.get("choices")
         choices = tuple(choices) if isinstance(choices, list | tuple) else literal_choices(annotation)
-        flags[key] = Flag(key, annotation, arguments.get("default", dataclasses.MISSING), told, choices, owner=name)
+        flags[key] = Flag(key, annotation, arguments.get("default", dataclasses.MISSING), text, choices, owner=name)
     return flags
 
 
@@ -118,7 +121,7 @@ def _parsed(path: Path) -> ast.Module:
 
 @functools.cache
 def _home(name: str) -> Path:
-    """The file with a class: where it used to be, or wherever its package has it now."""
+    """Return the file with a class: where it used to be, or wherever its package has it now."""
     for package, file in [_HOMES[name]] if name in _HOMES else [("trl", ""), ("transformers", "")]:
         spec = importlib.util.find_spec(package)  # of a top-level package: locates it without running it
         folder = Path(next(iter((spec and spec.submodule_search_locations) or ["none"])))
@@ -129,7 +132,7 @@ def _home(name: str) -> Path:
 
 
 def _arguments(field: ast.AnnAssign) -> dict[str, Any]:
-    """What a field passes to `field(...)`, as values, the default made by its factory; a plain default counts."""
+    """Return the arguments of `field(...)` as values, the default made by its factory; a plain default counts."""
     value = field.value
     if value is None:
         return {}
@@ -137,17 +140,17 @@ def _arguments(field: ast.AnnAssign) -> dict[str, Any]:
         return {"default": _literal(value)}
     arguments = {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
     factory = arguments.pop("default_factory", None)
-    found = {name: _literal(node) for name, node in arguments.items()}
+    values = {name: _literal(node) for name, node in arguments.items()}
     if isinstance(factory, ast.Lambda):
-        found["default"] = _literal(factory.body)
+        values["default"] = _literal(factory.body)
     elif factory is not None:
         source = ast.unparse(factory)
-        found["default"] = {"list": [], "dict": {}}.get(source, Unread(f"{source}()"))
-    return found
+        values["default"] = {"list": [], "dict": {}}.get(source, Unread(f"{source}()"))
+    return values
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of an expression, of an f-string its fixed part; [`Unread`] where only running it would tell."""
+    """Return the value of an expression, of an f-string its fixed part; [`Unread`] where only running would tell."""
     if isinstance(node, ast.Dict):
         return {_literal(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True) if key}
     if isinstance(node, ast.JoinedStr):
@@ -159,19 +162,19 @@ def _literal(node: ast.expr) -> Any:
 
 
 def literal_choices(annotation: str) -> tuple | None:
-    """The values of `Literal[...]`, alone or beside `None`; `None` for any other annotation."""
+    """Return the values of `Literal[...]`, alone or beside `None`; `None` for any other annotation."""
     head, bracket, values = annotation.removeprefix("typing.").removesuffix(" | None").partition("[")
     return ast.literal_eval(f"({values.removesuffix(']')},)") if head == "Literal" and bracket else None
 
 
 def kinds(annotation: str) -> dict[str, str]:
-    """The alternatives of `A | B[C] | None`, and what stands in their brackets."""
-    parts = [each.partition("[") for each in re.split(r" \| (?![^\[]*\])", annotation)]
+    """Return the alternatives of `A | B[C] | None`, each with the text in its brackets."""
+    parts = [member.partition("[") for member in re.split(r" \| (?![^\[]*\])", annotation)]
     return {name.rpartition(".")[2]: inner.removesuffix("]") for name, _, inner in parts}
 
 
 def import_dataclass(name: str) -> type:
-    """Imports one of the dataclasses named in this module's table (slow: this imports TRL)."""
+    """Import one of the dataclasses named in this module's table (slow: this imports TRL)."""
     package = _HOMES[name][0]
     parts = _home(name).with_suffix("").parts
     module = ".".join(parts[len(parts) - parts[::-1].index(package) - 1 :])
@@ -179,27 +182,35 @@ def import_dataclass(name: str) -> type:
 
 
 def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
-    """Adds one key as a flag, spelled with underscores or dashes."""
+    """Add one key as a flag, spelled with underscores or dashes."""
     members = kinds(flag.annotation)
     takes_list = "list" in members and "str" not in members  # as in TRL's parser
     # `--use_peft` may stand alone, also where a mapping may follow it.
     stands_alone = flag.annotation in ("bool", "bool | None") or {"bool", "dict"} <= members.keys()
-    options: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS}
-    options |= {"nargs": "+"} if takes_list else {"nargs": "?", "const": "true"} if stands_alone else {}
+    common: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS}
+    options = dict(common)
+    if takes_list:
+        options["nargs"] = "+"
+    elif stands_alone:
+        options |= {"nargs": "?", "const": "true"}
     metavar = "STR" if flag.choices else re.split(r" \| |\[", flag.annotation.replace("None | ", ""))[0].upper()
     group.add_argument(f"--{flag.name}", metavar=metavar, help=help_text(flag), **options)
     dashed = flag.name.replace("_", "-")
     if dashed != flag.name:
         group.add_argument(f"--{dashed}", help=argparse.SUPPRESS, **options)
     if flag.default is True and stands_alone:  # as TRL's parser: the way to switch a default off
-        off: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "const": "false"}
-        group.add_argument(f"--no_{flag.name}", f"--no-{dashed}", action="store_const", help=argparse.SUPPRESS, **off)
+        off = (f"--no_{flag.name}", f"--no-{dashed}")
+        group.add_argument(*off, action="store_const", const="false", help=argparse.SUPPRESS, **common)
 
 
 def help_text(flag: Flag, brief: bool = False) -> str:
-    """What a flag is for, with its choices and its default; `brief`: the first sentence alone."""
-    told = re.split(r"(?<=\.)\s+(?=[A-Z`'])", flag.help)[0] if brief else flag.help
-    default = "" if flag.default in (None, dataclasses.MISSING) else f" (default: {flag.default})"
-    unnamed = [choice for choice in flag.choices or () if str(choice) not in told]
-    choices = f" One of {', '.join(map(str, flag.choices or ()))}." if unnamed else ""
-    return f"{told}{choices}{default}".replace("%", "%%")
+    """Return the help of a flag with its choices and its default; `brief`: its first sentence alone."""
+    text = flag.help
+    if brief:
+        text = re.split(r"(?<=\.)\s+(?=[A-Z`'])", text)[0]
+    choices = [str(choice) for choice in flag.choices or ()]
+    if not all(choice in text for choice in choices):
+        text += f" One of {', '.join(choices)}."
+    if flag.default not in (None, dataclasses.MISSING):
+        text += f" (default: {flag.default})"
+    return text.replace("%", "%%")

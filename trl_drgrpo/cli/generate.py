@@ -14,16 +14,19 @@ import argparse
 import secrets
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.cli import console
+from trl_drgrpo.cli.batch import Row, refuse_low_numbers
 from trl_drgrpo.cli.data import as_prompted, check_slots
-from trl_drgrpo.cli.run_keys import ANSWER_KEYS, add_keys, read_given, was_trained_on_messages
+from trl_drgrpo.cli.run_keys import ANSWER_KEYS, add_keys, read_settings, was_trained_on_messages
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import RANGES, refuse_outside, whole
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.process_rewards.texts import prompt_ids
 from trl_drgrpo.rewards.texts import completion_text
+
+if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.sampling import Request, Sampler
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,59 +43,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load and answer."""
-    refuse_outside("num_samples", args.num_samples, whole(1, remedy="Give a positive number."))
-    if args.seed is not None:
-        refuse_outside("seed", args.seed, RANGES["seed"])
-    given = read_given(args)
+    refuse_low_numbers(args, num_samples=1)
+    settings = read_settings(args)
     from trl_drgrpo.process_rewards.sampling import Request
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
-    prompts = _prompts(args.prompt)
     with console.stdout_to_stderr():
-        tokenizer = models.load_tokenizer(given.model, given.loading)
+        tokenizer = models.load_tokenizer(settings.model, settings.loading)
         chat = args.chat
-        if chat is None and given.values.get("prompt_template") is None:  # as in the run
-            chat = was_trained_on_messages(given.model)
-            chat = getattr(tokenizer, "chat_template", None) is not None if chat is None else chat
-        context = context_length(models.load_config(given.model, given.loading))
+        if chat is None and settings.values.get("prompt_template") is None:  # as in the run
+            chat = was_trained_on_messages(settings.model)
+            if chat is None:
+                chat = getattr(tokenizer, "chat_template", None) is not None
+        context = context_length(models.load_config(settings.model, settings.loading))
 
-        def asked(text: str) -> tuple[dict[str, Any], tuple[int, ...]]:
-            """A prompt as a row of the dataset that the run would have made of it, and its tokens."""
-            row: dict[str, Any] = {"prompt": text}
-            check_slots(row, given.prompting["prompt_template"])
-            row |= as_prompted(row, **given.prompting)
+        def prepared(text: str) -> tuple[Row, tuple[int, ...]]:
+            """Return a prompt as a row of the dataset that the run would have made of it, and its tokens."""
+            row: Row = {"prompt": text}
+            check_slots(row, settings.prompting["prompt_template"])
+            row |= as_prompted(row, **settings.prompting)
             if chat and isinstance(row["prompt"], str):
                 row["prompt"] = [{"role": "user", "content": row["prompt"]}]
-            prefix = tuple(prompt_ids(row["prompt"], tokenizer, given.template))
+            prefix = tuple(prompt_ids(row["prompt"], tokenizer, settings.template))
             if context is not None and len(prefix) >= context:
                 expected = f"fewer than the model's context of {context}"
                 raise InputError("prompt", f"{len(prefix)} tokens", expected, "Shorten it.")
             return row, prefix
 
         for text in args.prompt or ["a prompt"]:  # whatever does not fit, before the weights load
-            asked(text)
-        name, url = given.values["model_name_or_path"], args.vllm_server_base_url
-        sampler = given.sampler(name, tokenizer, args.num_samples, url)
-    began = False
-    for number, text in enumerate(prompts):
+            prepared(text)
+        name = settings.values["model_name_or_path"]
+        sampler = settings.sampler(name, tokenizer, args.num_samples, args.vllm_server_base_url)
+    gap = ""
+    for number, text in enumerate(_prompts(args.prompt)):
         with console.stdout_to_stderr():
-            row, prefix = asked(text)
+            row, prefix = prepared(text)
             seed = secrets.randbits(31) if args.seed is None else args.seed + number
-            request = Request(prefix, args.num_samples, given.decoding.max_completion_length, True, seed)
+            request = Request(prefix, args.num_samples, settings.decoding.max_completion_length, True, seed)
             answers = _answers(row, request, sampler, tokenizer)
-        for answer, said in answers:
-            print("\n" * began + answer)  # an empty line in between
-            began = True
-            if said:
-                print(said)
+        for answer, remark in answers:
+            print(gap + answer)
+            gap = "\n"  # an empty line between answers
+            if remark:
+                print(remark)
         sys.stdout.flush()
     return 0
 
 
-def _prompts(given: list[str]) -> Iterator[str]:
-    """Those of the call, else lines of stdin: asked for on a terminal, until an empty one or the end."""
-    if given:
-        yield from given
+def _prompts(arguments: list[str]) -> Iterator[str]:
+    """Yield the prompts of the call, else lines of stdin: on a terminal it asks for them, until an empty one or the
+    end."""
+    if arguments:
+        yield from arguments
         return
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
@@ -106,14 +108,14 @@ def _prompts(given: list[str]) -> Iterator[str]:
         yield line
 
 
-def _answers(row: dict[str, Any], request: Any, sampler: Any, tokenizer: Any) -> list[tuple[str, str]]:
-    """Each answer, and a remark on it: its length where there are several, or that it was cut off."""
+def _answers(row: Row, request: "Request", sampler: "Sampler", tokenizer: Any) -> list[tuple[str, str]]:
+    """Return each answer, and a remark on it: its length where there are several, or that it was cut off."""
     from trl_drgrpo.evaluation.running import completed
 
-    said = []
-    for each in sampler([request])[0]:
-        remark = f"[{len(each.token_ids)} tokens]" if request.count > 1 else ""
-        if each.end == "length":
+    answers = []
+    for continuation in sampler([request])[0]:
+        remark = f"[{len(continuation.token_ids)} tokens]" if request.count > 1 else ""
+        if continuation.end == "length":
             remark = f"[cut off at {request.limit} tokens]"
-        said.append((completion_text(completed(row, each, tokenizer)["completion"]), remark))
-    return said
+        answers.append((completion_text(completed(row, continuation, tokenizer)["completion"]), remark))
+    return answers

@@ -39,8 +39,8 @@ class Job:
     A run that is put together but not started.
 
     Args:
-        given (`dict[str, Any]`): The values from recipe and flags, typed.
-        preset (`dict[str, Any]`): Keys that `preset` adds to `given`.
+        values (`dict[str, Any]`): The values from recipe and flags, typed.
+        preset (`dict[str, Any]`): Keys that `preset` adds to them.
         script, training, model: The dataclasses, built.
         inputs (`dict[str, Any]`): Further arguments of the trainer: `reward_funcs` (the id of a reward model first, as
             TRL does), `step_reward_funcs`, `train_dataset`, `eval_dataset` (`None` without evaluation),
@@ -48,7 +48,7 @@ class Job:
             `environment_factory` and `rollout_func`.
     """
 
-    given: dict[str, Any]
+    values: dict[str, Any]
     preset: dict[str, Any]
     script: Any
     training: Any
@@ -59,47 +59,48 @@ class Job:
 # Before anything is imported -----------------------------------------------------------------------------------------
 
 
-def check_given(given: dict[str, Any]) -> None:
-    """Checks what needs no import: model, data and checkpoint are named and, where local, exist."""
-    check_model_name(given.get("model_name_or_path"))
-    if given.get("preset") is not None:
-        check_preset(given["preset"], given)
-    if not given.get("datasets"):
-        if not given.get("dataset_name"):
+def check_names(values: dict[str, Any]) -> None:
+    """Check what needs no import: model, data and checkpoint are named and, where local, exist."""
+    check_model_name(values.get("model_name_or_path"))
+    if values.get("preset") is not None:
+        check_preset(values["preset"], values)
+    if not values.get("datasets"):
+        if not values.get("dataset_name"):
             remedy = "Add for example `dataset_name: train.jsonl`, or `reasoning_gym:chain_sum?size=1000`."
             raise InputError("dataset_name", "none", "a dataset, or a mixture under `datasets`", remedy)
-        data.check_source(given["dataset_name"])
-    data.check_prompting(given.get("prompt_template"), given.get("system_prompt"))
+        data.check_source(values["dataset_name"])
+    data.check_prompting(values.get("prompt_template"), values.get("system_prompt"))
     sources = ("reward_funcs", "step_reward_funcs", "reward_model_name_or_path", "environment_factory")
-    if not any(given.get(key) for key in sources):
+    if not any(values.get(key) for key in sources):
         remedy = (
             "No reward source provided. Add for example `reward_funcs: [accuracy_reward]`; `trl-drgrpo train "
             "--help_all` lists them."
         )
         raise InputError("reward_funcs", "none", "at least one reward, or step_reward_funcs", remedy)
-    check_writable("output_dir", given.get("output_dir") or "trainer_output")
+    check_writable("output_dir", values.get("output_dir") or "trainer_output")
 
 
 @contextmanager
-def run_folder(given: dict[str, Any], dry_run: bool) -> Iterator[None]:
+def run_folder(values: dict[str, Any], dry_run: bool) -> Iterator[None]:
     """Inside the block the run's folder is this run's alone, unless it is a dry run, and a run may start there."""
-    output_dir = Path(given.get("output_dir") or "trainer_output")
-    resume, overwrite = given.get("resume_from_checkpoint"), bool(given.get("overwrite_output_dir"))
+    output_dir = Path(values.get("output_dir") or "trainer_output")
+    resume = values.get("resume_from_checkpoint")
+    overwrite = bool(values.get("overwrite_output_dir"))
     is_main = console.is_main_process()
     with sole_writer("output_dir", output_dir) if is_main and not dry_run else nullcontext():
         # Which of several checkpoints is the newest is found out when the run starts, once.
         if resume is not True or overwrite or not checkpoint_folders(output_dir):
             choose_start(output_dir, resume, overwrite, checksums=is_main)
-        check_output_of_run(output_dir, resume, _input_folders(given))
+        check_output_of_run(output_dir, resume, _input_folders(values))
         yield
 
 
-def _input_folders(given: Mapping[str, Any]) -> dict[str, str]:
-    """Folders that a run reads, by setting."""
-    model = model_path(given.get("model_name_or_path") or "")
+def _input_folders(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the folders that a run reads, by setting."""
+    model = model_path(values.get("model_name_or_path") or "")
     folders = {"model_name_or_path": model, "its base model": recorded_base(model)}
-    folders |= {name: given.get(name) for name in ("reward_model_name_or_path", "dataset_name")}
-    for spec in given.get("step_reward_funcs") or ():
+    folders |= {name: values.get(name) for name in ("reward_model_name_or_path", "dataset_name")}
+    for spec in values.get("step_reward_funcs") or ():
         options = next(iter(spec.values())) if isinstance(spec, Mapping) else spec
         scorer = options.get("model") if isinstance(options, Mapping) else options
         folders[f"step reward {scorer}"] = scorer
@@ -109,10 +110,10 @@ def _input_folders(given: Mapping[str, Any]) -> dict[str, str]:
 # Put together --------------------------------------------------------------------------------------------------------
 
 
-def prepare(given: dict[str, Any]) -> Job:
-    """Builds the dataclasses, resolves rewards and loads data; no model. `given` has passed [`check_given`]."""
-    preset = preset_values(given["preset"], given) if given.get("preset") is not None else {}
-    script, training, model, mixture = (build(name, {**preset, **given}) for name in flags.DATACLASSES)
+def prepare(values: dict[str, Any]) -> Job:
+    """Build the dataclasses, resolve rewards and load data; no model. `values` have passed [`check_names`]."""
+    preset = preset_values(values["preset"], values) if values.get("preset") is not None else {}
+    script, training, model, mixture = (build(name, {**preset, **values}) for name in flags.DATACLASSES)
     model.model_name_or_path = model_path(model.model_name_or_path)
     refuse_out_of_range(vars(model))
     refuse_out_of_range(vars(script))
@@ -122,34 +123,41 @@ def prepare(given: dict[str, Any]) -> Job:
         expected = "metric_for_best_model and eval_strategy as well"
         remedy = "Add for example `metric_for_best_model: eval_reward`, `eval_strategy: steps` and `eval_steps: 50`."
         raise InputError("early_stopping_patience", str(patience), expected, remedy)
-    named = training.model_init_kwargs  # win over the model's keys of a recipe
+    model_init_kwargs = training.model_init_kwargs
     training.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": training.trust_remote_code,
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
-        **(named or {}),
+        **(model_init_kwargs or {}),  # wins over the model's keys of a recipe
     }
-    training.derived["model_init_kwargs"] = named, training.model_init_kwargs
-    inputs: dict[str, Any] = {"reward_funcs": [resolve_reward(spec) for spec in script.reward_funcs or []]}
-    if script.reward_model_name_or_path:
-        inputs["reward_funcs"].insert(0, script.reward_model_name_or_path)
-    inputs["step_reward_funcs"] = [step_reward(spec) for spec in script.step_reward_funcs or []]
-    if script.tools:
-        inputs["tools"] = [resolve_object(path, "tools") for path in script.tools]
-    for field in ("environment_factory", "rollout_func"):
-        if path := getattr(script, field):
-            inputs[field] = resolve_object(path, field)
+    training.derived["model_init_kwargs"] = model_init_kwargs, training.model_init_kwargs
+    inputs = _functions(script)
     inputs |= _datasets(script, mixture, evaluate=training.eval_strategy != "no")
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
     with _refusals(vars(model), "ModelConfig"):
         inputs |= {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
-    return Job(given, preset, script, training, model, inputs)
+    return Job(values, preset, script, training, model, inputs)
+
+
+def _functions(script: Any) -> dict[str, Any]:
+    """Return the rewards and the user's other functions, by argument of the trainer."""
+    functions: dict[str, Any] = {"reward_funcs": [resolve_reward(spec) for spec in script.reward_funcs or []]}
+    if script.reward_model_name_or_path:
+        functions["reward_funcs"].insert(0, script.reward_model_name_or_path)
+    functions["step_reward_funcs"] = [step_reward(spec) for spec in script.step_reward_funcs or []]
+    if script.tools:
+        functions["tools"] = [resolve_object(path, "tools") for path in script.tools]
+    for field in ("environment_factory", "rollout_func"):
+        path = getattr(script, field)
+        if path:
+            functions[field] = resolve_object(path, field)
+    return functions
 
 
 def dry_run(job: Job) -> str:
-    """The resolved configuration of a job, checked as by the trainer before its model loads."""
+    """Return the resolved configuration of a job, checked as by the trainer before its model loads."""
     from trl_drgrpo.config import preflight
 
     preflight.prepare(job.training, job.model.model_name_or_path, **job.inputs)
@@ -160,18 +168,18 @@ def dry_run(job: Job) -> str:
     return render(job)
 
 
-def build(name: str, given: dict[str, Any]) -> Any:
-    """One of the four dataclasses, from those of the values that are its own."""
-    known = flags.dataclass_flags(name)
+def build(name: str, values: dict[str, Any]) -> Any:
+    """Build one of the four dataclasses, from the values of its own fields."""
+    fields = flags.dataclass_flags(name)
     # A copy, because the dataclasses change lists and mappings in place.
-    values = copy.deepcopy({key: value for key, value in given.items() if key in known})
-    with _refusals(values, name):
-        return flags.import_dataclass(name)(**values)
+    arguments = copy.deepcopy({key: value for key, value in values.items() if key in fields})
+    with _refusals(arguments, name):
+        return flags.import_dataclass(name)(**arguments)
 
 
 @contextmanager
 def _refusals(values: Mapping[str, Any], owner: str) -> Iterator[None]:
-    """Makes one `InputError` of what a library says about a whole configuration."""
+    """Make one `InputError` of what a library says about a whole configuration."""
     try:
         yield
     except InputError:
@@ -181,38 +189,46 @@ def _refusals(values: Mapping[str, Any], owner: str) -> Iterator[None]:
 
 
 def _datasets(script: Any, mixture: Any, evaluate: bool) -> dict[str, Any]:
-    """The splits, with the prompts that the model is to see."""
-    source, train_split, test_split = script.dataset_name, script.dataset_train_split, script.dataset_test_split
+    """Return the splits, with the prompts that the model is to see."""
+    source = script.dataset_name
+    train_split = script.dataset_train_split
+    splits: Any
     if mixture.datasets:
         if source:
             console.log("Both `datasets` and `dataset_name` are given: the mixture is used, `dataset_name` ignored.")
-        source, splits = "the mixture", data.load_mixture(mixture)
+        source = "the mixture"
+        splits = data.load_mixture(mixture)
     else:
         options = {"name": script.dataset_config, "streaming": script.dataset_streaming}
-        # Without evaluation only one split is wanted; a generated task can spare itself the other one.
-        splits: Any = data.load_data(source, split=None if evaluate else train_split, **options)
-        splits = splits if evaluate else {train_split: splits}
-    found: dict[str, Any] = {"eval_dataset": None}
-    names = {"train_dataset": (train_split, source), "eval_dataset": (test_split, f"{source}, split {test_split}")}
-    for field, (split, name) in names.items():
-        if evaluate or field == "train_dataset":
-            dataset = data.rename_columns(data.take_split(splits, split, source), script.rename_columns or [])
-            data.check_prompts(dataset, name)
-            found[field] = data.prompted(dataset, script.prompt_template, script.system_prompt)
-    return found
+        if evaluate:
+            splits = data.load_data(source, **options)
+        else:  # a generated task can spare itself the other split
+            splits = {train_split: data.load_data(source, split=train_split, **options)}
+
+    def prompts(split: str, name: str) -> Any:
+        dataset = data.rename_columns(data.take_split(splits, split, source), script.rename_columns or [])
+        data.check_prompts(dataset, name)
+        return data.prompted(dataset, script.prompt_template, script.system_prompt)
+
+    datasets = {"train_dataset": prompts(train_split, source), "eval_dataset": None}
+    if evaluate:
+        test_split = script.dataset_test_split
+        datasets["eval_dataset"] = prompts(test_split, f"{source}, split {test_split}")
+    return datasets
 
 
 # Run -----------------------------------------------------------------------------------------------------------------
 
 
 def build_trainer(job: Job) -> Any:
-    """The trainer of a job: the model is loaded, nothing is trained."""
+    """Return the trainer of a job: the model is loaded, nothing is trained."""
     from transformers import EarlyStoppingCallback
 
     from trl_drgrpo.trainer import DrGRPOTrainer
 
-    patience, model = job.script.early_stopping_patience, job.model.model_name_or_path
+    model = job.model.model_name_or_path
     console.log(f"Loading {model}")
+    patience = job.script.early_stopping_patience
     callbacks: list[Any] | None = None if patience is None else [EarlyStoppingCallback(patience)]
     trainer = DrGRPOTrainer(model=model, args=job.training, callbacks=callbacks, **job.inputs)
     trainer.dataset_name = job.script.dataset_name
@@ -221,7 +237,7 @@ def build_trainer(job: Job) -> Any:
 
 def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
-    Trains, saves, and pushes if asked to.
+    Train, save, and push if asked to.
 
     Returns two: `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`,
     `reward_last` (mean rewards over the first and the last logging interval), the same of `eval_reward`, `step_reward`
@@ -234,7 +250,8 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from trl_drgrpo.upstream.trl_overrides import swapped
 
     recipe = render(job)
-    trainer, args = build_trainer(job), job.training
+    trainer = build_trainer(job)
+    args = job.training
     trainer.add_callback(_keeps_recipe(recipe))
     with show_progress(trainer):
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
@@ -271,42 +288,49 @@ def _is_zero_by_definition(key: str, logged: Sequence[Mapping[str, Any]]) -> boo
 
 
 def logged_values(key: str, logged: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The numbers that were logged under a key; a step without any reward has logged `None` or NaN."""
-    values = [each.get(key) for each in logged]
+    """Return the numbers that were logged under a key; a step without any reward has logged `None` or NaN."""
+    values = [entry.get(key) for entry in logged]
     return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-# What is said of it --------------------------------------------------------------------------------------------------
+# Words about it -----------------------------------------------------------------------------------------------------
 
 OBJECTIVE = ("loss_type", "scale_rewards", "beta", "loss_normalizer", "advantage_baseline", "num_generations")
 _SECRET = ("hub_token",)
 
 
 def render(job: Job) -> str:
-    """The resolved configuration of a run: YAML with comments, without tokens."""
+    """Return the resolved configuration of a run: YAML with comments, without tokens."""
     objective = {key: getattr(job.training, key) for key in OBJECTIVE}
     if objective["loss_normalizer"] is None:
         objective["loss_normalizer"] = job.training.max_completion_length
-    shown = scrubbed({key: value for key, value in job.given.items() if key not in (*OBJECTIVE, *_SECRET)})
-    changed = {key: value for key, value in shown.items() if value != flags.read_flags()[key].default}
+    defaults = flags.read_flags()
+    changed = {}
+    for key, value in scrubbed(job.values).items():
+        if key not in (*OBJECTIVE, *_SECRET) and value != defaults[key].default:
+            changed[key] = value
     facts = "".join(f"# {name}: {value}\n" for name, value in derived(job).items())
     return f"# Objective\n{dump(objective)}# Given, and not the default\n{dump(changed)}# Derived\n{facts}"
 
 
 def derived(job: Job) -> dict[str, Any]:
-    """Sizes of steps and data derived from a configuration. Rows are completions; prompts are different
+    """Return sizes of steps and data derived from a configuration. Rows are completions; prompts are different
     prompts."""
     args = job.training
-    device, accumulated, world = args.per_device_train_batch_size, args.gradient_accumulation_steps, args.world_size
-    rows = device * accumulated * world
-    factors = f"{device} per device x {accumulated} accumulated x {world} process{'es' * (world > 1)}"
+    processes = args.world_size
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
+    factors = (
+        f"{args.per_device_train_batch_size} per device x {args.gradient_accumulation_steps} accumulated x "
+        f"{processes} process{'es' if processes > 1 else ''}"
+    )
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "full precision"
     facts: dict[str, Any] = {
         "rows per optimizer step": f"{rows} ({factors})",
         "prompts per optimizer step": f"{rows / args.num_generations:g}",
         "rows per generation batch": args.generation_batch_size,
         "prompts per generation batch": args.generation_batch_size // args.num_generations,
         "optimizer steps per generation batch": f"{args.generation_batch_size * args.num_iterations / rows:g}",
-        "device": f"{args.device.type}, {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'full precision'}",
+        "device": f"{args.device.type}, {precision}",
         "model": job.model.model_name_or_path,
     }
     if job.preset:
@@ -318,14 +342,16 @@ def derived(job: Job) -> dict[str, Any]:
             facts[f"{name} data"] = f"{size} rows, columns {', '.join(dataset.column_names or ['unknown'])}"
     for kind in ("reward", "step reward"):
         for reward in job.inputs[f"{kind.replace(' ', '_')}_funcs"]:
-            is_model = isinstance(reward, str)
-            facts[f"{kind} {reward if is_model else reward_name(reward)}"] = "a model" if is_model else origin(reward)
+            if isinstance(reward, str):
+                facts[f"{kind} {reward}"] = "a model"
+            else:
+                facts[f"{kind} {reward_name(reward)}"] = origin(reward)
     return facts
 
 
 def _keeps_recipe(text: str) -> Any:
-    """A callback that writes a run's recipe, YAML, into its log folder when training begins: a run that starts anew
-    has deleted the old log by then."""
+    """Return a callback that writes a run's recipe, YAML, into its log folder when training begins: a run that starts
+    anew has deleted the old log by then."""
     from trl_drgrpo.upstream.description import DescribingCallback
 
     class KeepsRecipe(DescribingCallback):
@@ -337,7 +363,7 @@ def _keeps_recipe(text: str) -> Any:
 
 
 def say(place: str, words: Callable[[], str]) -> None:
-    """Prints what describes a run, from the main process; a failure here ends no run and hides nothing."""
+    """Print what describes a run, from the main process; a failure here ends no run and hides nothing."""
     from trl_drgrpo.upstream.description import DescriptionGuard
 
     if console.is_main_process():
@@ -356,16 +382,16 @@ _SHOWN = (
 
 
 def closing(
-    output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool, given: Mapping[str, Any]
+    output_dir: str, logged: Sequence[Mapping[str, Any]], seconds: float, run_log: bool, recipe: Mapping[str, Any]
 ) -> str:
-    """The summary of a finished run.
+    """Return the summary of a finished run.
 
     Args:
         output_dir (`str`): Its folder.
         logged (`Sequence[Mapping]`): The log history.
         seconds (`float`): Training time.
         run_log (`bool`): Whether the run keeps its recipe, which `eval` reads.
-        given (`Mapping[str, Any]`): The values of the recipe.
+        recipe (`Mapping[str, Any]`): The values of the recipe.
 
     Returns:
         `str`: Lines without a break at the end.
@@ -377,21 +403,21 @@ def closing(
         values = logged_values(key, logged)
         if len(values) > 1 and not _is_zero_by_definition(key, logged):
             lines.append(f"  {name}: {form.format(values[0])} -> {form.format(values[-1])} (first and last logged)")
-    folder, name = shlex.quote(output_dir), shlex.quote(Path(output_dir).name)
-    remote_code = needs_trust_recipe("trust_remote_code", given)
-    for_generate = " --trust_recipe" * remote_code
-    for_eval = " --trust_recipe" * (remote_code or needs_trust_recipe("reward_funcs", given))
-    following = [
-        f"trl-drgrpo report {folder}",
-        *[f"trl-drgrpo eval --model {folder} --num_samples 8{for_eval}"] * run_log,
-        f"trl-drgrpo generate --model {folder}{for_generate}",
-        f"hf upload YOUR_NAME/{name} {folder} {UPLOAD_EXCLUDES}",
-    ]
-    return "\n".join([*lines, "Next:", *(f"  {command}" for command in following)])
+    folder = shlex.quote(output_dir)
+    name = shlex.quote(Path(output_dir).name)
+    has_remote_code = needs_trust_recipe("trust_remote_code", recipe)
+    trust_model = " --trust_recipe" if has_remote_code else ""
+    trust_rewards = " --trust_recipe" if has_remote_code or needs_trust_recipe("reward_funcs", recipe) else ""
+    lines += ["Next:", f"  trl-drgrpo report {folder}"]
+    if run_log:
+        lines.append(f"  trl-drgrpo eval --model {folder} --num_samples 8{trust_rewards}")
+    lines.append(f"  trl-drgrpo generate --model {folder}{trust_model}")
+    lines.append(f"  hf upload YOUR_NAME/{name} {folder} {UPLOAD_EXCLUDES}")
+    return "\n".join(lines)
 
 
 def interrupted(output_dir: Path) -> str:
-    """Names the safe checkpoint of an interrupted run, by its folder, and how to go on."""
+    """Name the safe checkpoint of an interrupted run, by its folder, and how to go on."""
     checkpoint = newest_complete_checkpoint(output_dir)
     if checkpoint is None:
         return (

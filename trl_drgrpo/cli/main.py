@@ -54,13 +54,12 @@ SUBCOMMANDS = {
 
 
 # Subcommands that share a module with others.
-_HOMES: dict[str, str] = dict.fromkeys(("check", "demo", "merge", "report"), "short_commands")
+_HOMES: dict[str, str] = dict.fromkeys(("demo", "merge", "report"), "short_commands")
 _HOMES |= {"bias": "train", "label-steps": "search"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code (see the module docstring). `--help` exits by
-    `SystemExit(0)`."""
+    """Run the command line and return the exit code (see the module docstring). `--help` exits by `SystemExit(0)`."""
     args = argparse.Namespace(places={})
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -95,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_stdout() -> None:
-    """Makes the interpreter's exit quiet where standard output takes no more; what it does take is written."""
+    """Make the interpreter's exit quiet where standard output takes no more; what it does take is written."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         try:
             sys.stdout.flush()
@@ -104,7 +103,7 @@ def _drop_stdout() -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line as values by name; `run` among them is what to call with them."""
+    """Return the command line as values by name; `run` among them is the function to call with them."""
     parser = console.Parser(
         prog="trl-drgrpo",
         description="Dr. GRPO for Hugging Face TRL. `trl-drgrpo <command> --help` describes a command.",
@@ -122,30 +121,34 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         otherwise = "`trl-drgrpo --help` describes them."
         remedy = did_you_mean(chosen, SUBCOMMANDS, otherwise, cutoff=0.6, form="`trl-drgrpo {}`")
         raise InputError("command", repr(chosen), f"one of {', '.join(SUBCOMMANDS)}", remedy)
-    formatter, asked = argparse.RawDescriptionHelpFormatter, parser
+    asked_parser = parser
     for name, text in SUBCOMMANDS.items():
-        subparser = commands.add_parser(name, help=text, formatter_class=formatter)
+        subparser = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name == chosen:
-            asked, (add_arguments, run, more) = subparser, command(name)
-            subparser.description = f"{text[0].upper()}{text[1:]}.\n\n{more}"
+            asked_parser = subparser
+            add_arguments, run, description = command(name)
+            subparser.description = f"{text[0].upper()}{text[1:]}.\n\n{description}"
             add_arguments(subparser)
             subparser.set_defaults(run=run)
     args, unknown = parser.parse_known_args(arguments)
-    console.refuse_unknown(unknown, asked)
+    console.refuse_unknown(unknown, asked_parser)
     return args
 
 
 def command(name: str) -> tuple[Callable[[Any], None], Callable[[Any], int], str]:
-    """A subcommand's `add_arguments` and `run`, and the text that describes it."""
-    own = name.replace("-", "_")
-    module, end = importlib.import_module(f"trl_drgrpo.cli.{_HOMES.get(name, own)}"), f"_{own}" * (name in _HOMES)
-    run = getattr(module, f"run{end}")
-    described = inspect.getdoc(run if end else module) or ""
-    return getattr(module, f"add_arguments{end}"), run, described.partition("\n\n")[2]
+    """Return a subcommand's `add_arguments` and `run`, and the text that describes it."""
+    in_snake_case = name.replace("-", "_")
+    module = importlib.import_module(f"trl_drgrpo.cli.{_HOMES.get(name, in_snake_case)}")
+    ending = f"_{in_snake_case}" if name in _HOMES else ""
+    run = getattr(module, f"run{ending}")
+    described = run if ending else module
+    description = (inspect.getdoc(described) or "").partition("\n\n")[2]
+    return getattr(module, f"add_arguments{ending}"), run, description
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
-    """A call without a command does nothing, which is no success: help on stderr, as stdout is for results."""
+    """Print the help on stderr, as stdout is for results: a call without a command does nothing, which is no
+    success."""
     parser.print_help(sys.stderr)
     return 2
 

@@ -60,7 +60,7 @@ DEFAULT_PROMPT = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments."""
+    """Add the arguments."""
     parser.usage = (
         f"{parser.prog} --model_name_or_path NAME --memory 24GB [--device L4] [--preset qlora] [--flag value ...]"
     )
@@ -91,9 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 1 when nothing fits."""
-    device, card, size = args.device.lower(), None, None
+    device = args.device.lower()
+    card = size = None
     if device not in ("cuda", "cpu"):
-        device, (card, size) = "cuda", find_card(args.device)
+        card, size = find_card(args.device)
+        device = "cuda"
     memory = parse_memory(args.memory) if args.memory is not None else size
     if memory is None:
         remedy = "Set the memory of one device, or its name: --device T4."
@@ -101,20 +103,20 @@ def run(args: argparse.Namespace) -> int:
     margin = parse_margin(args.margin, memory)
     longest = whole(1, optional=True, remedy="Set the longest prompt's length.")
     refuse_outside("--max_prompt_length", args.max_prompt_length, longest)
-    given = read_given(args)
-    name = args.model or given.get("model_name_or_path")
+    values = read_given(args)
+    name = args.model or values.get("model_name_or_path")
     if not name:
         remedy = "Set it, or a --config that does."
         raise InputError("--model_name_or_path", "none", "a model's folder or Hub id", remedy)
-    preset = args.planned_preset or given.get("preset")
-    added = {} if preset in (None, "full") else preset_values(preset, given, device)
+    preset = args.planned_preset or values.get("preset")
+    of_preset = {} if preset in (None, "full") else preset_values(preset, values, device)
     path = model_path(name)
     goes_on = is_adapter(path)
-    adapter: dict[str, Any] = {}
+    of_saved_adapter: dict[str, Any] = {}
     if goes_on:
-        path, adapter = of_adapter(user_path(path))
-        added |= adapter
-    setup = from_keys({**added, **given}, DEFAULT_PROMPT, device)  # judges numbers, loads nothing heavy
+        path, of_saved_adapter = of_adapter(user_path(path))
+    # judges numbers, loads nothing heavy
+    setup = from_keys({**of_preset, **of_saved_adapter, **values}, DEFAULT_PROMPT, device)
     # Thousands of modules are imported, none of them garbage, and steps are run on them: without collection it takes a
     # sixth of the first time less, and a third of the second.
     gc.disable()
@@ -123,46 +125,63 @@ def run(args: argparse.Namespace) -> int:
         from trl_drgrpo.single_gpu.vocabulary import context_length
 
         config, is_part = read_config(path)
-        measured = None if args.max_prompt_length else _measured_prompt(given, name)
-        prompt = _longest_prompt(config, args.max_prompt_length or measured, given)
+        measured = None if args.max_prompt_length else _measured_prompt(values, name)
+        prompt = _longest_prompt(config, args.max_prompt_length or measured, values)
         setup = replace(setup, prompt=prompt, goes_on=goes_on)
-        fixed = {**given}
-        if args.config and "max_completion_length" not in given:  # what a run of the recipe takes
+        fixed = dict(values)
+        if args.config and "max_completion_length" not in values:  # what a run of the recipe takes
             room = (context_length(config) or math.inf) - prompt
             setup = replace(setup, completion=int(min(setup.completion, max(1, room))))
             fixed["max_completion_length"] = setup.completion
         planner = Planner(config, setup, memory)
         proposal = propose(planner, setup, memory - margin, fixed)
-        longer = (
-            _longer_completion(planner, setup, memory - margin, given) if fixed != given and proposal.fits else None
-        )
+        longest_completion = setup.completion
+        if fixed != values and proposal.fits:
+            with_any_length = propose(planner, setup, memory - margin, values)
+            if with_any_length.fits:
+                longest_completion = with_any_length.estimate.setup.completion
     finally:
         gc.enable()
-    new_adapter = {key: value for key, value in added.items() if key not in adapter}
-    recipe = {**new_adapter, **{key: given[key] for key in KEYS if key in given}, **proposal.keys}
+    new_keys = {key: value for key, value in of_preset.items() if key not in of_saved_adapter}
+    recipe = {**new_keys, **{key: values[key] for key in KEYS if key in values}, **proposal.keys}
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
     probe = run_probe(model_path(name), recipe, device, setup.prompt) if args.probe else None
-    source = (
-        "" if args.max_prompt_length else f" ({'measured' if measured else 'assumed'}: --max_prompt_length sets it)"
-    )
-    estimate, host = proposal.estimate, planner.host()
+    estimate = proposal.estimate
+    host = planner.host()
     if args.json:
-        content = {"model": name, "device": card, "memory": memory, "margin": margin, "fits": proposal.fits}
-        content |= {"peak": estimate.total, "peak_phase": estimate.peak, "parameters": estimate.parameters}
-        content |= {"trained_parameters": estimate.trained, "prompt_tokens": estimate.setup.prompt}
-        content |= {"phases": _with_totals(estimate.phases), "host": _with_totals(host), "recipe": recipe}
-        content |= {"probe": probe._asdict()} if probe else {}
+        content = {
+            "model": name,
+            "device": card,
+            "memory": memory,
+            "margin": margin,
+            "fits": proposal.fits,
+            "peak": estimate.total,
+            "peak_phase": estimate.peak,
+            "parameters": estimate.parameters,
+            "trained_parameters": estimate.trained,
+            "prompt_tokens": estimate.setup.prompt,
+            "phases": _with_totals(estimate.phases),
+            "host": _with_totals(host),
+            "recipe": recipe,
+        }
+        if probe:
+            content["probe"] = probe._asdict()
         print(json.dumps(content, indent=2))
     else:
         room = f"{card + ', ' if card else ''}{readable(memory)} less a margin of {readable(margin)}"
+        source = ""
+        if not args.max_prompt_length:
+            source = f" ({'measured' if measured else 'assumed'}: --max_prompt_length sets it)"
         counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
         phases = {f"{phase}{'*' * (phase == estimate.peak)}": parts for phase, parts in estimate.phases.items()}
         verdict = f"Fits {room}: the peak is {readable(estimate.total)}."
         if not proposal.fits:
-            least, more = readable(estimate.total), readable(estimate.total - (memory - margin))
-            verdict = f"Does not fit {room}: the smallest settings tried need {least}, {more} more."
-            verdict += f" They are for prompts of {setup.prompt} tokens{source}."
+            missing = readable(estimate.total - (memory - margin))
+            verdict = (
+                f"Does not fit {room}: the smallest settings tried need {readable(estimate.total)}, {missing} more. "
+                f"They are for prompts of {setup.prompt} tokens{source}."
+            )
         size, largest = max((size, part) for part, size in estimate.phases[estimate.peak].items())
         decides = f"Most of it in {estimate.peak}: {largest}, {readable(size)}."
         lines = [f"{name}: {counts}", *_table("on the device", phases), *(_table("on the host", host) if host else ())]
@@ -170,8 +189,8 @@ def run(args: argparse.Namespace) -> int:
         prompts = f"prompts up to {estimate.setup.prompt} tokens{source}. An estimate, not a measurement."
         text = f"# {name} on {room}: planned peak {readable(estimate.total)}, {prompts}\n"
         fragment = dump(recipe)
-        if longer is not None:
-            fragment += f"# max_completion_length: {longer} would fit, too, with other batch sizes\n"
+        if longest_completion > setup.completion:
+            fragment += f"# max_completion_length: {longest_completion} would fit, too, with other batch sizes\n"
         if not proposal.fits:
             commented = "".join(f"# {line}\n" for line in fragment.splitlines())
             fragment = f"# Nothing fits. The smallest settings tried:\n{commented}"
@@ -188,62 +207,48 @@ def _with_totals(phases: Phases) -> dict[str, dict[str, int]]:
 
 
 def _table(title: str, phases: Phases) -> list[str]:
-    """Components down, phases across."""
+    """Return the lines of a table: components down, phases across."""
     summed = _with_totals(phases).values()
-    parts = [*dict.fromkeys(part for phase in phases.values() for part in phase), "total"]
-    cells = [[part, *(readable(of[part]) if part in of else "-" for of in summed)] for part in parts]
-    return console.aligned([[title, *phases], *cells])
-
-
-def _measured_prompt(given: Mapping[str, Any], name: str) -> int | None:
-    """Tokens of the longest prompt of a recipe's data, where data and tokenizer are on this machine; else `None`."""
-    source = given.get("dataset_name")
-    if not source or not Path(model_path(name)).is_dir() or not user_path(source).exists():
-        return None
-    from transformers import AutoTokenizer
-
-    from trl_drgrpo.cli import data
-
-    try:
-        split = given.get("dataset_train_split") or "train"
-        splits: Any = data.load_data(source, split=None)
-        dataset: Any = data.take_split(splits, split, source)
-        dataset = data.rename_columns(dataset, given.get("rename_columns") or [])
-        prompts = data.prompted(dataset, given.get("prompt_template"), given.get("system_prompt"))["prompt"]
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_path(name))
-        longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-_TOKENIZED:]
-        return max(_tokens(tokenizer, prompt, given.get("chat_template_kwargs") or {}) for prompt in longest)
-    except Exception as error:  # whatever is wrong with the data, `train` says it: here an assumption is made instead
-        console.log(f"The prompts of {source} could not be measured ({type(error).__name__}).")
-        return None
+    lines = [[title, *phases]]
+    for part in [*dict.fromkeys(part for phase in phases.values() for part in phase), "total"]:
+        lines.append([part, *(readable(sizes[part]) if part in sizes else "-" for sizes in summed)])
+    return console.aligned(lines)
 
 
 _TOKENIZED = 256  # prompts, those with the longest texts
 
 
-def _tokens(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> int:
-    if isinstance(prompt, str):
-        return len(tokenizer(prompt)["input_ids"])
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
-    return len(tokenizer.apply_chat_template(prompt, **options)["input_ids"])
+def _measured_prompt(values: Mapping[str, Any], name: str) -> int | None:
+    """Return the tokens of the longest prompt of a recipe's data, where data and tokenizer are on this machine; else
+    `None`."""
+    source = values.get("dataset_name")
+    if not source or not Path(model_path(name)).is_dir() or not user_path(source).exists():
+        return None
+    from transformers import AutoTokenizer
+
+    from trl_drgrpo.cli import data
+    from trl_drgrpo.process_rewards.texts import prompt_ids
+
+    try:
+        dataset: Any = data.load_data(source, split=values.get("dataset_train_split") or "train")
+        dataset = data.rename_columns(dataset, values.get("rename_columns") or [])
+        prompts = data.prompted(dataset, values.get("prompt_template"), values.get("system_prompt"))["prompt"]
+        tokenizer = AutoTokenizer.from_pretrained(model_path(name))
+        longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-_TOKENIZED:]
+        return max(len(prompt_ids(prompt, tokenizer, values.get("chat_template_kwargs"))) for prompt in longest)
+    except Exception as error:  # whatever is wrong with the data, `train` says it: here an assumption is made instead
+        console.log(f"The prompts of {source} could not be measured ({type(error).__name__}).")
+        return None
 
 
-def _longer_completion(planner: Any, setup: Any, memory: int, given: Mapping[str, Any]) -> int | None:
-    """A completion length beyond that of the run that fits the device, if any."""
-    from trl_drgrpo.single_gpu.memory import propose
-
-    proposal = propose(planner, setup, memory, given)
-    completion = proposal.estimate.setup.completion
-    return completion if proposal.fits and completion > setup.completion else None
-
-
-def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -> int:
-    """Tokens of the longest prompt: as given, else 512 or what the model's context leaves. Says where the context is
-    too short for the usual completion; refuses what was given and is longer."""
+def _longest_prompt(config: Any, tokens: int | None, values: Mapping[str, Any]) -> int:
+    """Return the tokens of the longest prompt: as given, else 512 or what the model's context leaves. Say where the
+    context is too short for the usual completion; refuse a length that was given and is longer."""
     from trl_drgrpo.single_gpu.memory.estimate import LENGTHS
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
-    context, completion = context_length(config), given.get("max_completion_length")
+    context = context_length(config)
+    completion = values.get("max_completion_length")
     if context is None:
         return tokens or DEFAULT_PROMPT
     prompt = tokens or max(1, min(DEFAULT_PROMPT, context - (completion or context // 2)))
@@ -253,8 +258,8 @@ def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -
         expected = f"at most {context} tokens together, the model's context"
         raise InputError(field, got, expected, "Lower the one or the other.")
     if completion is None and context - prompt < LENGTHS[0]:
-        left = f"leaves at most {context - prompt} for a completion behind prompts of {prompt}"
-        console.log(f"max_completion_length: the model's context of {context} tokens {left}.")
+        room = f"leaves at most {context - prompt} for a completion behind prompts of {prompt}"
+        console.log(f"max_completion_length: the model's context of {context} tokens {room}.")
     return prompt
 
 
@@ -265,7 +270,7 @@ def _longest_prompt(config: Any, tokens: int | None, given: Mapping[str, Any]) -
 # that a device or a host without memory ends that process and not the plan, and nothing else counts. A folder with
 # `config.json` alone gets random weights, written to a temporary folder.
 
-# What a run was doing -> what to lower when memory runs out there, in this order.
+# Keys to lower, in this order, by what a run was doing when memory ran out.
 LOWER = {
     "loading the model": ("dtype: bfloat16", "preset: qlora"),
     "generation": ("steps_per_generation", "per_device_train_batch_size", "max_completion_length"),
@@ -274,7 +279,7 @@ LOWER = {
 
 
 class Probe(NamedTuple):
-    """What a run took. Bytes.
+    """Memory that a run took, in bytes.
 
     Args:
         device (`str`): Its name.
@@ -303,7 +308,7 @@ class Probe(NamedTuple):
 
 
 def run_probe(path: str, recipe: Mapping[str, Any], device: str, prompt: int) -> Probe:
-    """Runs two steps of a recipe.
+    """Run two steps of a recipe.
 
     Args:
         path (`str`): Folder or Hub id of the model.
@@ -317,8 +322,10 @@ def run_probe(path: str, recipe: Mapping[str, Any], device: str, prompt: int) ->
     if recipe.get("use_vllm"):
         remedy = "vLLM takes the share that vllm_gpu_memory_utilization says; leave --probe out."
         raise InputError("--probe", "use_vllm", "generation by transformers", remedy)
-    bare = Path(path).is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in Path(path).iterdir())
-    weights, name = "random" if bare else "real", "this CPU" if device == "cpu" else "this GPU"
+    name = "this CPU" if device == "cpu" else "this GPU"
+    weights = "real"
+    if Path(path).is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in Path(path).iterdir()):
+        weights = "random"
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -326,22 +333,23 @@ def run_probe(path: str, recipe: Mapping[str, Any], device: str, prompt: int) ->
         raise InputError("--probe", "a plan for a GPU on a machine without one", "its own device", remedy)
     with TemporaryDirectory() as folder:
         try:
-            if bare:
+            if weights == "random":
                 path = _alone(_with_random_weights, path, f"{folder}/model", recipe.get("dtype"))
             return Probe(name, weights, *_alone(_measure, path, dict(recipe), device, prompt, folder))
         except BrokenProcessPool:  # the system killed it, which says no word
             stage = Path(folder, "stage")
-            return Probe(name, weights, stage.read_text() if stage.exists() else "loading the model")
+            ended_in = stage.read_text() if stage.exists() else "loading the model"
+            return Probe(name, weights, ended_in)
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, from a process of its own."""
+    """Return the function's result, from a process of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def _with_random_weights(path: str, folder: str, dtype: Any) -> str:
-    """A model like that of `path`, saved to a folder."""
+    """Save a model like that of `path`, with random weights, to a folder; return the folder."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from trl_drgrpo.host_proof.tiny import tiny_tokenizer
@@ -356,7 +364,7 @@ def _with_random_weights(path: str, folder: str, dtype: Any) -> str:
 
 
 def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder: str) -> tuple[Any, ...]:
-    """The fields of a `Probe` from `ended_in` on; what it does is in a file as well, to be read after a kill."""
+    """Return the fields of a `Probe` from `ended_in` on; a file says what it is doing, to be read after a kill."""
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ |= {"HF_DATASETS_CACHE": folder, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     import torch
@@ -383,7 +391,8 @@ def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder
     settings = {"bf16": False} if device == "cpu" else {}
     settings |= {**recipe, "model_name_or_path": path, "dataset_name": f"{folder}/prompts.jsonl"}
     settings |= {"output_dir": f"{folder}/run", "max_steps": 2, "use_cpu": device == "cpu", "report_to": "none"}
-    before, start = _resident(), time.perf_counter()
+    before = _resident()
+    start = time.perf_counter()
     try:
         with console.stdout_to_stderr():
             prepared = job.prepare({**settings, "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True})
@@ -394,26 +403,29 @@ def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder
             trainer.add_callback(Steps())
             trainer.train()
     except (MemoryError, RuntimeError) as error:
-        said = any(words in str(error) for words in ("allocate memory", "ALLOC_FAILED"))
-        if not said and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        is_out_of_memory = any(words in str(error) for words in ("allocate memory", "ALLOC_FAILED"))
+        if not is_out_of_memory and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
         return (stage.read_text(),)
     seconds = time.perf_counter() - start
     if device == "cpu":
         return None, seconds, {"resident, the whole process": _resident(), "of them before the model": before}
-    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return None, seconds, {"allocated by PyTorch": allocated, "reserved by PyTorch": reserved}
+    took = {
+        "allocated by PyTorch": torch.cuda.max_memory_allocated(),
+        "reserved by PyTorch": torch.cuda.max_memory_reserved(),
+    }
+    return None, seconds, took
 
 
 def _prompt(tokenizer: Any, number: int, tokens: int) -> str:
-    """Text of so many tokens, or a word less, different for every number."""
+    """Return a text of so many tokens, or a word less, different for every number."""
     words = [f"{number + 10} "] * tokens
     fitting = bisect_right(range(1, tokens + 1), tokens, key=lambda n: len(tokenizer("".join(words[:n])).input_ids))
     return "".join(words[: max(fitting, 1)])
 
 
 def _resident() -> int:
-    """Most bytes that this process had resident."""
+    """Return the most bytes that this process had resident."""
     try:
         peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
         return int(peak.split()[1]) * 1024

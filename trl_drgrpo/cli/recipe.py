@@ -46,59 +46,73 @@ class Recipe(NamedTuple):
 
 
 def read_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The values given by recipe and flags, typed; flags win. Sets the recipe's `env:` variables."""
+    """Return the typed values of recipe and flags; flags win. Sets the recipe's `env:` variables."""
     return {**recipe_values(args.config, args), **flag_values(args)}
 
 
 def recipe_values(path: str | None, args: argparse.Namespace) -> dict[str, Any]:
-    """The values of a recipe, typed. Sets its `env:` variables, and notes the places of its keys in `args.places`."""
+    """Return the typed values of a recipe. Sets its `env:` variables, and notes the places of its keys in
+    `args.places`."""
     if path is None:
         return {}
-    read = read_recipe(path, vars(args).setdefault("places", {}))
-    os.environ.update(read.env)
-    return read.values
+    recipe = read_recipe(path, vars(args).setdefault("places", {}))
+    os.environ.update(recipe.env)
+    return recipe.values
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of those keys of `train` that were given as flags, typed."""
-    known = read_flags()
-    given = {name: value for name, value in vars(args).items() if name in known and value is not None}
-    return {name: coerce(known[name], value) for name, value in given.items()}
+    """Return the typed values of those keys of `train` that were given as flags."""
+    flags = read_flags()
+    values = {}
+    for name, text in vars(args).items():
+        if name in flags and text is not None:
+            values[name] = coerce(flags[name], text)
+    return values
 
 
 # Read ----------------------------------------------------------------------------------------------------------------
 
 
 def read_recipe(path: str, places: Places | None = None) -> Recipe:
-    """Reads a recipe; checks the keys before the values. `places`: to note there where each key is."""
-    known, text = read_flags(), _text_of(path)
+    """Read a recipe; check the keys before the values. `places`: to note there where each key is."""
+    flags = read_flags()
+    text = _text_of(path)
     try:
-        loader, node = strict_yaml.compose(text)
-        if not isinstance(node, yaml.MappingNode):
-            found = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value", type(None): "nothing"}
-            got = f"{found.get(type(node), 'something else')} in {path}"
+        loader, document = strict_yaml.compose(text)
+        if not isinstance(document, yaml.MappingNode):
+            kinds_of_node = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value", type(None): "nothing"}
+            got = f"{kinds_of_node.get(type(document), 'something else')} in {path}"
             raise InputError("--config", got, "a YAML mapping of keys to values", "Write one `key: value` per line.")
-        strict_yaml.refuse_duplicates(node)
-        loader.flatten_mapping(node)
-        entries = {str(loader.construct_object(key)): (line_of(key), value) for key, value in node.value}
-        if unknown := [(key, line) for key, (line, _) in entries.items() if key not in known and key != "env"]:
+        strict_yaml.refuse_duplicates(document)
+        loader.flatten_mapping(document)
+        nodes: dict[str, yaml.Node] = {}
+        lines: dict[str, int] = {}
+        for key_node, node in document.value:
+            key = str(loader.construct_object(key_node))
+            nodes[key] = node
+            lines[key] = line_of(key_node)
+        unknown = [(key, line) for key, line in lines.items() if key not in flags and key != "env"]
+        if unknown:
             raise _unknown_keys(unknown, path)
         if places is not None:
-            places |= {key: f"{path}, line {line}" for key, (line, _) in entries.items()}
-        env = _environment(loader, entries.pop("env")[1]) if "env" in entries else {}
-        values = {key: loader.construct_object(value, deep=True) for key, (_, value) in entries.items()}
+            places |= {key: f"{path}, line {line}" for key, line in lines.items()}
+        env = _environment(loader, nodes.pop("env")) if "env" in nodes else {}
+        values = {key: loader.construct_object(node, deep=True) for key, node in nodes.items()}
     except yaml.YAMLError as error:
         mark = isinstance(error, yaml.MarkedYAMLError) and (error.problem_mark or error.context_mark)
         got = f"{path}, which is not valid YAML{f', line {mark.line + 1}' if mark else ''}"
         remedy = f"YAML error: {getattr(error, 'problem', None) or error}. Check colons, quotes and indentation."
         raise InputError("--config", got, "a YAML mapping", remedy) from error
-    nodes = {key: node for key, (_, node) in entries.items()}
-    as_written = {key: node.value for key, node in nodes.items() if isinstance(node, yaml.ScalarNode)}
-    return Recipe({key: coerce(known[key], value, as_written.get(key)) for key, value in values.items()}, env)
+    typed = {}
+    for key, value in values.items():
+        node = nodes[key]
+        as_written = node.value if isinstance(node, yaml.ScalarNode) else None
+        typed[key] = coerce(flags[key], value, as_written)
+    return Recipe(typed, env)
 
 
 def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str, str]:
-    """The variables of `env:`, each text as it was written. Refuses what no environment can hold."""
+    """Return the variables of `env:`, each text as it was written. Refuses what no environment can hold."""
     value = loader.construct_object(node, deep=True)  # merges and every check of a mapping, too
     if value is None:
         return {}
@@ -110,7 +124,8 @@ def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str,
         if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
             got = f"a list or mapping in line {line_of(key)}"
             raise InputError("env", got, "a mapping of variable names to values", remedy)
-        name, text = key.value, value.value
+        name = key.value
+        text = value.value
         if not name or "=" in name or "\0" in name + text or not is_unicode(name + text):
             got = shortened({name: text})
             raise InputError("env", got, "names without `=`, and texts without a NUL character", remedy)
@@ -132,17 +147,18 @@ def _text_of(path: str) -> str:
 
 
 def _unknown_keys(unknown: list[tuple[str, int]], path: str) -> InputError:
-    """The error for keys (with their lines) that do not exist, with the nearest one that does for each."""
-    known = read_flags()
-    expected = f"one of the {len(known)} keys that `trl-drgrpo train --help_all` lists"
-    (key, line), *others = unknown
-    also = [f"Line {number}, {other}, too: {remedy_for_name(other, known)}" for other, number in others]
-    remedy = " ".join([remedy_for_name(key, known), *also])
+    """Return the error for keys (with their lines) that do not exist, with the nearest key for each."""
+    flags = read_flags()
+    key, line = unknown[0]
+    remedy = remedy_for_name(key, flags)
+    for next_key, next_line in unknown[1:]:
+        remedy += f" Line {next_line}, {next_key}, too: {remedy_for_name(next_key, flags)}"
+    expected = f"one of the {len(flags)} keys that `trl-drgrpo train --help_all` lists"
     return InputError(key, f"an unknown key in {path}, line {line}", expected, remedy)
 
 
 def dump(values: Mapping[str, Any]) -> str:
-    """YAML in the order given, ending in a line break; nothing for an empty mapping."""
+    """Return a mapping as YAML in its order, ending in a line break; nothing for an empty mapping."""
     return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=1000) if values else ""
 
 
@@ -159,12 +175,12 @@ _KINDS = ("bool", "int", "float", "Literal", "list", "dict", "RewardSpec", "Data
 
 
 class _NoFit(Exception):
-    """This member of the annotation does not take the value; the next one may."""
+    """Says that this member of the annotation does not take the value; the next one may."""
 
 
 def coerce(flag: Flag, value: Any, text: str | None = None) -> Any:
     """
-    Turns a value from YAML or from the command line into the type that a field declares.
+    Turn a value from YAML or from the command line into the type that a field declares.
 
     Args:
         flag (`Flag`): The field.
@@ -174,10 +190,12 @@ def coerce(flag: Flag, value: Any, text: str | None = None) -> Any:
     try:
         result = _fit(flag.annotation, value, text, flag)
     except _NoFit as reason:
-        named = {name: f"{name}[{inner}]" if inner else name for name, inner in kinds(flag.annotation).items()}
-        expected = " or ".join(_WORDS.get(name, whole) for name, whole in named.items())
+        words = []
+        for name, inner in kinds(flag.annotation).items():
+            as_annotated = f"{name}[{inner}]" if inner else name
+            words.append(_WORDS.get(name, as_annotated))
         remedy = str(reason) or f"Its default is {flag.default!r}."
-        raise InputError(flag.name, repr(value), expected, remedy) from None
+        raise InputError(flag.name, repr(value), " or ".join(words), remedy) from None
     _refuse_old_numbers(result, flag.name)
     if flag.choices is not None and result is not None and result not in flag.choices:
         names = [str(choice) for choice in flag.choices]
@@ -188,7 +206,8 @@ def coerce(flag: Flag, value: Any, text: str | None = None) -> Any:
 
 def _fit(annotation: str, value: Any, text: str | None, flag: Flag) -> Any:
     members = kinds(annotation)
-    if isinstance(value, str) and value.lower() in ("none", "null") and "None" in members and "str" not in members:
+    is_null = isinstance(value, str) and value.lower() in ("none", "null")
+    if is_null and "None" in members and "str" not in members:
         return None
     if value is None:
         if "None" in members or flag.default is None:
@@ -201,19 +220,22 @@ def _fit(annotation: str, value: Any, text: str | None, flag: Flag) -> Any:
                 return _convert(name, members[name], value, text, flag, takes_text="str" in members)
         except _NoFit as error:
             reason = str(error) or reason
-    if others := members.keys() - {*_KINDS, "None"}:
-        reason = f"A {min(others)} cannot be written in a recipe or after a flag; `accelerate` configures it."
+    objects = members.keys() - {*_KINDS, "None"}
+    if objects:
+        reason = f"A {min(objects)} cannot be written in a recipe or after a flag; `accelerate` configures it."
     raise _NoFit(reason)
 
 
 def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, takes_text: bool) -> Any:
-    """The value as one type of the annotation; where the field takes text as well, text is not forced into it."""
+    """Return the value as one type of the annotation; where the field takes text as well, text is not forced into
+    it."""
     reason = ""
+    word = str(value).lower()
     match name:
         case "bool":
-            said = str(value).lower()
-            if said in (("true", "false") if takes_text else _BOOLEANS):
-                return _BOOLEANS[said]
+            words = ("true", "false") if takes_text else _BOOLEANS
+            if word in words:
+                return _BOOLEANS[word]
         case "int" | "float":
             kind = int if name == "int" else float
             if isinstance(value, int | kind) and not isinstance(value, bool):
@@ -228,23 +250,27 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
         case "Literal" if flag.choices is not None and isinstance(value, str):
             return value  # judged with all choices
         case "Literal":
-            if any(type(choice) is type(value) and choice == value for choice in ast.literal_eval(f"({inner},)")):
+            choices = ast.literal_eval(f"({inner},)")
+            if any(type(choice) is type(value) and choice == value for choice in choices):
                 return value
         case "list" if not (takes_text and isinstance(value, str)):
-            return [_fit(inner or "Any", each, None, flag) for each in (value if isinstance(value, list) else [value])]
+            items = value if isinstance(value, list) else [value]
+            return [_fit(inner or "Any", item, None, flag) for item in items]
         case "dict":
-            if isinstance(value := inline(value, flag.name, "a mapping"), dict):
-                return value
+            mapping = inline(value, flag.name, "a mapping")
+            if isinstance(mapping, dict):
+                return mapping
             reason = "Write a mapping in the recipe, or JSON after the flag."
         case "RewardSpec":
             return reward_spec(value, flag.name)
         case "DatasetConfig":
             return _dataset(value, flag)
         case "str":
-            if flag.name in _TEXT_OR_BOOLEAN and (said := str(value).lower()) in ("true", "false"):
-                return _BOOLEANS[said]
+            if flag.name in _TEXT_OR_BOOLEAN and word in ("true", "false"):
+                return _BOOLEANS[word]
             if not isinstance(value, dict | list):
-                return _plain_text(str(value) if isinstance(value, str) or text is None else text)
+                as_written = text is not None and not isinstance(value, str)
+                return _plain_text(str(text if as_written else value))
             reason = "Write a single value."
         case "Any":
             return value
@@ -252,7 +278,7 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
 
 
 def inline(value: Any, name: str, expected: str) -> Any:
-    """A mapping that was written as text, after a flag: YAML or JSON; any other value as it is."""
+    """Return a mapping that was written as text, after a flag: YAML or JSON; any other value as it is."""
     if not (isinstance(value, str) and value.lstrip().startswith("{")):
         return value
     with contextlib.suppress(ValueError, RecursionError):  # YAML reads JSON's escapes of UTF-16 as two letters
@@ -268,38 +294,42 @@ def inline(value: Any, name: str, expected: str) -> Any:
 
 
 def _refuse_old_numbers(value: Any, name: str) -> None:
-    """Refuses numbers that versions of YAML disagree on inside a mapping, where nothing says that a text is due."""
+    """Refuse numbers that versions of YAML disagree on inside a mapping, where nothing says that a text is due."""
     if isinstance(value, OldNumber):
         raise InputError(name, value, "a decimal number", strict_yaml.remedy_for_old_number(value))
-    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    parts: list[Any] = value if isinstance(value, list) else []
+    if isinstance(value, dict):
+        parts = [*value.keys(), *value.values()]
     for part in parts:
         _refuse_old_numbers(part, name)
 
 
 def _plain_text(text: str) -> str:
-    """A text field's value; no path, name or prompt holds a NUL character."""
+    """Return a text field's value; no path, name or prompt holds a NUL character."""
     if "\0" in text:
         raise _NoFit("It holds a NUL character: remove it.")
     return text
 
 
 def _dataset(value: Any, flag: Flag) -> dict[str, Any]:
-    """A dataset of the mixture: `datasets: [{path: ..}]`, or its path alone."""
-    value = {"path": value} if isinstance(value, str) else value
+    """Return a dataset of the mixture: `datasets: [{path: ..}]`, or its path alone."""
+    if isinstance(value, str):
+        return {"path": value}
     if not isinstance(value, dict):
         raise _NoFit("Write `datasets:` as a list of mappings, each with a `path`.")
-    known = dataclass_flags("DatasetConfig")
-    if unknown := [key for key in value if key not in known]:
-        remedy = did_you_mean(unknown[0], known, "Remove it.")
-        raise InputError(f"{flag.name}: {unknown[0]}", "an unknown key", f"one of {', '.join(known)}", remedy)
+    keys = dataclass_flags("DatasetConfig")
+    for key in value:
+        if key not in keys:
+            remedy = did_you_mean(key, keys, "Remove it.")
+            raise InputError(f"{flag.name}: {key}", "an unknown key", f"one of {', '.join(keys)}", remedy)
     if "path" not in value:
         raise InputError(flag.name, f"{value!r}", "a mapping with a `path`", "Add the Hub id or the builder's name.")
     return value
 
 
 def reward_spec(value: Any, name: str) -> Any:
-    """A reward as it was written, checked: a name or a path, or a mapping; after a flag that is inline YAML or JSON.
-    `name` is what error messages call the setting."""
+    """Return a reward as it was written, checked: a name or a path, or a mapping; after a flag that is inline YAML or
+    JSON. `name` is what error messages call the setting."""
     value = inline(value, name, "a name, a path, or a mapping `{name: {option: value}}`")
     check_spec(value, name)
     return value

@@ -47,7 +47,7 @@ def model_path(name: str) -> str:
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path") -> None:
-    """Refuses a name that is missing or, where it is one of this machine or package, of nothing."""
+    """Refuse a name that is missing or, where it is one of this machine or package, of nothing."""
     if not name:
         remedy = f"Add model_name_or_path to the recipe; {DEMO_MODEL} is the tiny model that comes with the package."
         raise InputError(field, "none", "a Hub id or a local folder", remedy)
@@ -58,9 +58,9 @@ def check_model_name(name: str | None, field: str = "model_name_or_path") -> Non
 
 
 @dataclass(frozen=True)
-class Given:
+class CallSettings:
     """
-    Model, recipe and values of a call.
+    Model and values of a call, by recipe and flags.
 
     Args:
         values (`dict[str, Any]`): Typed values by key of `train`: of the recipe, and of flags, which win.
@@ -77,12 +77,14 @@ class Given:
     @property
     def loading(self) -> Loading:
         """Model loading."""
-        quantized = self.values.get("load_in_4bit") or self.values.get("preset") == "qlora"
+        bits = 8 if self.values.get("load_in_8bit") else None
+        if self.values.get("load_in_4bit") or self.values.get("preset") == "qlora":
+            bits = 4
         return Loading(
-            base=None if self.base is None else model_path(self.base),
+            base=model_path(self.base) if self.base is not None else None,
             dtype=self.values.get("dtype"),
             trust_remote_code=bool(self.values.get("trust_remote_code")),
-            bits=4 if quantized else 8 if self.values.get("load_in_8bit") else None,
+            bits=bits,
         )
 
     @property
@@ -93,11 +95,11 @@ class Given:
     @property
     def template(self) -> dict[str, Any]:
         """More that the chat template is given: of the recipe, or JSON after the flag."""
-        given = self.values.get("chat_template_kwargs") or {}
-        if not isinstance(given, dict):
+        options = self.values.get("chat_template_kwargs") or {}
+        if not isinstance(options, dict):
             remedy = "For example '{\"enable_thinking\": false}'."
-            raise InputError("chat_template_kwargs", repr(given), "a mapping", remedy)
-        return given
+            raise InputError("chat_template_kwargs", repr(options), "a mapping", remedy)
+        return options
 
     @property
     def decoding(self) -> Decoding:
@@ -105,7 +107,8 @@ class Given:
         return Decoding(**{key: self.values[key] for key in DECODING_KEYS if self.values.get(key) is not None})
 
     def sampler(self, name: str, tokenizer: Any, batch_size: int, url: str | None) -> Any:
-        """Samples whole completions of a model, as it was named: in memory, or with the vLLM server at an address."""
+        """Return a sampler of whole completions of a model, as it was named: in memory, or with the vLLM server at an
+        address."""
         from trl_drgrpo.evaluation.models import load_model
         from trl_drgrpo.evaluation.running import model_sampler, server_sampler
 
@@ -116,7 +119,7 @@ class Given:
 
 
 def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
-    """Adds `--config`, `--model_name_or_path` (or `--model`), `--base` and keys of `train` as flags."""
+    """Add `--config`, `--model_name_or_path` (or `--model`), `--base` and keys of `train` as flags."""
     add = parser.add_argument
     add("--config", metavar="YAML", help="a recipe of `train`; flags win over it")
     model = (
@@ -131,29 +134,34 @@ def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     parser.set_defaults(keys_in_use=(*_MODEL_KEYS, *keys))
 
 
-def read_given(args: argparse.Namespace) -> Given:
-    """The values of the recipe, if there is one, and of the flags, checked before anything loads. Sets the recipe's
-    `env:` variables."""
-    named = args.model_name_or_path
-    recipe = brought_values(args, model_path(named) if named else None, args.keys_in_use)
-    trained_from, output = recipe.get("model_name_or_path"), recipe.get("output_dir") if args.config else None
-    if named is None:
-        named = output if output and holds_model(user_path(output)) else trained_from
-    if not named:
+def read_settings(args: argparse.Namespace) -> CallSettings:
+    """Return the values of the recipe, if there is one, and of the flags, checked before anything loads. Sets the
+    recipe's `env:` variables."""
+    model = args.model_name_or_path
+    folder = model_path(model) if model else None
+    recipe = brought_values(args, folder, args.keys_in_use)
+    start = recipe.get("model_name_or_path")
+    if model is None:
+        model = start
+        output = recipe.get("output_dir") if args.config else None
+        if output and holds_model(user_path(output)):
+            model = output
+    if not model:
         remedy = "Name it: --model_name_or_path runs/first, or --config recipe.yaml."
         raise InputError("model_name_or_path", "none", "a run's folder, a model or a recipe", remedy)
-    values = {**recipe, **flag_values(args), "model_name_or_path": named}
-    given = Given(values, model_path(named), trained_from if trained_from != named else None, args.base)
+    values = {**recipe, **flag_values(args), "model_name_or_path": model}
+    trained_from = start if start != model else None
+    settings = CallSettings(values, model_path(model), trained_from, args.base)
     samples = getattr(args, "num_samples", 1)
-    if given.decoding.temperature == 0 and samples > 1:
+    if settings.decoding.temperature == 0 and samples > 1:
         remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
         raise InputError("num_samples", f"{samples} at temperature 0", "1", remedy)
     if values.get("generation_kwargs"):
         console.log(f"generation_kwargs: not used here, unlike in training: {shortened(values['generation_kwargs'])}.")
-    check_prompting(**given.prompting)
-    _ = given.template
-    check_model("model_name_or_path", given.model, given.loading.base)
-    return given
+    check_prompting(**settings.prompting)
+    _ = settings.template  # refuses what is no mapping
+    check_model("model_name_or_path", settings.model, settings.loading.base)
+    return settings
 
 
 # The keys of a recipe in a folder that count without `--trust_recipe`. Rewards do where they are in the package.
@@ -167,7 +175,7 @@ TRUST = "--trust_recipe takes them"
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Adds `--trust_recipe`."""
+    """Add `--trust_recipe`."""
     text = (
         "take everything from the recipe in the run's folder, also what runs code: reward files, trust_remote_code "
         "and env (default: only from a recipe that --config names)"
@@ -176,7 +184,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def brought_values(args: argparse.Namespace, folder: str | None, keys_in_use: Sequence[str]) -> dict[str, Any]:
-    """The values of the recipe that `--config` names, else of the one in a run's folder.
+    """Return the values of the recipe that `--config` names, else of the one in a run's folder.
 
     Whoever wrote that folder may not be the user. So what could run code, or change this process, is left out of its
     recipe, and the log says so: rewards of files and modules, `trust_remote_code`, `env`, and every key that no
@@ -187,13 +195,15 @@ def brought_values(args: argparse.Namespace, folder: str | None, keys_in_use: Se
         folder (`str`, *optional*): The run's folder, or that of a checkpoint in it.
         keys_in_use (`Sequence[str]`): The keys that the command reads, and names where they are left out.
     """
-    kept = kept_recipe(folder) if folder and not args.config else None
-    if kept is None or args.trust_recipe:
-        return recipe_values(args.config or (kept and str(kept)), args)
-    recipe = read_recipe(str(kept), vars(args).setdefault("places", {}))
-    left_out = [key for key in keys_in_use if needs_trust_recipe(key, recipe.values)] + ["env"] * bool(recipe.env)
+    path = kept_recipe(folder) if folder and not args.config else None
+    if path is None or args.trust_recipe:
+        return recipe_values(args.config or (path and str(path)), args)
+    recipe = read_recipe(str(path), vars(args).setdefault("places", {}))
+    left_out = [key for key in keys_in_use if needs_trust_recipe(key, recipe.values)]
+    if recipe.env:
+        left_out.append("env")
     if left_out:
-        console.log(f"{kept}: not taken, as it may run code: {', '.join(left_out)}. {TRUST}, if the folder is yours.")
+        console.log(f"{path}: not taken, as it may run code: {', '.join(left_out)}. {TRUST}, if the folder is yours.")
     return {key: value for key, value in recipe.values.items() if not needs_trust_recipe(key, recipe.values)}
 
 
@@ -209,12 +219,12 @@ EVALUATIONS = Path(LOG_FOLDER, "evaluations")  # in a run's folder
 
 
 def keep_recipe(output_dir: Path, text: str) -> None:
-    """Writes the recipe of a run, YAML, into its log folder."""
+    """Write the recipe of a run, YAML, into its log folder."""
     write_whole(output_dir / LOG_FOLDER / RECIPE, text)
 
 
 def run_folder(model: str) -> Path | None:
-    """The run's folder of a model in it, or in one of its checkpoints; `None` for any other model."""
+    """Return the run's folder of a model in it, or in one of its checkpoints; `None` for any other model."""
     folder = user_path(model)
     if (folder / LOG_FOLDER).is_dir():
         return folder
@@ -223,7 +233,7 @@ def run_folder(model: str) -> Path | None:
 
 
 def kept_recipe(model: str) -> Path | None:
-    """The recipe of the run that a model's folder belongs to; `None` where there is none."""
+    """Return the recipe of the run that a model's folder belongs to; `None` where there is none."""
     run = run_folder(model)
     recipe = run and run / LOG_FOLDER / RECIPE
     return recipe if recipe and recipe.is_file() else None

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.cli import console
-from trl_drgrpo.cli.batch import Row, prompt_rows, write_rows
-from trl_drgrpo.cli.data import checked_renamings, load_data, write_rates
+from trl_drgrpo.cli.batch import Row, prompt_rows, refuse_low_numbers, write_rows
+from trl_drgrpo.cli.data import checked_renamings, write_rates
 from trl_drgrpo.cli.recipe import reward_spec
-from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, PROMPT_KEYS, TRUST, add_trust, brought_values
+from trl_drgrpo.cli.run_keys import EVALUATIONS, LOG_FOLDER, TRUST, add_trust, brought_values
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError, require_package
-from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.evaluation.results import KIND, read_results
 from trl_drgrpo.features.diagnostics.run_log import COLUMN_CHARACTERS, RUN, logged_prompt
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
@@ -38,6 +37,7 @@ from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import ask, check_columns, required
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
+from trl_drgrpo.rewards.scoring import RewardScores
 from trl_drgrpo.rewards.texts import completion_text, prompt_key
 
 LOGGED = "logged "  # in front of the name of a reward whose value is in the file
@@ -91,33 +91,32 @@ class _Part:
         rows (`list[dict]`): The completions.
         scores, step_scores (`list[RewardScores]`): Of the rewards and of the step rewards.
         values (`dict[str, list]`): Rewards by name, those that the data had already included.
-        pairs (`list[dict]`): Rewards that differ.
-        summaries (`dict[str, dict]`): Of each reward, ready for JSON.
-        numbers (`dict[str, dict]`): What each step reward is worth.
+        disagreements (`list[dict]`): Rewards that differ.
+        summaries, step_summaries (`dict[str, dict]`): Results of each reward and step reward, ready for JSON.
     """
 
     name: str
     rows: Rows
-    scores: list[Any]
-    step_scores: list[Any]
+    scores: list[RewardScores]
+    step_scores: list[RewardScores]
     values: dict[str, list]
-    pairs: Rows
+    disagreements: Rows
     summaries: dict[str, Any]
-    numbers: dict[str, Any]
+    step_summaries: dict[str, Any]
 
     def content(self) -> dict[str, Any]:
-        """The results as they stand in JSON."""
-        steps = {scores.name: _content(scores) | self.numbers[scores.name] for scores in self.step_scores}
-        return {"rewards": self.summaries, "disagreements": self.pairs, "step_rewards": steps}
+        """Return the results as they stand in JSON."""
+        return {"rewards": self.summaries, "disagreements": self.disagreements, "step_rewards": self.step_summaries}
 
     def print(self, show: int) -> None:
-        """Print the results as tables."""
-        content = self.content()
+        """Print the results as tables, each list to `show` rows."""
         if self.name:
             print(f"{self.name}\n")
-        _print_tables(self.summaries | content["step_rewards"], self.pairs, self.rows, self.values, show)
+        _print_summaries(self.summaries | self.step_summaries, len(self.rows), show)
+        for disagreement in self.disagreements:
+            _print_disagreement(disagreement, self.rows, self.values, show)
         for scores in self.step_scores:
-            _print_steps(scores, self.numbers[scores.name], self.rows, show)
+            _print_steps(scores, self.step_summaries[scores.name], self.rows, show)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -125,21 +124,25 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     recipe, specs = _specs(args)
     # Before anything heavy is imported.
-    data = {name: _read(args, recipe, path) for name, path in _sources(args.data).items()}
+    rows_of = {name: _read(args, recipe, path) for name, path in _sources(args.data).items()}
     with console.stdout_to_stderr():
-        rewards, step_rewards = (_resolved(named, field) for field, named in specs.items())
-        parts = [_scored_part(args, recipe, name, rows, rewards, step_rewards) for name, rows in data.items()]
-    of_all = [scores for part in parts for scores in part.scores + part.step_scores]
-    for scores in of_all:
+        rewards, step_rewards = (_resolved(rewards, field) for field, rewards in specs.items())
+        parts = [_scored_part(args, recipe, name, rows, rewards, step_rewards) for name, rows in rows_of.items()]
+    all_scores = [scores for part in parts for scores in part.scores + part.step_scores]
+    for scores in all_scores:
         if scores.traceback:
             console.log(f"{scores.name}, its first failure:\n{scores.traceback.rstrip()}")
-    *others, trained = parts
+    trained = parts[-1]
     if args.json:
-        apart = {"data": trained.name, "others": [{"data": part.name, **part.content()} for part in others]}
-        print(json.dumps({**trained.content(), **(apart if others else {})}, indent=2))
+        content = trained.content()
+        if len(parts) > 1:
+            content["data"] = trained.name
+            content["others"] = [{"data": part.name, **part.content()} for part in parts[:-1]]
+        print(json.dumps(content, indent=2))
     else:
         for number, part in enumerate(parts):
-            print("\n" * bool(number), end="")
+            if number:
+                print()
             part.print(args.show)
     # Files come last: what was scored is on the terminal, should a disk be full.
     if args.output is not None:
@@ -147,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from trl_drgrpo.evaluation.steps import draw
 
-        draw(trained.numbers, Path(args.plot))
+        draw(trained.step_summaries, Path(args.plot))
     if args.pass_rates is not None:  # last: the scores exist even if the reward has problems
         scores = trained.scores[0]
         correct = _judged(scores, args.correct_threshold)
@@ -155,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
             remedy = "Set the lowest reward that passes: --correct_threshold."
             raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
         write_rates(args.pass_rates, trained.rows, correct, f" by {scores.name}")
-    return int(any(scores.num_failed for scores in of_all))
+    return int(any(scores.num_failed for scores in all_scores))
 
 
 def _scored_part(
@@ -166,64 +169,74 @@ def _scored_part(
     rewards: dict[str, Any],
     step_rewards: dict[str, Any],
 ) -> _Part:
+    """Score the completions of one model."""
     rows, logged = _split_logged(rows, list(rewards))
     if args.tokenizer is not None:
         from trl_drgrpo.process_rewards.loading import load_tokenizer
 
         tokenizer = load_tokenizer(args.tokenizer, None)
-        texts = [completion_text(row["completion"]) for row in rows]
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        rows = [{**row, "completion_ids": each} for row, each in zip(rows, ids, strict=True)]
+        for row in rows:
+            text = completion_text(row["completion"])
+            row["completion_ids"] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if step_rewards:
-        separator = recipe.get("step_separator") if args.step_separator is None else args.step_separator
-        rows = _with_steps(rows, DEFAULT_SEPARATOR if separator is None else separator)
-    for reward_key, reward in {**rewards, **step_rewards}.items():
-        _check_reward(reward_key, reward, rows, reward_key in step_rewards)
+        separator = args.step_separator
+        if separator is None:
+            separator = recipe.get("step_separator")
+        if separator is None:
+            separator = DEFAULT_SEPARATOR
+        rows = _with_steps(rows, separator)
+    for key, reward in {**rewards, **step_rewards}.items():
+        _check_reward(key, reward, rows, key in step_rewards)
     scores = [_scored(key, reward, rows, args.batch_size or 1) for key, reward in rewards.items()]
-    step_scores = [_step_scored(key, each, rows, args.batch_size or 32) for key, each in step_rewards.items()]
-    unscored = {each.name: scoring.unscored_rows(rewards[each.name], rows, each) for each in scores}
-    values = {each.name: each.rewards for each in scores}
-    pairs = scoring.disagreements(values, 1e-6)
+    step_scores = [_step_scored(key, reward, rows, args.batch_size or 32) for key, reward in step_rewards.items()]
+    values: dict[str, Any] = {of_reward.name: of_reward.rewards for of_reward in scores}
+    disagreements = scoring.disagreements(values, 1e-6)
     for key, before in logged.items():  # a log holds float32
-        pairs += scoring.disagreements({key: values[key], LOGGED + key: before}, 1e-4)
+        disagreements += scoring.disagreements({key: values[key], LOGGED + key: before}, 1e-4)
         values[LOGGED + key] = before
-    summaries = {each.name: _content(each) | {"unscored": unscored[each.name]} for each in scores}
-    numbers = _step_numbers(args, rows, scores, step_scores)
-    return _Part(name, rows, scores, step_scores, values, pairs, summaries, numbers)
+    summaries = {}
+    for of_reward in scores:
+        unscored = scoring.unscored_rows(rewards[of_reward.name], rows, of_reward)
+        summaries[of_reward.name] = _summary(of_reward) | {"unscored": unscored}
+    step_summaries = _step_summaries(args, rows, scores, step_scores)
+    return _Part(name, rows, scores, step_scores, values, disagreements, summaries, step_summaries)
 
 
 # Input ---------------------------------------------------------------------------------------------------------------
 
 
 def _check(args: argparse.Namespace) -> None:
-    for field, least in (("batch_size", 1), ("show", 0), ("limit", 1)):
-        refuse_outside(field, getattr(args, field), whole(least, optional=True, remedy="Give a larger number."))
+    refuse_low_numbers(args, batch_size=1, show=0, limit=1)
     for field in FIELDS:
-        if len(set(named := getattr(args, field))) < len(named):
-            raise InputError(field, " ".join(named), "different rewards", "Name each once.")
-    for named in args.reward_funcs:
-        if Path(named).is_dir():
-            remedy = f"A process reward model scores steps: --step_reward_funcs {named}."
-            raise InputError("reward_funcs", f"{named}, a folder", "a reward of whole completions", remedy)
+        rewards = getattr(args, field)
+        if len(set(rewards)) < len(rewards):
+            raise InputError(field, " ".join(rewards), "different rewards", "Name each once.")
+    for reward in args.reward_funcs:
+        if Path(reward).is_dir():
+            remedy = f"A process reward model scores steps: --step_reward_funcs {reward}."
+            raise InputError("reward_funcs", f"{reward}, a folder", "a reward of whole completions", remedy)
     if args.plot is not None:
         if Path(args.plot).suffix != ".png":
             raise InputError("plot", args.plot, "a file that ends in .png", "Rename it.")
         require_package("matplotlib", "plot", args.plot, "report")
-    outputs = [args.data, *filter(None, [args.dataset])]
+    files = [args.data, *filter(None, [args.dataset])]
     for field in ("output", "plot", "pass_rates"):
-        if (path := getattr(args, field)) is not None:
-            check_file(field, path, outputs)
-            outputs.append(path)
+        path = getattr(args, field)
+        if path is not None:
+            check_file(field, path, files)
+            files.append(path)
 
 
 def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The values of the recipe, and of both kinds of rewards what was written and what it says: those of the call,
-    else those of the recipe."""
-    specs = {field: {text: reward_spec(text, field) for text in getattr(args, field)} for field in FIELDS}
-    named = any(specs.values())
-    recipe = brought_values(args, args.data, () if named else FIELDS)
-    if not named:
-        specs = {field: {str(spec): spec for spec in recipe.get(field) or []} for field in FIELDS}
+    """Return the values of the recipe, and both kinds of rewards, each as it was written and as it was read: those of
+    the call, else those of the recipe."""
+    specs: dict[str, dict[str, Any]] = {}
+    for field in FIELDS:
+        specs[field] = {text: reward_spec(text, field) for text in getattr(args, field)}
+    keys_in_use = () if any(specs.values()) else FIELDS
+    recipe = brought_values(args, args.data, keys_in_use)
+    for field in keys_in_use:
+        specs[field] = {str(spec): spec for spec in recipe.get(field) or []}
     if not any(specs.values()):
         remedy = "Name some: --reward_funcs math_reward, or --step_reward_funcs runs/prm. "
         remedy += f"A run's folder may bring some that run code: {TRUST}."
@@ -235,40 +248,41 @@ def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str
 
 
 def _sources(path: str) -> dict[str, str]:
-    """Paths of the completions by the model that wrote them, the trained one last; one with an empty name, where they
-    are not the samples of an evaluation. Rates of a baseline and of the model that came of it are no single rate."""
+    """Return paths of the completions by the model that wrote them, the trained one last; one with an empty name where
+    they are not the samples of an evaluation. One rate over a baseline and the trained model would be of neither."""
     path = _in_run(path)
-    samples = {str(file): read_object(file.with_suffix(f".{KIND}.json")) for file in Path(path).glob("*.jsonl")}
-    if any(about is None for about in samples.values()) or len(samples) < 2:
+    about_of = {str(file): read_object(file.with_suffix(f".{KIND}.json")) for file in Path(path).glob("*.jsonl")}
+    if any(about is None for about in about_of.values()) or len(about_of) < 2:
         return {"": path}
-    evaluated = read_results(Path(path).parent)
-    roles = {(one["name"], one.get("weights")): one["role"] for each in evaluated for one in each["models"]}
-    found = []
-    for file, about in samples.items():
+    roles = {}
+    for evaluation in read_results(Path(path).parent):
+        for model in evaluation["models"]:
+            roles[model["name"], model.get("weights")] = model["role"]
+    ranked = []
+    for file, about in about_of.items():
         about = about or {}
         role = roles.get((about.get("model"), about.get("weights")), "")
         name = f"{role}: {about.get('model')}".removeprefix(": ")
-        found.append((role == "model", role != "baseline", Path(file).stat().st_mtime, name, file))
-    names = [name for *_, name, _ in found]
-    return {
-        name if names.count(name) == 1 else f"{name} ({Path(file).name})": file for *_, name, file in sorted(found)
-    }
+        ranked.append((role == "model", role != "baseline", Path(file).stat().st_mtime, name, file))
+    names = [name for *_, name, _ in ranked]
+    sources = {}
+    for *_, name, file in sorted(ranked):
+        sources[name if names.count(name) == 1 else f"{name} ({Path(file).name})"] = file
+    return sources
 
 
 def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
-    recorded = Path(path, LOG_FOLDER).is_dir()
-    rows = (_recorded(Path(path)) if recorded else scoring.read_rows(path))[: args.limit]
+    """Return the completions at a path, with the columns of the dataset, each row with every column."""
+    is_recorded = Path(path, LOG_FOLDER).is_dir()
+    rows = (_recorded(Path(path)) if is_recorded else scoring.read_rows(path))[: args.limit]
     is_table = all(column in rows[0] for column in scoring.TABLE_COLUMNS)
-    if source := args.dataset or (is_table and recipe.get("dataset_name")):
-        split = recipe.get("dataset_train_split") or "train"
-        dataset = load_data(source, name=recipe.get("dataset_config"), split=split)
-        prompting = {key: recipe.get(key) for key in PROMPT_KEYS}
-        renamings = recipe.get("rename_columns") or ()
-        given = prompt_rows(dataset, source, [], renamings=renamings, **prompting)
-        if recorded:  # a run log has prompts as texts
-            prompts = {logged_prompt(row["prompt"]): row["prompt"] for row in given if "prompt" in row}
+    source = args.dataset or (is_table and recipe.get("dataset_name"))
+    if source:
+        dataset = prompt_rows({**recipe, "dataset_name": source})
+        if is_recorded:  # a run log has prompts as texts
+            prompts = {logged_prompt(row["prompt"]): row["prompt"] for row in dataset}
             rows = [{**row, "prompt": prompts.get(row["prompt"], row["prompt"])} for row in rows]
-        rows = scoring.with_columns_of(rows, given)
+        rows = scoring.with_columns_of(rows, dataset)
     for old, new in checked_renamings(args.columns, dict.fromkeys(name for row in rows for name in row)):
         rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
     for number, row in enumerate(rows, start=1):
@@ -282,7 +296,8 @@ def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
 
 
 def _check_steps(row: Row, field: str) -> None:
-    steps, labels = row["steps"], row.get("labels")
+    steps = row["steps"]
+    labels = row.get("labels")
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise InputError(field, "steps of another form", "a list of texts", "Rename the column, or fix the row.")
     is_list = isinstance(labels, list) and len(labels) == len(steps)
@@ -292,111 +307,112 @@ def _check_steps(row: Row, field: str) -> None:
 
 
 def _in_run(path: str) -> str:
-    """The completions of a run's folder: those that it logged, else the samples of its evaluations, else the folder
-    itself, whose run log recorded some; any other path as it is."""
+    """Return the completions of a run's folder: those that it logged, else the samples of its evaluations, else the
+    folder itself, where the run log recorded some; any other path as it is."""
     run = Path(path)
     if not (run / LOG_FOLDER).is_dir():
         return path
     folders = {run / "completions": "*.parquet", run / EVALUATIONS / "samples": "*.jsonl"}
     for folder, pattern in folders.items():
-        if files := sorted(folder.glob(pattern)):
-            console.log(f"Scoring the completions in {folder}: {', '.join(each.name for each in files)}")
+        files = sorted(folder.glob(pattern))
+        if files:
+            console.log(f"Scoring the completions in {folder}: {', '.join(file.name for file in files)}")
             return str(folder)
     return path
 
 
 def _recorded(run: Path) -> Rows:
-    """The training groups of a run log, a row per completion as in TRL's table: without special tokens, with the
-    columns that are recorded whole."""
+    """Return the training groups of a run log, a row per completion as in TRL's table: without special tokens, with
+    the columns that are recorded whole."""
     recorded = read_run(run).completions
-    everyone = recorded if isinstance(recorded, RecordedCompletions) else ()
-    groups = [group for group in everyone if group.mode == "train"]
+    groups = recorded if isinstance(recorded, RecordedCompletions) else ()
+    groups = [group for group in groups if group.mode == "train"]
     if not groups:
         remedy = f"Train with record_groups above 0, or sample some: `trl-drgrpo eval --model {run}`."
         raise InputError("data", f"{run}, a run that recorded no completions", "completions", remedy)
     console.log(f"Scoring {len(groups)} recorded groups of {run}: a part of what was trained on, see record_groups.")
     about = read_object(run / LOG_FOLDER / RUN) or {}
     special = re.compile("|".join(map(re.escape, about.get("special_tokens") or ["\0"])))
-
-    def completion(text: str) -> Any:
-        text = special.sub("", text)
-        return [{"role": "assistant", "content": text}] if about.get("prompts") == "messages" else text
-
-    def columns(group: Any) -> Row:
-        return {name: value for name, value in group.columns.items() if len(value) < COLUMN_CHARACTERS}
-
-    return [
-        {**columns(group), **row.rewards, "prompt": group.prompt, "completion": completion(row.text)}
-        | {"step": group.step, "advantage": row.advantage}
-        for group in groups
-        for row in group.rows
-    ]
+    rows = []
+    for group in groups:
+        whole_columns = {name: value for name, value in group.columns.items() if len(value) < COLUMN_CHARACTERS}
+        for row in group.rows:
+            completion: Any = special.sub("", row.text)
+            if about.get("prompts") == "messages":
+                completion = [{"role": "assistant", "content": completion}]
+            table = {"prompt": group.prompt, "completion": completion, "step": group.step, "advantage": row.advantage}
+            rows.append({**whole_columns, **row.rewards, **table})
+    return rows
 
 
 def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:
-    """Rewards by name; by what was written where two have one name."""
+    """Return rewards by name; by what was written where two have one name."""
+    resolve = step_reward if field == FIELDS[1] else resolve_reward
     rewards: dict[str, Any] = {}
     for text, spec in specs.items():
-        reward = (step_reward if field == FIELDS[1] else resolve_reward)(spec, field)
+        reward = resolve(spec, field)
         name = reward_name(reward)
         rewards[text if name in rewards else name] = reward
     return rewards
 
 
 def _split_logged(rows: Rows, names: list[str]) -> tuple[Rows, dict[str, list[float | None]]]:
-    """The rows without the columns of TRL's table that are none of the dataset, and the rewards logged in it."""
+    """Return the rows without the columns that are of TRL's table alone, and the rewards logged in it."""
     if not all(column in rows[0] for column in scoring.TABLE_COLUMNS):
         return rows, {}
-    columns = {name: [row.get(name) for row in rows] for name in names if name in rows[0]}
-    logged = {
-        name: [None if value is None or value != value else float(value) for value in values]
-        for name, values in columns.items()
-        if all(value is None or isinstance(value, (int, float)) for value in values)
-    }
+    logged = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        if name in rows[0] and all(isinstance(value, int | float | None) for value in values):
+            logged[name] = [None if value is None or value != value else float(value) for value in values]
     dropped = {*scoring.TABLE_COLUMNS, *logged}
     return [{name: value for name, value in row.items() if name not in dropped} for row in rows], logged
 
 
-def _with_steps(rows: Rows, given: str | Sequence[str]) -> Rows:
-    """Rows with the texts of their steps, each with the separator that ends it: those that they came with (published
-    and labeled steps lack it), else those that a `step_separator` ends."""
-    segmenter = segmenter_without_turns(given)
+def _with_steps(rows: Rows, separator: str | Sequence[str]) -> Rows:
+    """Return rows with the texts of their steps, each with the separator that ends it: the steps that they came with
+    (published and labeled ones lack it), else those that a `step_separator` ends."""
+    segmenter = segmenter_without_turns(separator)
     if isinstance(segmenter.rule, Interval) and any(row.get("steps") is None for row in rows):
         remedy = "Score rows with a column steps, or set another one."
-        raise InputError("step_separator", repr(given), "separators or a regex: only texts are saved", remedy)
-
-    def steps_of(row: Row) -> list[str]:
-        if (steps := row.get("steps")) is None:
-            return list(segmenter.of_text(completion_text(row["completion"])))
-        return [segmenter.rule.with_end(step) for step in steps[:-1]] + steps[-1:]
-
-    return [{**row, "steps": steps_of(row)} for row in rows]
+        raise InputError("step_separator", repr(separator), "separators or a regex: only texts are saved", remedy)
+    rows_with_steps = []
+    for row in rows:
+        steps = row.get("steps")
+        if steps is None:
+            steps = list(segmenter.of_text(completion_text(row["completion"])))
+        else:
+            steps = [segmenter.rule.with_end(step) for step in steps[:-1]] + steps[-1:]
+        rows_with_steps.append({**row, "steps": steps})
+    return rows_with_steps
 
 
 def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None:
-    """Checks that the reward is of its kind, and that its columns and programs are there."""
+    """Check that the reward is of its kind, and that its columns and programs are there."""
     needed = required(reward)
-    if not is_of_steps and (hasattr(reward, "is_causal") or "steps" in needed):
+    scores_steps = hasattr(reward, "is_causal") or "steps" in needed
+    if scores_steps and not is_of_steps:
         remedy = "Name it under --step_reward_funcs."
         raise InputError(f"reward {name}", "a step reward", "one number per completion", remedy)
     if is_of_steps and "step_ends" in needed:
-        got, expected = "a step reward that reads the policy's tokens", "one that reads texts: no tokens are saved"
-        raise InputError(f"reward {name}", got, expected, "Try it in a run of a few steps.")
+        expected = "one that reads texts: no tokens are saved"
+        remedy = "Try it in a run of a few steps."
+        raise InputError(f"reward {name}", "a step reward that reads the policy's tokens", expected, remedy)
     check_columns(reward, list(rows[0]), name, "Rename the column that holds it: `--columns <column>={}`")
     ask(reward, "check")
     if "completion_ids" in needed and rows[0].get("completion_ids") is None:
-        got, expected = "completions without token ids", "a column completion_ids, which it reads"
+        expected = "a column completion_ids, which it reads"
         remedy = "Pass the model's tokenizer: --tokenizer <folder or Hub id>."
-        raise InputError(f"reward {name}", got, expected, remedy)
+        raise InputError(f"reward {name}", "completions without token ids", expected, remedy)
 
 
-def _scored(name: str, reward: Any, rows: Rows, batch_size: int, validate: Any = None) -> Any:
+def _scored(name: str, reward: Any, rows: Rows, batch_size: int, validate: Any = None) -> RewardScores:
     with console.progress_over(len(rows), 0, "rows") as show:
         return scoring.score_rows(reward, rows, name, batch_size, lambda done: show(name, done), validate)
 
 
-def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> Any:
-    """As [`_scored`], with a list of scores per row; all `None` where the call failed."""
+def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> RewardScores:
+    """Score as [`_scored`] does, with a list of scores per row; all `None` where the call failed."""
     from trl_drgrpo.process_rewards.scoring import validate_step_rewards
     from trl_drgrpo.process_rewards.steps import Steps
 
@@ -405,29 +421,48 @@ def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> Any:
         return validate_step_rewards(output, steps, name, "the rows")
 
     scores = _scored(name, reward, rows, batch_size, validate)
-    pairs = zip(scores.rewards, rows, strict=True)
-    scores.rewards = [[None] * len(row["steps"]) if given is None else given for given, row in pairs]
+    for index, row in enumerate(rows):
+        if scores.rewards[index] is None:
+            scores.rewards[index] = [None] * len(row["steps"])
     return scores
 
 
-def _step_numbers(args: argparse.Namespace, rows: Rows, scores: list[Any], step_scores: list[Any]) -> dict[str, Any]:
-    """What the step scores are worth, by name."""
+def _summary(scores: RewardScores) -> dict[str, Any]:
+    """Return the results of a reward, ready for JSON."""
+    failures = [{"row": row + 1, "reason": reason} for row, reason in sorted(scores.failures.items())]
+    return {**scores.summary(), "failures": failures}
+
+
+def _step_summaries(
+    args: argparse.Namespace, rows: Rows, scores: list[RewardScores], step_scores: list[RewardScores]
+) -> dict[str, Any]:
+    """Return the results of each step reward, and how well it tells good steps and completions from bad ones."""
     if not step_scores:
         return {}
     from trl_drgrpo.evaluation.steps import compared
 
-    verdicts = (row.get("correct") for row in rows)
+    verdicts = [row.get("correct") for row in rows]
     correct: Any = [verdict if isinstance(verdict, bool) else None for verdict in verdicts]
-    if scores and (correct := _judged(scores[0], args.correct_threshold)) is None:
-        console.log(f"{scores[0].name} gave other rewards than 0 and 1: set --correct_threshold to compare with it.")
-        correct = [None] * len(rows)
-    given = (row.get("labels") for row in rows)
-    labels = [row and [label if label is None else bool(label) for label in row] for row in given]
+    if scores:
+        correct = _judged(scores[0], args.correct_threshold)
+        if correct is None:
+            console.log(
+                f"{scores[0].name} gave other rewards than 0 and 1: set --correct_threshold to compare with it."
+            )
+            correct = [None] * len(rows)
+    labels = []
+    for row in rows:
+        of_row = row.get("labels")
+        labels.append(of_row and [label if label is None else bool(label) for label in of_row])
     prompts = [prompt_key(row["prompt"]) for row in rows]
-    return {each.name: compared(each.rewards, labels, correct, prompts, args.step_threshold) for each in step_scores}
+    return {
+        of_reward.name: _summary(of_reward)
+        | compared(of_reward.rewards, labels, correct, prompts, args.step_threshold)
+        for of_reward in step_scores
+    }
 
 
-def _judged(scores: Any, threshold: float | None) -> list[bool | None] | None:
+def _judged(scores: RewardScores, threshold: float | None) -> list[bool | None] | None:
     rewards = [float("nan") if reward is None else reward for reward in scores.rewards]
     return CorrectnessRule([scores.name], threshold=threshold).judge(rewards)
 
@@ -435,79 +470,96 @@ def _judged(scores: Any, threshold: float | None) -> list[bool | None] | None:
 # Output --------------------------------------------------------------------------------------------------------------
 
 
-def _content(each: Any) -> dict[str, Any]:
-    """What is known of a reward, ready for JSON."""
-    failures = [{"row": row + 1, "reason": reason} for row, reason in sorted(each.failures.items())]
-    return {**each.summary(), "failures": failures}
-
-
-def _print_tables(found: dict[str, Any], pairs: Rows, rows: Rows, values: dict[str, list], show: int) -> None:
-    """Prints the results, each list to `show` rows. `values`: by reward, those that the file had already included."""
-    lines: list[Any] = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
-    metrics: list[str] = []
-    for name, each in found.items():
-        numbers = (_digits(each["mean"], 4), _digits(each["std"], 4), f"{each['none_frac']:.1%}", str(each["failed"]))
-        times = (f"{1e3 * each[key]:.2f}" for key in ("seconds_mean", "seconds_max"))
-        lines.append((name, str(each["rows"]), *numbers, *times))
+def _print_summaries(summaries: dict[str, Any], num_rows: int, show: int) -> None:
+    """Print a table of all rewards, and per reward its failures and the rows to which it gave None."""
+    table = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
+    metrics = []
+    for name, summary in summaries.items():
+        table.append(
+            (
+                name,
+                str(summary["rows"]),
+                _digits(summary["mean"], 4),
+                _digits(summary["std"], 4),
+                f"{summary['none_frac']:.1%}",
+                str(summary["failed"]),
+                f"{1e3 * summary['seconds_mean']:.2f}",
+                f"{1e3 * summary['seconds_max']:.2f}",
+            )
+        )
         # Failures have a column of their own.
-        metrics += [f"  {key} {value:g}" for key, value in each["metrics"].items() if "/failed_frac" not in key]
-    print("\n".join([*console.aligned(lines), *metrics]))
-    for name, each in found.items():
-        if each["failures"]:
-            print(f"\n{name} failed on {len(each['failures'])} rows")
-        for one in each["failures"][:show]:
-            print(f"  row {one['row']}: {scoring.one_line(one['reason'], 200)}")
-        if missing := each.get("unscored"):
-            print(f"\n{name} gave None to {len(missing)} of {len(rows)} rows, with these gold values:")
-            for one in missing[:show]:
-                golds = ", ".join(f"{column} {value}" for column, value in one["columns"].items())
-                reason = f" ({scoring.one_line(one['reason'], 200)})" if one["reason"] else ""
-                print(f"  row {one['row']}: {golds or 'no column'}{reason}")
-    for pair in pairs:
-        print(f"\n{pair['first']} and {pair['second']} differ on {pair['count']} of {len(rows)} rows")
-        for row in pair["rows"][:show]:
-            given = (values[pair[key]][row - 1] for key in ("first", "second"))
-            said = " and ".join("None" if value is None else f"{value:g}" for value in given)
-            text = " ".join(completion_text(rows[row - 1]["completion"])[-400:].split())  # the answer is at its end
-            print(f"  row {row}: {said}: {text if len(text) <= 100 else '...' + text[-97:]}")
+        metrics += [f"  {key} {value:g}" for key, value in summary["metrics"].items() if "/failed_frac" not in key]
+    print("\n".join([*console.aligned(table), *metrics]))
+    for name, summary in summaries.items():
+        failures = summary["failures"]
+        if failures:
+            print(f"\n{name} failed on {len(failures)} rows")
+        for failure in failures[:show]:
+            print(f"  row {failure['row']}: {scoring.one_line(failure['reason'], 200)}")
+        unscored = summary.get("unscored")
+        if unscored:
+            print(f"\n{name} gave None to {len(unscored)} of {num_rows} rows, with these gold values:")
+            for row in unscored[:show]:
+                golds = ", ".join(f"{column} {value}" for column, value in row["columns"].items())
+                reason = f" ({scoring.one_line(row['reason'], 200)})" if row["reason"] else ""
+                print(f"  row {row['row']}: {golds or 'no column'}{reason}")
 
 
-def _with_scores(part: _Part) -> Iterator[Row]:
-    scores = part.scores + part.step_scores
-    of_model = {"data": part.name} if part.name else {}
-    for index, row in enumerate(part.rows):
-        given = {each.name: each.rewards[index] for each in scores}
-        failed = {each.name: each.failures[index] for each in scores if index in each.failures}
-        seconds = {each.name: round(each.seconds[index], 6) for each in scores}
-        yield {**row, **of_model, "scores": given, "seconds": seconds, **({"failures": failed} if failed else {})}
+def _print_disagreement(disagreement: Row, rows: Rows, values: dict[str, list], show: int) -> None:
+    """Print the rows on which two rewards differ. `values`: the rewards by name."""
+    first = disagreement["first"]
+    second = disagreement["second"]
+    print(f"\n{first} and {second} differ on {disagreement['count']} of {len(rows)} rows")
+    for row in disagreement["rows"][:show]:
+        rewards = [values[name][row - 1] for name in (first, second)]
+        numbers = " and ".join("None" if reward is None else f"{reward:g}" for reward in rewards)
+        text = " ".join(completion_text(rows[row - 1]["completion"])[-400:].split())  # the answer is at its end
+        print(f"  row {row}: {numbers}: {text if len(text) <= 100 else '...' + text[-97:]}")
 
 
-def _print_steps(scores: Any, numbers: dict[str, Any], rows: Rows, show: int) -> None:
-    """What the scores of a step reward are worth, and the steps on which they are most wrong."""
-    lines = [(f"{scores.name} against", "count", "true", "AUC [95%]", "Brier", "ECE")]
-    for kind, found in numbers["against"].items():
-        auc, low, high, brier, ece = (_digits(found[key]) for key in ("auc", "auc_low", "auc_high", "brier", "ece"))
-        interval = f"{auc} [{low}, {high}]" if found["auc_low"] is not None else auc
-        lines.append((kind, str(found["count"]), f"{found['true_frac']:.1%}", interval, brier, ece))
-    if len(lines) == 1:
+def _print_steps(scores: RewardScores, summary: dict[str, Any], rows: Rows, show: int) -> None:
+    """Print how well a step reward tells good from bad, and the steps on which it is most wrong."""
+    table = [(f"{scores.name} against", "count", "true", "AUC [95%]", "Brier", "ECE")]
+    for kind, numbers in summary["against"].items():
+        auc = _digits(numbers["auc"])
+        if numbers["auc_low"] is not None:
+            auc = f"{auc} [{_digits(numbers['auc_low'])}, {_digits(numbers['auc_high'])}]"
+        shares = (str(numbers["count"]), f"{numbers['true_frac']:.1%}", auc)
+        table.append((kind, *shares, _digits(numbers["brier"]), _digits(numbers["ece"])))
+    if len(table) == 1:
         print(f"\n{scores.name}: no labels, and no reward or column `correct`, to compare it with")
         return
-    print("\n" + "\n".join(console.aligned(lines)))
-    first = numbers["first_error"]
+    print("\n" + "\n".join(console.aligned(table)))
+    first = summary["first_error"]
     if first["incorrect"] + first["correct"]:
-        found = [f"{_digits(first[f'{kind}_accuracy'])} of {first[kind]} {kind}" for kind in ("incorrect", "correct")]
-        said = f"{', '.join(found)} completions; F1 {_digits(first['f1'])}"
-        print(f"first error (a score below {first['threshold']:g}): {said}")
-    wrong = [
-        (abs(score - label), row, k, score, label)
-        for row, of_steps in enumerate(scores.rewards)
-        for k, (score, label) in enumerate(zip(of_steps, rows[row].get("labels") or (), strict=False))
-        if score is not None and label is not None
-    ]
-    for _, row, k, score, label in sorted(wrong, reverse=True)[:show]:
-        said = f"{score:.3f}, labeled {'good' if label else 'bad'}"
-        print(f"  row {row + 1}, step {k + 1}: {said}: {scoring.one_line(rows[row]['steps'][k], 100)}")
+        incorrect, correct = (
+            f"{_digits(first[f'{kind}_accuracy'])} of {first[kind]} {kind}" for kind in ("incorrect", "correct")
+        )
+        result = f"{incorrect}, {correct} completions; F1 {_digits(first['f1'])}"
+        print(f"first error (a score below {first['threshold']:g}): {result}")
+    errors = []
+    for row, of_steps in enumerate(scores.rewards):
+        for step, (score, label) in enumerate(zip(of_steps, rows[row].get("labels") or (), strict=False)):
+            if score is not None and label is not None:
+                errors.append((abs(score - label), row, step, score, label))
+    for _, row, step, score, label in sorted(errors, reverse=True)[:show]:
+        verdict = f"{score:.3f}, labeled {'good' if label else 'bad'}"
+        text = scoring.one_line(rows[row]["steps"][step], 100)
+        print(f"  row {row + 1}, step {step + 1}: {verdict}: {text}")
 
 
 def _digits(value: float | None, decimals: int = 3) -> str:
     return "-" if value is None else f"{value:.{decimals}f}"
+
+
+def _with_scores(part: _Part) -> Iterator[Row]:
+    """Yield the rows as they are written to a file, each with its scores."""
+    all_scores = part.scores + part.step_scores
+    for index, row in enumerate(part.rows):
+        written = {**row, "data": part.name} if part.name else dict(row)
+        written["scores"] = {scores.name: scores.rewards[index] for scores in all_scores}
+        written["seconds"] = {scores.name: round(scores.seconds[index], 6) for scores in all_scores}
+        failures = {scores.name: scores.failures[index] for scores in all_scores if index in scores.failures}
+        if failures:
+            written["failures"] = failures
+        yield written

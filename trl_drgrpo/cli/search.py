@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Any
 
-from trl_drgrpo.cli import console, data
-from trl_drgrpo.cli.batch import Row, completed_rows, facts_of, prompt_rows, write_rows
+from trl_drgrpo.cli import console
+from trl_drgrpo.cli.batch import Row, completed_rows, facts_of, prompt_rows, refuse_low_numbers, write_rows
 from trl_drgrpo.cli.recipe import reward_spec
-from trl_drgrpo.cli.run_keys import ANSWER_KEYS, Given, add_keys, check_model_name, model_path, read_given
+from trl_drgrpo.cli.run_keys import ANSWER_KEYS, CallSettings, add_keys, check_model_name, model_path, read_settings
 from trl_drgrpo.common.disk import check_file
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import is_adapter
-from trl_drgrpo.common.ranges import RANGES, positive, refuse_outside, whole
+from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.common.rows import check_prompt_rows
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Search, write and sum up."""
     from trl_drgrpo.search.problem import SearchSettings, check_values
 
-    refuse_outside("limit", args.limit, whole(1, optional=True, remedy="Leave it out for all prompts."))
+    refuse_low_numbers(args, limit=1)
     settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
     SearchSettings(**settings)
     check_values(args.reward_funcs, args.prm)
@@ -81,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
     check_file("output", args.output, [args.dataset_name], streams=False)
     if args.sft_output:
         if not args.reward_funcs:
-            got, expected = "a file without reward_funcs", "a verifier that says what is correct"
-            raise InputError("sft_output", got, expected, "Leave it out, or name a verifier.")
+            expected = "a verifier that says what is correct"
+            remedy = "Leave it out, or name a verifier."
+            raise InputError("sft_output", "a file without reward_funcs", expected, remedy)
         check_file("sft_output", args.sft_output, [args.output, args.dataset_name])
     from trl_drgrpo.search.collecting import OWN_COLUMNS, collect, sft_rows, summary
 
@@ -90,11 +91,7 @@ def run(args: argparse.Namespace) -> int:
         verifier = args.reward_funcs and _verifier(args.reward_funcs)
         prm = args.prm and step_reward(reward_spec(args.prm, "prm"), "prm")
         rewards = [(args.reward_funcs, verifier, ()), (args.prm, prm, ("steps", "step_ends"))]
-        split = data.load_data(args.dataset_name, name=args.dataset_config, split=args.dataset_train_split)
-        options = {key: getattr(args, key) for key in ("prompt_template", "system_prompt", "limit")}
-        rows = prompt_rows(
-            split, args.dataset_name, [each for each in rewards if each[1]], renamings=args.rename_columns, **options
-        )
+        rows = prompt_rows(vars(args), [reward for reward in rewards if reward[1]], limit=args.limit)
         check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
         selected: list[Row] = []
 
@@ -105,32 +102,26 @@ def run(args: argparse.Namespace) -> int:
             return f"correct {correct:.0%}, {tokens:.0f} tokens per problem"
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
-            settings["vllm_server_base_url"] = args.vllm_server_base_url
-            if args.vllm_server_base_url is None:  # a server says itself what is too long
-                _check_context(model_path(args.model), rows, args.max_completion_length)
-            found = collect(rows, model_path(args.model), first=first, verifier=verifier, prm=prm, **settings)
-            return enumerate(found, first + 1)
+            from trl_drgrpo.evaluation.models import Decoding, Loading
+            from trl_drgrpo.evaluation.running import check_rows_fit
 
-        facts, group = facts_of(args, rows), args.problems_at_once
-        found = completed_rows(args.output, "search", facts, len(rows), group, "problems", more, status)
-    numbers, for_training = summary(found), sft_rows(found) if args.sft_output else []
+            settings["vllm_server_base_url"] = args.vllm_server_base_url
+            model = model_path(args.model)
+            if args.vllm_server_base_url is None:  # a server says itself what is too long
+                check_rows_fit(rows, model, Loading(), Decoding(args.max_completion_length))
+            return enumerate(collect(rows, model, first=first, verifier=verifier, prm=prm, **settings), first + 1)
+
+        facts = facts_of(args, rows)
+        group = args.problems_at_once
+        completions = completed_rows(args.output, "search", facts, len(rows), group, "problems", more, status)
+    numbers = summary(completions)
+    for_training = sft_rows(completions) if args.sft_output else []
     if args.sft_output:
         numbers["sft_rows"] = len(for_training)
     console.print_numbers(numbers, output=args.output)
     if args.sft_output:
         write_rows(args.sft_output, for_training)
     return 0
-
-
-def _check_context(model: str, rows: list[Row], most: int) -> None:
-    """Refuses prompts behind which a completion of so many tokens has no room in the model's context."""
-    from trl_drgrpo.evaluation.models import Decoding, Loading, load_config, load_tokenizer
-    from trl_drgrpo.evaluation.running import check_context
-    from trl_drgrpo.process_rewards.texts import prompt_ids
-
-    tokenizer = load_tokenizer(model, Loading())
-    lengths = [len(prompt_ids(row["prompt"], tokenizer)) for row in rows]
-    check_context(load_config(model, Loading()), lengths, Decoding(max_completion_length=most))
 
 
 def _verifier(text: str) -> Any:
@@ -151,13 +142,13 @@ def add_arguments_label_steps(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     keys = [key for key in (*_KEYS, *ANSWER_KEYS) if key != "max_completion_length"]
     add_keys(parser, keys)
-    unsaid: dict[str, Any] = {"default": argparse.SUPPRESS}  # the recipe's value then
+    from_recipe: dict[str, Any] = {"default": argparse.SUPPRESS}  # the recipe's value, where the flag is left out
     prompts = f"prompts: {_DATA}, with the columns the reward needs"
-    add("--dataset_name", "--data", dest="dataset_name", help=prompts, **unsaid)
+    add("--dataset_name", "--data", dest="dataset_name", help=prompts, **from_recipe)
     reward = "outcome reward: a name, package.module.f, file.py:f or {name: {option: value}}"
-    add("--reward_funcs", "--reward", dest="reward_funcs", nargs="+", metavar="REWARD", help=reward, **unsaid)
+    add("--reward_funcs", "--reward", dest="reward_funcs", nargs="+", metavar="REWARD", help=reward, **from_recipe)
     longest = f"longest continuation (default: the recipe's max_completion_length, else {LONGEST})"
-    add("--max_new_tokens", "--max_completion_length", dest="max_completion_length", help=longest, **unsaid)
+    add("--max_new_tokens", "--max_completion_length", dest="max_completion_length", help=longest, **from_recipe)
     add("--output", type=os.path.expanduser, required=True, help="JSON Lines file to write")
     add("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
     add("--completions", type=int, default=1, help="completions per prompt (default: 1)")
@@ -177,42 +168,40 @@ def run_label_steps(args: argparse.Namespace) -> int:
     `--model`) brings data, reward, prompts and sampling along. A summary goes to standard output, progress to
     standard error. Exit codes: 0 done, 2 bad input.
     """
-    given, segmenter = _checked_labeling(args)
-    values, decoding = given.values, given.decoding
+    settings, segmenter = _checked_labeling(args)
+    values = settings.values
+    decoding = settings.decoding
     specs: Any = values["reward_funcs"]
     with console.stdout_to_stderr():
-        rewards = {reward_name(reward): reward for reward in (resolve_reward(spec, "reward_funcs") for spec in specs)}
+        rewards = {reward_name(reward): reward for reward in map(resolve_reward, specs)}
         verifier = rewards[CorrectnessRule(list(rewards), values.get("correct_reward")).name]
-        split = data.load_data(
-            values["dataset_name"],
-            name=values.get("dataset_config"),
-            split=values.get("dataset_train_split") or "train",
-        )
-        renamings = values.get("rename_columns") or ()
-        named = [(reward_name(verifier), verifier, ())]
-        rows = prompt_rows(split, values["dataset_name"], named, renamings=renamings, **given.prompting)
-        labeled_rows = [{name: value for name, value in row.items() if name != "steps" or value} for row in rows]
+        rows = prompt_rows(values, [(reward_name(verifier), verifier, ())])
+        labeled_rows = [dict(row) for row in rows]
+        for row in labeled_rows:
+            if "steps" in row and not row["steps"]:
+                del row["steps"]
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
             from trl_drgrpo.evaluation.models import load_model, load_tokenizer
+            from trl_drgrpo.evaluation.running import check_rows_fit
             from trl_drgrpo.process_rewards.monte_carlo import TransformersRollouts, label_steps
 
-            _check_context(given.model, rows, decoding.max_completion_length)
-            tokenizer = load_tokenizer(given.model, given.loading)
+            check_rows_fit(rows, settings.model, settings.loading, decoding, settings.template)
+            tokenizer = load_tokenizer(settings.model, settings.loading)
             generate = TransformersRollouts(
-                load_model(given.model, given.loading),
+                load_model(settings.model, settings.loading),
                 tokenizer,
                 max_new_tokens=decoding.max_completion_length,
                 batch_size=args.batch_size,
                 seed=args.seed,
                 generation=decoding.for_transformers(),
             )
-            options = {"rollouts": args.rollouts, "completions": args.completions, "template": given.template}
+            options = {"rollouts": args.rollouts, "completions": args.completions, "template": settings.template}
             for start in range(first, len(rows), GROUP):
                 generate.calls = 2 * start // GROUP  # a group samples completions, then rollouts
                 group = labeled_rows[start : start + GROUP]
-                found = label_steps(group, generate, verifier, tokenizer, separator=segmenter, **options)
-                yield start + len(group), list(found)
+                labeled = label_steps(group, generate, verifier, tokenizer, separator=segmenter, **options)
+                yield start + len(group), list(labeled)
 
         def status(labeled: list[Row]) -> str:
             labels = _labels(labeled)
@@ -221,30 +210,30 @@ def run_label_steps(args: argparse.Namespace) -> int:
         facts = facts_of(args, rows) | {
             **{key: values.get(key) for key in ("model_name_or_path", "dataset_name", "reward_funcs", *_KEYS)},
             **asdict(decoding),
-            **asdict(given.loading),
+            **asdict(settings.loading),
             "step_separator": segmenter.name,
-            "chat_template_kwargs": given.template,
+            "chat_template_kwargs": settings.template,
         }
         labeled = completed_rows(args.output, "labeling", facts, len(rows), GROUP, "prompts", more, status)
-    steps, correct = _labels(labeled), sum(row["values"][-1] == 1.0 for row in labeled)
-    fractions = {"good_frac": sum(steps) / max(len(steps), 1), "correct_frac": correct / max(len(labeled), 1)}
-    console.print_numbers({"rows": len(labeled), "steps": len(steps), **fractions}, output=args.output)
+    labels = _labels(labeled)
+    correct = sum(row["values"][-1] == 1.0 for row in labeled)
+    fractions = {"good_frac": sum(labels) / max(len(labels), 1), "correct_frac": correct / max(len(labeled), 1)}
+    console.print_numbers({"rows": len(labeled), "steps": len(labels), **fractions}, output=args.output)
     return 0
 
 
-def _checked_labeling(args: argparse.Namespace) -> tuple[Given, StepSegmenter]:
-    """The values of a call and its segmenter, checked without reading data or loading a model."""
-    for field in ("rollouts", "completions", "batch_size"):
-        refuse_outside(field, getattr(args, field), whole(1, remedy="Give a positive number."))
-    refuse_outside("seed", args.seed, RANGES["seed"])
-    given = read_given(args)
-    given.values.setdefault("max_completion_length", LONGEST)
-    refuse_outside("temperature", given.decoding.temperature, positive(remedy="Greedy rollouts are all the same."))
+def _checked_labeling(args: argparse.Namespace) -> tuple[CallSettings, StepSegmenter]:
+    """Return the values of a call and its segmenter, checked without reading data or loading a model."""
+    refuse_low_numbers(args, rollouts=1, completions=1, batch_size=1)
+    settings = read_settings(args)
+    values = settings.values
+    values.setdefault("max_completion_length", LONGEST)
+    refuse_outside("temperature", settings.decoding.temperature, positive(remedy="Greedy rollouts are all the same."))
     for field, expected in (("dataset_name", "a dataset with prompts"), ("reward_funcs", "an outcome reward")):
-        if not given.values.get(field):
+        if not values.get(field):
             raise InputError(field, "none", expected, f"Add --{field}, or a recipe (--config) that has it.")
-    check_file("output", args.output, [given.values["dataset_name"]], streams=False)
-    return given, segmenter_without_turns(given.values.get("step_separator") or DEFAULT_SEPARATOR)
+    check_file("output", args.output, [values["dataset_name"]], streams=False)
+    return settings, segmenter_without_turns(values.get("step_separator") or DEFAULT_SEPARATOR)
 
 
 def _labels(rows: list[Row]) -> list[bool]:

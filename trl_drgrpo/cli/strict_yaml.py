@@ -56,7 +56,7 @@ def remedy_for_old_number(text: str) -> str:
     decimal = f"{sign}{digits.lstrip('0o') or '0'}"
     if re.search("[89]", digits):
         return f"Write {decimal}, or put a text in quotes."
-    octal = f"{sign}{int(digits.removeprefix('0o') if 'o' in digits else digits, 8)}"
+    octal = f"{sign}{int(digits.removeprefix('0o'), 8)}"
     if "o" in digits:
         return f"YAML 1.2 reads {text} as {octal}: write {octal}, or put a text in quotes."
     forms = octal if octal == decimal else f"{octal} or {decimal}"
@@ -110,7 +110,7 @@ StrictLoader.add_constructor("!old_number", _old_number)
 
 
 def compose(text: str) -> tuple[StrictLoader, yaml.Node | None]:
-    """The nodes of a document, of bounded size, and the loader that makes values of them."""
+    """Return the nodes of a document, of bounded size, and the loader that makes values of them."""
     try:
         loader = StrictLoader(text)
         node = loader.get_single_node()
@@ -126,14 +126,14 @@ def compose(text: str) -> tuple[StrictLoader, yaml.Node | None]:
 
 
 def load(text: str) -> Any:
-    """The value of a document."""
+    """Return the value of a document."""
     loader, node = compose(text)
     return None if node is None else loader.construct_document(node)
 
 
 def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Nodes and levels of a node with every alias written out. An anchor stands in front of its aliases, so each node
-    is looked at once."""
+    """Count nodes and levels of a node with every alias written out. An anchor stands in front of its aliases, so each
+    node is looked at once."""
     if id(node) in measured:
         measure = measured[id(node)]
         if measure is None:
@@ -142,11 +142,12 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
     measured[id(node)] = None
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            parts.extend(pair)
+        for key_and_value in node.value:
+            parts.extend(key_and_value)
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value
-    nodes, levels = 1, 0
+    nodes = 1
+    levels = 0
     for part in parts:
         nodes_of_part, levels_of_part = _measure(part, measured)
         nodes += nodes_of_part
@@ -173,17 +174,17 @@ def is_deep(value: Any) -> bool:
 
 
 def refuse_duplicates(node: yaml.MappingNode) -> None:
-    """Refuses a mapping with a key twice; names the key and both lines."""
-    seen: dict[str, int] = {}
+    """Refuse a mapping with a key twice; name the key and both lines."""
+    lines: dict[str, int] = {}
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
-            if key.value in seen:
-                got = f"the same key twice, in lines {seen[key.value]} and {line_of(key)} of the recipe"
+            if key.value in lines:
+                got = f"the same key twice, in lines {lines[key.value]} and {line_of(key)} of the recipe"
                 remedy = "Remove one of them: YAML would silently take the last."
                 raise InputError(key.value, got, "every key once", remedy)
-            seen[key.value] = line_of(key)
+            lines[key.value] = line_of(key)
 
 
 def line_of(node: yaml.Node) -> int:
-    """The line that a node begins in; the first is 1."""
+    """Return the line that a node begins in; the first is 1."""
     return node.start_mark.line + 1

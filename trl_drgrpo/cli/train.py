@@ -57,7 +57,7 @@ _GROUPS = {
 
 
 class _UsualFlags(argparse.RawDescriptionHelpFormatter):
-    """Leaves out the keys of a run that few people set, and all but the first sentence about the others."""
+    """Leave out the keys of a run that few people set, and all but the first sentence about the others."""
 
     def add_argument(self, action: argparse.Action) -> None:
         if action.dest not in read_flags():
@@ -69,7 +69,7 @@ class _UsualFlags(argparse.RawDescriptionHelpFormatter):
 
 
 class _HelpAll(argparse.Action):
-    """Prints the help with all flags, and the names of rewards."""
+    """Print the help with all flags, and the names of rewards."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -107,7 +107,7 @@ def _names_of_rewards() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds every key of the four dataclasses as a flag, spelled with underscores or dashes, without importing TRL."""
+    """Add every key of the four dataclasses as a flag, spelled with underscores or dashes, without importing TRL."""
     parser.usage = f"{parser.prog} --config recipe.yaml [--flag value ...]"
     parser.formatter_class = _UsualFlags
     help_all = f"Show all {len(read_flags())} flags, those of TRL and transformers too, with their full help texts."
@@ -134,31 +134,32 @@ def run(args: argparse.Namespace) -> int:
     return _run(args, read_given(args), _trained, writes=not args.dry_run)
 
 
-def _run(args: argparse.Namespace, given: dict[str, Any], result: Callable[[jobs.Job], str], writes: bool) -> int:
-    """Puts the job of these values together, and prints its result, or with `--dry_run` what it consists of."""
-    jobs.check_given(given)
-    with jobs.run_folder(given, dry_run=not writes), console.stdout_to_stderr():
-        job = jobs.prepare(given)
+def _run(args: argparse.Namespace, values: dict[str, Any], result: Callable[[jobs.Job], str], writes: bool) -> int:
+    """Put the job of these values together, and print its result, or with `--dry_run` what it consists of."""
+    jobs.check_names(values)
+    with jobs.run_folder(values, dry_run=not writes), console.stdout_to_stderr():
+        job = jobs.prepare(values)
         text = jobs.dry_run(job) if args.dry_run else result(job)
     console.print_result(text)
     return 0
 
 
 def _trained(job: jobs.Job) -> str:
-    """Trains; says in the end what comes next, or, interrupted, how to go on."""
-    began, folder = time.monotonic(), Path(job.training.output_dir)
+    """Train; say in the end what comes next, or, interrupted, how to go on."""
+    start = time.monotonic()
     try:
         result, logged = jobs.train(job)
     except (KeyboardInterrupt, Terminated):
-        jobs.say("The words on checkpoints", lambda: jobs.interrupted(folder))
+        jobs.say("The words on checkpoints", lambda: jobs.interrupted(Path(job.training.output_dir)))
         raise
-    seconds, run_log = time.monotonic() - began, job.training.run_log
-    jobs.say("The closing summary", lambda: jobs.closing(result["output_dir"], logged, seconds, run_log, job.given))
+    seconds = time.monotonic() - start
+    run_log = job.training.run_log
+    jobs.say("The closing summary", lambda: jobs.closing(result["output_dir"], logged, seconds, run_log, job.values))
     return dump(result)
 
 
 def add_arguments_bias(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `train`, and those of the measurement."""
+    """Add the flags of `train` and of the measurement."""
     add_arguments(parser)
     parser.usage = f"{parser.prog} --config recipe.yaml [--batches 8] [--json] [--flag value ...]"
     group = parser.add_argument_group("measurement")
@@ -182,22 +183,22 @@ def run_bias(args: argparse.Namespace) -> int:
     if args.batches < 3:
         remedy = "Raise it: the standard error is a jackknife over batches."
         raise InputError("--batches", str(args.batches), "at least 3", remedy)
-    given = {**read_given(args), "report_to": "none"}
-    return _run(args, given, lambda job: _measured(job, args.batches, args.json), writes=False)
+    values = {**read_given(args), "report_to": "none"}
+    return _run(args, values, lambda job: _measured(job, args.batches, args.json), writes=False)
 
 
 def _measured(job: jobs.Job, batches: int, as_json: bool) -> str:
     from trl_drgrpo.check import bias
 
-    seen = []
+    all_rollouts = []
 
-    def said(rollouts: Any, *batch: Any) -> None:
-        seen.append(rollouts)
+    def keep(rollouts: Any, *batch: Any) -> None:
+        all_rollouts.append(rollouts)
         correct = f"{rollouts.right.mean():.0%} correct"
-        console.log(f"batch {len(seen)}/{batches}: {len(rollouts.lengths)} completions, {correct}")
+        console.log(f"batch {len(all_rollouts)}/{batches}: {len(rollouts.lengths)} completions, {correct}")
 
-    changes = bias.measure_model(jobs.build_trainer(job), batches, said)
-    pushed = bias.pushes(seen)
+    changes = bias.measure_model(jobs.build_trainer(job), batches, keep)
+    pushes = bias.pushes(all_rollouts)
     if as_json:
-        return json.dumps(bias.plain({**vars(changes), "stop_push": pushed}), indent=1) + "\n"
-    return f"{bias.changes_table(changes)}\n\n{bias.push_table(pushed)}\n"
+        return json.dumps(bias.plain({**vars(changes), "stop_push": pushes}), indent=1) + "\n"
+    return f"{bias.changes_table(changes)}\n\n{bias.push_table(pushes)}\n"

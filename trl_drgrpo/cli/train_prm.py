@@ -73,13 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training("--eval_strategy", choices=_INTERVALS, default="no", help="evaluations during training (default: no)")
     training("--eval_steps", type=int, help="with eval_strategy steps (default: logging_steps)")
     training("--seed", type=int, default=42, help="(default: 42)")
-    parser.set_defaults(training=[each.dest for each in parser._action_groups[-1]._group_actions])
+    parser.set_defaults(training=[action.dest for action in parser._action_groups[-1]._group_actions])
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, save and print the numbers."""
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    refuse_out_of_range(given)
+    values = {name: value for name, value in vars(args).items() if value is not None}
+    refuse_out_of_range(values)
     refuse_outside("max_length", args.max_length, whole(1, remedy="Give a positive number of tokens."))
     lora: dict[str, Any] = {"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}
     refuse_bad_adapter(lora, "lora: ")
@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     check_model_name(args.model)
     check_local("model", model_path(args.model))  # refuses an adapter: its base would get a head, and stay frozen
     check_writable("output_dir", args.output_dir)
-    rows, eval_rows = _rows(args, args.data, args.dataset_train_split), None
+    rows = _rows(args, args.data, args.dataset_train_split)
+    eval_rows = None
     if args.eval_data or args.dataset_test_split:
         eval_rows = _rows(args, args.eval_data or args.data, args.dataset_test_split or "train")
     from trl_drgrpo.process_rewards.training import train_prm
@@ -96,11 +97,10 @@ def run(args: argparse.Namespace) -> int:
     if args.use_peft:
         from peft import LoraConfig
 
-        targets = args.lora_target_modules or "all-linear"
-        adapter = LoraConfig(**lora, target_modules=targets)
+        adapter = LoraConfig(**lora, target_modules=args.lora_target_modules or "all-linear")
     with sole_writer("output_dir", Path(args.output_dir)), console.stdout_to_stderr():
-        resume, overwrite = args.resume_from_checkpoint, args.overwrite_output_dir == "true"
-        checkpoint = choose_start(Path(args.output_dir), resume, overwrite)
+        resume = args.resume_from_checkpoint
+        checkpoint = choose_start(Path(args.output_dir), resume, args.overwrite_output_dir == "true")
         inputs = {"model": model_path(args.model), "dataset_name": args.data}
         check_output_folder("output_dir", args.output_dir, inputs | {"eval_data": args.eval_data or ""})
         if resume and checkpoint is None:
@@ -113,16 +113,16 @@ def run(args: argparse.Namespace) -> int:
             step_separator=separator,
             max_length=args.max_length,
             peft_config=adapter,
-            resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
+            resume_from_checkpoint=checkpoint and str(checkpoint),
             dataset_name=args.data,
-            arguments={name: given[name] for name in args.training if name in given},
+            arguments={name: values[name] for name in args.training if name in values},
         )
     console.print_numbers(numbers, model=args.output_dir)
     return 0
 
 
 def _rows(args: argparse.Namespace, source: str, split: str) -> list[dict[str, Any]]:
-    """The checked rows of a file, line by line where it is JSON, or of a dataset."""
+    """Return the checked rows of a file, line by line where it is JSON, or of a dataset."""
     data.check_source(source)
     by_line = data.FILE_TYPES.get(Path(source).suffix) == "json" and split == "train"
     records: Any = read_json_lines(source) if by_line else data.load_data(source, split=split)

@@ -11,9 +11,14 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
+
+    from trl_drgrpo.config.config import DrGRPOConfig
 
 logger = logging.getLogger(__name__)
 
@@ -34,64 +39,72 @@ _NO_LOSS = (
 )
 
 
-def needs_best_metric(config: Any) -> bool:
+def needs_best_metric(config: "GRPOConfig") -> bool:
     """Tell whether a configuration compares checkpoints, or schedules the learning rate, by a metric."""
     follows = config.lr_scheduler_type in _BY_METRIC
     return bool(config.load_best_model_at_end or config.save_strategy == "best" or follows)
 
 
-def choose_best_metric(config: Any) -> None:
+def choose_best_metric(config: "DrGRPOConfig") -> None:
     """Set the metric, and the direction in which it is better, where they are left out; say so."""
     if config.metric_for_best_model is None and needs_best_metric(config):
         config.metric_for_best_model = _DEFAULT
-        logger.warning(
-            "metric_for_best_model is not set: checkpoints are compared by %s, the held-out reward.", _DEFAULT
-        )
+        logger.warning(_CHOSEN, _DEFAULT)
     if config.metric_for_best_model is not None and config.greater_is_better is None:
         config.greater_is_better = not str(config.metric_for_best_model).endswith(_LESS_IS_BETTER)
     if config.lr_scheduler_type in _BY_METRIC and isinstance(config.lr_scheduler_kwargs, dict | None):
-        mode = "max" if config.greater_is_better else "min"  # torch's default is that of a loss
-        config.lr_scheduler_kwargs = {"mode": mode, **(config.lr_scheduler_kwargs or {})}
+        config.lr_scheduler_kwargs = {"mode": _mode(config), **(config.lr_scheduler_kwargs or {})}
 
 
-def prepare_early_stopping(config: Any, callbacks: Iterable[Any]) -> None:
+def _mode(config: "DrGRPOConfig") -> str:
+    """Return the direction of a schedule that follows the metric; torch's own default is for a loss."""
+    return "max" if config.greater_is_better else "min"
+
+
+def prepare_early_stopping(config: "DrGRPOConfig", callbacks: Iterable[Any]) -> None:
     """Give transformers' callback the metric that it compares by; refuse it where nothing is evaluated, which it
     would find out when training begins."""
     from transformers import EarlyStoppingCallback
 
     classes = [callback if isinstance(callback, type) else type(callback) for callback in callbacks]
-    if not any(issubclass(kind, EarlyStoppingCallback) for kind in classes):
+    if not any(issubclass(callback, EarlyStoppingCallback) for callback in classes):
         return
     if config.eval_strategy == "no":
         remedy = "Set eval_strategy='steps' and eval_steps, or leave the callback out."
         raise InputError("callbacks", "EarlyStoppingCallback with eval_strategy 'no'", "evaluations", remedy)
     if config.metric_for_best_model is None:
-        config.metric_for_best_model, config.greater_is_better = _DEFAULT, True
+        config.metric_for_best_model = _DEFAULT
+        config.greater_is_better = True
         logger.warning(_CHOSEN, _DEFAULT)
 
 
-def best_metric_rules(config: Any) -> Iterator[InputError]:
+def best_metric_rules(config: "DrGRPOConfig") -> Iterator[InputError]:
     """Values by which the best checkpoint would be any, or the worst."""
-    metric = (config.metric_for_best_model or "").removeprefix(PREFIX)
+    configured = config.metric_for_best_model or ""
+    metric = configured.removeprefix(PREFIX)
     if metric == "loss":
         remedy = _NO_LOSS.format(_DEFAULT)
-        yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
+        yield InputError("metric_for_best_model", configured, "a metric of the answers", remedy)
     if metric.endswith(_OF_THE_MACHINE):
         remedy = f"It says nothing of the answers. Compare by the reward: {_DEFAULT}."
-        yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
+        yield InputError("metric_for_best_model", configured, "a metric of the answers", remedy)
     if metric in _MORE_IS_BETTER and config.greater_is_better is False:
         remedy = "The checkpoint with the lowest would be the best: remove it."
-        yield InputError("greater_is_better", f"False with {config.metric_for_best_model}", "True", remedy)
+        yield InputError("greater_is_better", f"False with {configured}", "True", remedy)
     if config.lr_scheduler_type in _BY_METRIC:
-        expected, mode = "max" if config.greater_is_better else "min", (config.lr_scheduler_kwargs or {}).get("mode")
-        if mode in ("min", "max") and mode != expected:
+        options: Any = config.lr_scheduler_kwargs or {}  # a mapping by now
+        mode = options.get("mode")
+        if mode in ("min", "max") and mode != _mode(config):
             got = f"{mode!r} with greater_is_better={config.greater_is_better}"
             remedy = "The learning rate would fall while the metric gets better: remove it."
-            yield InputError("lr_scheduler_kwargs: mode", got, repr(expected), remedy)
+            yield InputError("lr_scheduler_kwargs: mode", got, repr(_mode(config)), remedy)
 
 
 def check_best_metric(
-    args: Any, reward_names: Sequence[str], step_reward_names: Sequence[str] = (), datasets: Collection[str] = ()
+    args: "DrGRPOConfig",
+    reward_names: Sequence[str],
+    step_reward_names: Sequence[str] = (),
+    datasets: Collection[str] = (),
 ) -> None:
     """Refuse a metric that is misspelled, or that says nothing, before a model loads.
 
@@ -114,18 +127,22 @@ def check_best_metric(
     if len(rewards) > 1 and metric in _MORE_IS_BETTER:
         got = f"{args.metric_for_best_model}, which is that of the last of {len(rewards)} evaluation sets"
         raise InputError("metric_for_best_model", got, f"one of {', '.join(rewards)}", "Name the set to compare by.")
-    named = [*(f"rewards/{name}" for name in reward_names), *(f"process_rewards/{name}" for name in step_reward_names)]
-    known = [*_EVERY_RUN, *(f"{name}/{kind}" for name in named for kind in _EVERY_REWARD)]
-    known += [f"{dataset}_{name}" for dataset in datasets for name in known]
-    unfinished = [f"{metric}/mean"] if f"{metric}/mean" in known else []
-    near = unfinished or get_close_matches(metric, known, n=1, cutoff=_MISSPELLED)
-    if near and metric not in known:
+    of_rewards = [f"rewards/{name}" for name in reward_names]
+    of_rewards += [f"process_rewards/{name}" for name in step_reward_names]
+    metrics = [*_EVERY_RUN, *(f"{name}/{statistic}" for name in of_rewards for statistic in _EVERY_REWARD)]
+    metrics += [f"{dataset}_{name}" for dataset in datasets for name in metrics]
+    if metric in metrics:
+        return
+    near = get_close_matches(metric, metrics, n=1, cutoff=_MISSPELLED)
+    if f"{metric}/mean" in metrics:  # a reward's name alone
+        near = [f"{metric}/mean"]
+    if near:
         remedy = f"Did you mean {PREFIX}{near[0]}?"
         raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the evaluations", remedy)
 
 
-def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation in training, with a value for `metric_for_best_model`.
+def with_best_metric(args: "DrGRPOConfig", metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics of an evaluation in training, with a value for `metric_for_best_model`.
 
     Args:
         args ([`DrGRPOConfig`]): As above.
@@ -149,10 +166,10 @@ def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def metrics_by_set(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """The metrics of one of several evaluation sets, those that TRL logs without its name with it, too.
+    """Return the metrics of one of several evaluation sets; those that TRL logs without its name have it as well.
 
     Args:
-        metrics (`dict[str, Any]`): As an evaluation returns them.
+        metrics (`dict[str, Any]`): Metrics that an evaluation returned.
         prefix (`str`): `eval_` and the set's name.
 
     Example:
@@ -163,6 +180,8 @@ def metrics_by_set(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
 
     ```
     """
-    nameless = {key.removeprefix(PREFIX): key for key in metrics if key.startswith(PREFIX)}
-    named = {f"{prefix}_{name}": metrics[key] for name, key in nameless.items() if not key.startswith(f"{prefix}_")}
-    return {**metrics, **named}
+    with_name = {}
+    for key, value in metrics.items():
+        if key.startswith(PREFIX) and not key.startswith(f"{prefix}_"):
+            with_name[f"{prefix}_{key.removeprefix(PREFIX)}"] = value
+    return {**metrics, **with_name}

@@ -16,21 +16,18 @@ Each field is described once, in the docstring of the class, which is the help o
 is in `field_kinds.py` and `rules.py`, what the inputs of a trainer may be in `preflight.py`.
 """
 
-import copy
 import dataclasses
+import functools
 import logging
 from dataclasses import MISSING, dataclass
-from functools import cache
-from inspect import signature
-from types import SimpleNamespace
-from typing import Any, Literal, Self
+from typing import Any, Literal, TypeVar
 
 from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.best_metric import choose_best_metric, needs_best_metric
 from trl_drgrpo.config.field_kinds import read_mappings, refused, with_help
-from trl_drgrpo.config.rules import OBJECTIVE, contradictions, validate, validate_batch
+from trl_drgrpo.config.rules import validate, validate_batch
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.upstream.versions import require_supported_trl
 
@@ -43,9 +40,44 @@ logger = logging.getLogger(__name__)
 
 # Fields of TRL whose default is another one here.
 _OWN_DEFAULTS = ("loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_importance_sampling_mode")
-_TRL_DEFAULTS = {each.name: each.default for each in dataclasses.fields(GRPOConfig)}
+_TRL_DEFAULTS = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+# Other spellings of `scale_rewards`, as TRL reads them.
+_SCALE_REWARDS = {"false": "none", "0": "none", "true": "group", "1": "group"}
+
+ConfigClass = TypeVar("ConfigClass", bound=type)
 
 
+def refuse_unknown_names(config_class: ConfigClass) -> ConfigClass:
+    """Make the constructor name every argument that does not exist, and what has become of it, in one error.
+
+    Python's own `TypeError` has the first name alone. What is wrong with the other arguments is in the error as well.
+    """
+    build = config_class.__init__
+
+    @functools.wraps(build)  # keeps the signature of the fields
+    def init(self: Any, *args: Any, **values: Any) -> None:
+        fields = config_class.__dataclass_fields__
+        errors: list[InputError] = []
+        for name in values:
+            if name not in fields:
+                from trl_drgrpo.upstream.former_names import remedy_for_name
+
+                expected = f"a field of {config_class.__name__}"
+                errors.append(UnknownNameError(name, "an unknown name", expected, remedy_for_name(name, fields)))
+        if not errors:
+            build(self, *args, **values)
+            return
+        try:
+            build(self, *args, **{name: value for name, value in values.items() if name in fields})
+        except InputError as error:
+            errors.append(error)
+        raise in_one(errors)
+
+    config_class.__init__ = init
+    return config_class
+
+
+@refuse_unknown_names
 @with_help
 @dataclass
 class DrGRPOConfig(GRPOConfig):
@@ -273,22 +305,8 @@ class DrGRPOConfig(GRPOConfig):
     step_reward_weights: list[float] | None = None
     deepseekmath_step_std: bool = False
 
-    def __new__(cls, *args: Any, **fields: Any) -> Self:
-        """Names that do not exist, all in one error, where `__init__` would be a bare `TypeError` of the first."""
-        known = signature(cls.__init__).parameters
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())  # a subclass may
-        if unknown := [name for name in fields if not (takes_any or name in known)]:
-            from trl_drgrpo.upstream.former_names import remedy_for_name
-
-            got, expected = "an unknown name", f"a field of {cls.__name__}"
-            errors = [UnknownNameError(each, got, expected, remedy_for_name(each, known)) for each in unknown]
-            chosen = SimpleNamespace(**{name: fields.get(name, getattr(cls, name)) for name in OBJECTIVE})
-            _read_as_not_chosen(chosen)
-            raise in_one([*errors, *contradictions(chosen)])
-        return super().__new__(cls)
-
     def __post_init__(self):
-        given = dict(vars(self))
+        values_before = dict(vars(self))
         self._spell_out()
         validate(self)
         self._fall_back_to_cpu()
@@ -296,14 +314,18 @@ class DrGRPOConfig(GRPOConfig):
             super().__post_init__()
         except (ValueError, TypeError, NotImplementedError) as error:
             raise refused(error, vars(self), type(self).__name__) from error
-        # What became of fields, so that a card can tell what somebody has set.
-        pairs = {name: (before, getattr(self, name)) for name, before in given.items()}
-        self.derived = {name: pair for name, pair in pairs.items() if pair[0] is not pair[1]}
+        # Each field that was changed here: its value before, and now. A card tells from it what somebody has set.
+        self.derived = {
+            name: (before, getattr(self, name))
+            for name, before in values_before.items()
+            if getattr(self, name) is not before
+        }
 
     def check(self) -> None:
         """Refuse what the constructor refuses, in a configuration whose fields were assigned to since.
 
-        The trainer calls it when it takes the configuration, and again when training starts.
+        The trainer calls it when it takes the configuration, and when training starts where a field was assigned to
+        in between.
 
         Raises:
             `InputError`: As in the constructor.
@@ -314,34 +336,40 @@ class DrGRPOConfig(GRPOConfig):
 
     @classmethod
     def from_grpo_config(cls, config: GRPOConfig) -> "DrGRPOConfig":
-        """A plain `GRPOConfig` read as a Dr. GRPO run: what is at TRL's default takes ours, the rest stays.
+        """Read a plain `GRPOConfig` as a Dr. GRPO run: a value that is TRL's default becomes ours, others stay.
 
-        A default that was written out cannot be told from one that was not: what changes is said in the log. Fields
-        and methods of a subclass stay.
+        A default that was written out cannot be told from one that was not: the log says what changes.
 
         Args:
             config ([`trl.GRPOConfig`]): The configuration of an existing script.
 
         Returns:
-            [`DrGRPOConfig`].
+            [`DrGRPOConfig`]: A copy; the original stays as it is.
 
         Raises:
-            `InputError`: A value that is not TRL's default contradicts Dr. GRPO, as in the constructor.
+            `InputError`: A value that is not TRL's default contradicts Dr. GRPO, as in the constructor; or the class
+                is derived from `GRPOConfig`, so that a copy would lose its methods.
         """
         if isinstance(config, cls):
             return config
-        # The values went through __post_init__ already (batch geometry, devices), so they are taken over as they are.
-        converted = _blank(cls, type(config))
-        converted.__dict__.update(copy.copy(config.__dict__))
+        if type(config) is not GRPOConfig:
+            name = type(config).__name__
+            remedy = f"A copy would lose its methods: derive {name} from trl_drgrpo.DrGRPOConfig."
+            raise InputError("args", f"{name}, derived from GRPOConfig", "a GRPOConfig or a DrGRPOConfig", remedy)
+        # The values went through TRL's __post_init__ already, which takes batch sizes and devices once only.
+        converted = object.__new__(cls)
+        vars(converted).update(vars(config))
         changed = []
         if needs_best_metric(config) and config.metric_for_best_model == "loss":  # what TRL has made of None
             converted.metric_for_best_model = converted.greater_is_better = None
-        for own in dataclasses.fields(cls):
-            if not hasattr(config, own.name):
-                setattr(converted, own.name, own.default if own.default_factory is MISSING else own.default_factory())
-            elif own.name in _OWN_DEFAULTS and getattr(config, own.name) == _TRL_DEFAULTS[own.name]:
-                changed.append(f"{own.name} {getattr(config, own.name)!r} -> {own.default!r}")
-                setattr(converted, own.name, own.default)
+        for field in dataclasses.fields(cls):
+            name = field.name
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            if not hasattr(config, name):
+                setattr(converted, name, default)
+            elif name in _OWN_DEFAULTS and getattr(config, name) == _TRL_DEFAULTS[name]:
+                changed.append(f"{name} {getattr(config, name)!r} -> {default!r}")
+                setattr(converted, name, default)
         logger.warning(
             "Got a plain GRPOConfig; using the settings of Dr. GRPO: %s.", ", ".join(changed) or "nothing to change"
         )
@@ -349,14 +377,14 @@ class DrGRPOConfig(GRPOConfig):
         return converted
 
     def to_dict(self) -> dict[str, Any]:
-        """As in TRL, without the secrets in nested options: trackers log what this returns."""
+        """Return the fields as TRL does, without the secrets in nested options: trackers log them."""
         return scrubbed(super().to_dict())
 
     def __getstate__(self) -> dict[str, Any]:
         return scrubbed(self.__dict__) if is_saving() else self.__dict__
 
     def separators(self, has_turns: bool) -> list[str]:
-        """`step_separator`, or its default.
+        """Return `step_separator`, or its default.
 
         Args:
             has_turns (`bool`): Whether the run has tools or environments.
@@ -364,26 +392,36 @@ class DrGRPOConfig(GRPOConfig):
         return self.step_separator or ["turn" if has_turns else DEFAULT_SEPARATOR]
 
     def _spell_out(self) -> None:
-        """The forms that scripts and command lines may use, in the one that the rest reads."""
+        """Bring the forms that scripts and command lines may use into the one that the rest reads."""
         read_mappings(self)
         choose_best_metric(self)
         if self.warmup_ratio is not None:
             refuse_outside("warmup_ratio", self.warmup_ratio, RANGES["warmup_ratio"])
-            self.warmup_steps, self.warmup_ratio = self.warmup_steps or self.warmup_ratio, None
-        _read_as_not_chosen(self)
+            self.warmup_steps = self.warmup_steps or self.warmup_ratio
+            self.warmup_ratio = None
+        self.scale_rewards = _SCALE_REWARDS.get(str(self.scale_rewards).lower(), self.scale_rewards)
+        for name in ("loss_type", "scale_rewards"):
+            default = _TRL_DEFAULTS[name]
+            if getattr(self, name) == default:
+                value = getattr(DrGRPOConfig, name)
+                logger.warning("%s=%r is TRL's default and read as not chosen: %r.", name, default, value)
+                setattr(self, name, value)
         if isinstance(self.step_separator, str):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":
             self.advantage_baseline = "leave_one_out"
         for name in ("dynamic_sampling", "run_warnings"):
-            if (said := str(getattr(self, name)).lower()) in ("true", "false"):
-                setattr(self, name, said == "true")
+            text = str(getattr(self, name)).lower()
+            if text in ("true", "false"):
+                setattr(self, name, text == "true")
 
     def _fall_back_to_cpu(self) -> None:
-        """Without an accelerator: CPU and float32, so that a script written for a GPU starts on a laptop."""
+        """Choose CPU and float32 without an accelerator, so that a script written for a GPU starts on a laptop."""
         if not self.use_cpu and not torch.accelerator.is_available():
+            ignored = ""
             chosen = [f"{name}=True" for name in ("bf16", "fp16", "tf32") if getattr(self, name)]
-            ignored = f" {', '.join(chosen)}: ignored, as only an accelerator can do it." if chosen else ""
+            if chosen:
+                ignored = f" {', '.join(chosen)}: ignored, as only an accelerator can do it."
             logger.warning("No accelerator found: training on the CPU in float32.%s", ignored)
             self.use_cpu = True
             self.bf16 = self.fp16 = False
@@ -392,58 +430,9 @@ class DrGRPOConfig(GRPOConfig):
             self.bf16 = False
 
 
-def _read_as_not_chosen(config: Any) -> None:
-    """What the objective needs, where a field of it says what TRL's default is; `scale_rewards` as TRL reads it."""
-    spoken = {"false": "none", "0": "none", "true": "group", "1": "group"}
-    config.scale_rewards = spoken.get(str(config.scale_rewards).lower(), config.scale_rewards)
-    for name in ("loss_type", "scale_rewards"):
-        if getattr(config, name) == _TRL_DEFAULTS[name]:
-            own = getattr(DrGRPOConfig, name)
-            logger.warning("%s=%r is TRL's default and read as not chosen: %r.", name, _TRL_DEFAULTS[name], own)
-            setattr(config, name, own)
-
-
-# `inspect.signature(DrGRPOConfig)` is that of its fields.
-setattr(DrGRPOConfig.__new__, "__wrapped__", DrGRPOConfig.__init__)  # noqa: B010  # a function takes any attribute
-
-
-@cache
-def _of_both(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> type[DrGRPOConfig]:
-    """A class with the fields and methods of both, ours before the user's."""
-    if issubclass(ours, users):
-        return ours
-    reduced = {"__reduce__": lambda self: (_blank, (ours, users), self.__getstate__())}  # no module has the class
-    return dataclass(type(users.__name__, (ours, users), reduced))
-
-
-def _blank(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> Any:
-    return object.__new__(_of_both(ours, users))
-
-
-class LaterAssignments:
-    """Fields that a script assigns to the configuration it passed, after a trainer has made its own of it.
-
-    Args:
-        args ([`DrGRPOConfig`]): The trainer's.
-        given ([`trl.GRPOConfig`], *optional*): As passed; `None`: none was.
-    """
-
-    def __init__(self, args: DrGRPOConfig, given: GRPOConfig | None):
-        self.args, self.given = args, given or args
-        self.then, self.ours = dict(vars(self.given)), dict(vars(args))
-
-    def take(self) -> None:
-        """Assigns them to the trainer's, too; a field that was assigned there, too, stays."""
-        for each in dataclasses.fields(self.given):
-            if (now := getattr(self.given, each.name)) is not self.then.get(each.name):
-                self.then[each.name] = now
-                if getattr(self.args, each.name) is self.ours.get(each.name):
-                    self.ours[each.name] = now
-                    setattr(self.args, each.name, now)
-
-
 def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
-    """A trainer's configuration as ours; `None`: the defaults, with an `output_dir` named after the model."""
+    """Return a trainer's configuration, checked, as a [`DrGRPOConfig`]; for `None` the defaults, with an `output_dir`
+    named after the model."""
     if isinstance(args, DrGRPOConfig):
         args.check()
         return args

@@ -1,8 +1,9 @@
-"""What kind of value each field takes, and which keys its mappings: what nobody would refuse before the model loads.
+"""Kinds of values that fields take, and keys of their mappings: what nobody else would refuse before the model loads.
 
 transformers and TRL look at few of these when a configuration is built. The rest fails in the middle of a run, or, a
 misspelled key of `generation_kwargs` for one, changes nothing without a word. The kinds are those of the fields'
-annotations; the keys are those that the installed library takes, so no list here can grow old.
+annotations; the keys are those that the installed library takes. Only `GenerationConfig` has no annotations: the kinds
+of its fields are a table here, and a key that the table lacks may hold anything.
 """
 
 import dataclasses
@@ -16,10 +17,13 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.ranges import RANGES
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
 
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 _WORDS |= {list: "a list", type(None): "None"}
@@ -45,78 +49,100 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "gradient_accumulation_kwargs": ("num_steps",),
     "generation_kwargs": ("num_return_sequences", "return_dict_in_generate", "n", "logprobs"),
 }
+# Fields of `GenerationConfig` by kind.
+SAMPLING_KINDS: dict[Any, str] = {
+    bool: "do_sample use_cache use_mtp renormalize_logits remove_invalid_values token_healing output_attentions "
+    "output_hidden_states output_scores output_logits return_dict_in_generate is_assistant disable_compile",
+    int: "max_length max_new_tokens min_length min_new_tokens num_beams max_cache_len top_k no_repeat_ngram_size "
+    "forced_bos_token_id forced_eos_token_id num_return_sequences pad_token_id bos_token_id "
+    "encoder_no_repeat_ngram_size num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size",
+    float: "max_time temperature top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty "
+    "encoder_repetition_penalty length_penalty guidance_scale assistant_confidence_threshold "
+    "assistant_ensemble_weight",
+    str: "cache_implementation num_assistant_tokens_schedule speculation_type",
+    str | list[str]: "stop_strings",
+    list[int]: "suppress_tokens begin_suppress_tokens",
+    int | list[int]: "eos_token_id decoder_start_token_id",
+}
 
 
 ConfigClass = TypeVar("ConfigClass", bound=type)
+Kinds = Mapping[str, tuple[Any, ...]]  # by field or key, the kinds of which its value may be one
 
 
 def with_help(config_class: ConfigClass) -> ConfigClass:
-    """The dataclass, each field that its docstring describes with this text as the `help` of command lines."""
-    for name, text in described(inspect.getdoc(config_class) or "").items():
-        each = config_class.__dataclass_fields__[name]
-        each.metadata = types.MappingProxyType({**each.metadata, "help": text.replace("%", "%%")})
+    """Give each field that the docstring of its dataclass describes this text as its `help` on command lines."""
+    for name, text in descriptions(inspect.getdoc(config_class) or "").items():
+        field = config_class.__dataclass_fields__[name]
+        field.metadata = types.MappingProxyType({**field.metadata, "help": text.replace("%", "%%")})
     return config_class
 
 
-def described(docstring: str) -> dict[str, str]:
-    """What a docstring without its margin says of each parameter, on one line, without marks of references."""
+def descriptions(docstring: str) -> dict[str, str]:
+    """Return the text about each parameter in a docstring of this package, on one line, without marks of
+    references."""
     entries = re.findall(r"^    (\w+) \(.*\):\n((?: {8}.*\n?)+)", docstring, re.MULTILINE)
-    plain = {name: re.sub(r"\[(`[^`]+`)\]", r"\1", " ".join(text.split())) for name, text in entries}
-    return {name: re.sub(r'`"([^`"]*)"`', r"'\1'", text) for name, text in plain.items()}
+    texts = {}
+    for name, text in entries:
+        text = re.sub(r"\[(`[^`]+`)\]", r"\1", " ".join(text.split()))
+        texts[name] = re.sub(r'`"([^`"]*)"`', r"'\1'", text)
+    return texts
 
 
-def read_mappings(config: Any) -> None:
-    """Replaces mappings that were written as JSON text, as a command line does, by the mappings."""
-    for name, hint in _hints(type(config)).items():
+def read_mappings(config: "DrGRPOConfig") -> None:
+    """Replace mappings that were written as JSON text, as a command line does, by the mappings."""
+    for name, alternatives in _kinds(type(config)).items():
         value = getattr(config, name)
-        if dict in _members(hint) and isinstance(value, str) and value.lstrip().startswith("{"):
+        if dict in alternatives and isinstance(value, str) and value.lstrip().startswith("{"):
             try:
                 setattr(config, name, json.loads(value))
             except ValueError as error:
                 raise InputError(name, shortened(value), "a JSON mapping", f"It is not valid JSON: {error}.") from None
 
 
-def check_kinds(config: Any) -> None:
-    """Refuses a value of another kind than its field takes. `config` has been through [`read_mappings`].
+def check_kinds(config: "DrGRPOConfig") -> None:
+    """Refuse a value of another kind than its field takes. `config` has been through [`read_mappings`].
 
     Raises:
         `InputError`: The first field whose value does not fit.
     """
-    for name, hint in _hints(type(config)).items():
+    for name, alternatives in _kinds(type(config)).items():
         if name in RANGES or name in _JUDGED:
             continue
-        value, members = getattr(config, name), _members(hint)
-        if dict in members and isinstance(value, str):
+        value = getattr(config, name)
+        if dict in alternatives and isinstance(value, str):
             if name in _FILES and (name == "deepspeed" or os.path.isfile(value)):
                 continue
-            members = tuple(member for member in members if member is not str)
-        _check_kind(name, value, members, _ALSO.get(name, ()))
+            alternatives = tuple(kind for kind in alternatives if kind is not str)
+        _check_kind(name, value, (*alternatives, *_ALSO.get(name, ())), expected=alternatives)
 
 
-def check_choices(config: Any) -> None:
-    """Refuses a text that is none of those that its field takes: of the annotation, TRL's metadata, or the table
+def check_choices(config: "DrGRPOConfig") -> None:
+    """Refuse a text that is none of those that its field takes: of the annotation, TRL's metadata, or the table
     below. Numbers and booleans are judged elsewhere."""
-    hints, choices = _hints(type(config)), _choices()
+    kinds = _kinds(type(config))
+    choices = _choices()
     for field in dataclasses.fields(config):
-        allowed = _listed(hints[field.name]) or choices.get(field.name) or field.metadata.get("choices")
-        value = getattr(config, field.name)
+        name = field.name
+        allowed = _listed(kinds[name]) or choices.get(name) or field.metadata.get("choices")
+        value = getattr(config, name)
         if allowed and value not in allowed and value is not None and not isinstance(value, bool):
             remedy = did_you_mean(value, allowed, "Pick one of them.", cutoff=0.6, form="{!r}")
-            raise InputError(field.name, shortened(value), f"one of {', '.join(allowed)}", remedy)
+            raise InputError(name, shortened(value), f"one of {', '.join(allowed)}", remedy)
 
 
-def _listed(hint: Any) -> tuple[str, ...]:
-    """The texts that an annotation lists: those of a literal, or the values of an enumeration."""
-    for member in _members(hint):
-        if typing.get_origin(member) is typing.Literal:
-            return typing.get_args(member)
-        if isinstance(member, type) and issubclass(member, enum.Enum):
-            return tuple(str(each.value) for each in member)
+def _listed(alternatives: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the texts that an annotation lists: those of a literal, or the values of an enumeration."""
+    for kind in alternatives:
+        if typing.get_origin(kind) is typing.Literal:
+            return typing.get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, enum.Enum):
+            return tuple(str(member.value) for member in kind)
     return ()
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    """The texts of fields whose annotation lists none."""
+    """Return the texts of fields whose annotation lists none."""
     from accelerate.utils import DynamoBackend
     from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
     from transformers.training_args import trainer_log_levels
@@ -132,75 +158,78 @@ def _choices() -> dict[str, tuple[str, ...]]:
     }
 
 
-def check_keys(config: Any) -> None:
-    """Refuses a key of a mapping that nobody would read, and a value that its reader would refuse in the run.
+def check_keys(config: "DrGRPOConfig") -> None:
+    """Refuse a key of a mapping that nobody would read, and a value that its reader would refuse in the run.
 
     Raises:
-        `InputError`: Names the field, the key, and the nearest one that is known.
+        `InputError`: Names the field, the key, and the nearest one that exists.
     """
-    for name, known in _keys(config).items():
-        if isinstance(given := getattr(config, name), Mapping):
-            _check_mapping(name, given, known)
-    nested = getattr(config.accelerator_config, "gradient_accumulation_kwargs", None)
-    if isinstance(config.accelerator_config, Mapping):
-        nested = config.accelerator_config.get("gradient_accumulation_kwargs")
-    if nested:
+    for name, kinds in _keys(config).items():
+        _check_mapping(name, getattr(config, name), kinds)
+    accelerator: Any = config.accelerator_config
+    if not isinstance(accelerator, Mapping):
+        accelerator = vars(accelerator) if accelerator else {}
+    if accelerator.get("gradient_accumulation_kwargs"):
         from accelerate.utils import GradientAccumulationPlugin
 
-        _check_mapping("gradient_accumulation_kwargs", nested, _hints(GradientAccumulationPlugin))
+        name = "gradient_accumulation_kwargs"
+        _check_mapping(name, accelerator[name], _kinds(GradientAccumulationPlugin))
     with _refused_values("generation_kwargs", config.generation_kwargs):
         _check_sampling(config)
     with _refused_values("lr_scheduler_type, lr_scheduler_kwargs", config.lr_scheduler_kwargs):
-        _schedule(config)
+        _build_schedule(config)
     _check_optimizer(config)
 
 
-def _check_mapping(name: str, given: Mapping[Any, Any], known: Mapping[str, Any] | None) -> None:
-    for key, value in given.items():
+def _check_mapping(name: str, mapping: object, kinds: Kinds | None) -> None:
+    """Check keys and values of a field that holds a mapping; `kinds` is `None` where any key may stand."""
+    if not isinstance(mapping, Mapping):
+        return
+    for key, value in mapping.items():
         field = f"{name}: {key}"
         if key in _TAKEN.get(name, ()):
             raise InputError(field, "a key that TRL sets itself", "another one", "Remove it.")
         if not isinstance(key, str):
             raise InputError(field, f"a key of type {type(key).__name__}", "text", "Put it in quotes.")
-        if known is None:
+        if kinds is None:
             continue
-        if key not in known:
-            remedy = did_you_mean(key, known, f"It takes {', '.join(known) or 'none'}.", cutoff=0.6)
+        if key not in kinds:
+            remedy = did_you_mean(key, kinds, f"It takes {', '.join(kinds) or 'none'}.", cutoff=0.6)
             raise InputError(field, "an unknown key", f"a key of {name}", f"{remedy:.300}")
-        _check_kind(field, value, _members(known[key]))
+        _check_kind(field, value, kinds[key], expected=kinds[key])
 
 
-def _check_kind(field: str, value: Any, members: tuple[Any, ...], also: tuple[Any, ...] = ()) -> None:
-    if not any(_fits(member, value) for member in (*members, *also)):
-        words = dict.fromkeys(_WORDS.get(typing.get_origin(member) or member, "") for member in members)
-        expected = " or ".join(filter(None, words))
-        raise InputError(field, shortened(value), expected, "Leave it out for the default.")
+def _check_kind(field: str, value: object, kinds: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    if not any(_fits(kind, value) for kind in kinds):
+        words = dict.fromkeys(_WORDS.get(typing.get_origin(kind) or kind, "") for kind in expected)
+        raise InputError(field, shortened(value), " or ".join(filter(None, words)), "Leave it out for the default.")
 
 
 @contextmanager
-def _refused_values(field: str, value: Any) -> Iterator[None]:
-    """Makes one `InputError` of what a library says about the values of a field."""
+def _refused_values(field: str, value: object) -> Iterator[None]:
+    """Make one `InputError` of what a library says about the values of a field."""
     try:
         yield
     except InputError:
         raise
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise InputError(
-            field, shortened(value), "values that fit", f"{type(error).__name__}: {error!s:.300}."
-        ) from error
+        remedy = f"{type(error).__name__}: {error!s:.300}."
+        raise InputError(field, shortened(value), "values that fit", remedy) from error
 
 
 def refused(error: Exception, fields: Mapping[str, Any], owner: str) -> InputError:
-    """The refusal of a whole configuration, said of the field that its message names."""
-    told = " ".join(str(error).split()).rstrip(".")
-    named = next((word for word in re.findall(r"\w+", told) if word in fields), None)
+    """Return the refusal of a whole configuration, said of the field that its message names."""
+    message = " ".join(str(error).split()).rstrip(".")
+    name = next((word for word in re.findall(r"\w+", message) if word in fields), None)
     for words, field in _UNNAMED.items():
-        named = field if words in told else named
-    if named is None:
-        return InputError("configuration", f"values that {owner} refuses", "values that fit together", f"{told}.")
-    return InputError(named, shortened(fields[named]), "a value that fits the others", f"{told}.")
+        if words in message:
+            name = field
+    if name is None:
+        return InputError("configuration", f"values that {owner} refuses", "values that fit together", f"{message}.")
+    return InputError(name, shortened(fields[name]), "a value that fits the others", f"{message}.")
 
 
+# Words of a message that names no field, and the field that it is about.
 _UNNAMED = {
     "global eval batch size": "per_device_eval_batch_size",
     "8 bit and 4 bit": "load_in_8bit",
@@ -211,35 +240,37 @@ _UNNAMED = {
 
 
 @functools.cache
-def _hints(config_class: type) -> dict[str, Any]:
+def _kinds(config_class: type) -> Kinds:
+    """Return the kinds that each field of a dataclass takes, by its annotation."""
     hints = typing.get_type_hints(config_class)
-    return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+    return {field.name: _alternatives(hints[field.name]) for field in dataclasses.fields(config_class)}
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation, mappings without the types of their keys and values."""
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union, mappings without the types of their keys and values."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return tuple(dict if typing.get_origin(member) is dict else member for member in members)
 
 
-def _fits(kind: Any, value: Any) -> bool:
+def _fits(kind: Any, value: object) -> bool:
     origin = typing.get_origin(kind) or kind
     if kind is Any or origin is typing.Literal or type(value) not in _PLAIN:
         return True
     if origin is list:
-        items = typing.get_args(kind) or (Any,)
-        return isinstance(value, (list, tuple)) and all(_fits(items[0], item) for item in value)
-    if origin is bool:
-        return isinstance(value, bool)
-    numbers = {int: int, float: (int, float)}
-    return isinstance(origin, type) and isinstance(value, numbers.get(origin, origin)) and not isinstance(value, bool)
+        (item_kind,) = typing.get_args(kind) or (Any,)
+        return isinstance(value, list | tuple) and all(_fits(item_kind, item) for item in value)
+    if isinstance(value, bool):  # which Python counts among the whole numbers
+        return origin is bool
+    if origin is float:
+        return isinstance(value, int | float)
+    return isinstance(origin, type) and isinstance(value, origin)
 
 
 # Who reads the mappings ----------------------------------------------------------------------------------------------
 
 
-def _keys(config: Any) -> dict[str, Mapping[str, Any] | None]:
-    """Keys that each mapping may have, with their kinds; `None`: any."""
+def _keys(config: "DrGRPOConfig") -> dict[str, Kinds | None]:
+    """Return the keys that each mapping may have, with their kinds; `None`: any."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
     from torch.utils.checkpoint import checkpoint
     from transformers import ContinuousBatchingConfig, SchedulerType
@@ -247,39 +278,40 @@ def _keys(config: Any) -> dict[str, Mapping[str, Any] | None]:
     from transformers.trainer_pt_utils import AcceleratorConfig
 
     kind = SchedulerType(config.lr_scheduler_type)
-    by_metric: Any = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
+    by_metric: dict[str, Any] = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
     schedule = by_metric.get(kind.value) or TYPE_TO_SCHEDULER_FUNCTION[kind]
-    set_by_trainer = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
-    named = [p.name for p in inspect.signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    of_schedule = dict.fromkeys(inspect.signature(schedule).parameters, (Any,))
+    for set_by_trainer in ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"):
+        of_schedule.pop(set_by_trainer, None)
+    parameters = inspect.signature(checkpoint).parameters.values()
+    of_checkpoint: dict[str, tuple[Any, ...]] = {p.name: (Any,) for p in parameters if p.kind is p.KEYWORD_ONLY}
     return {
-        "accelerator_config": _hints(AcceleratorConfig),
+        "accelerator_config": _kinds(AcceleratorConfig),
         "chat_template_kwargs": None,  # a template may read any
         "generation_kwargs": None if config.use_vllm else _sampling_keys(),  # vLLM refuses others itself
-        "gradient_checkpointing_kwargs": {
-            **dict.fromkeys(named, Any),
-            "use_reentrant": bool | None,
-            "preserve_rng_state": bool,
-        },
-        "lr_scheduler_kwargs": {p: Any for p in inspect.signature(schedule).parameters if p not in set_by_trainer},
-        "transformers_continuous_batching_config": _hints(ContinuousBatchingConfig),
+        "gradient_checkpointing_kwargs": of_checkpoint
+        | {"use_reentrant": (bool, type(None)), "preserve_rng_state": (bool,)},
+        "lr_scheduler_kwargs": of_schedule,
+        "transformers_continuous_batching_config": _kinds(ContinuousBatchingConfig),
     }
 
 
-def _sampling_keys() -> Mapping[str, Any]:
-    """The fields of `GenerationConfig`, of the kinds that its documentation gives: it looks at few of them itself."""
+def _sampling_keys() -> Kinds:
+    """Return the fields of `GenerationConfig`, which looks at the kind of few of them itself."""
     from transformers import GenerationConfig
 
-    kinds = {"bool": bool, "int": int, "float": float, "str": str, "list[int]": list[int]}
-    kinds |= {"Union[int, list[int]]": int | list[int], "str` or `list[str]": str | list[str]}
-    documented = re.findall(r"(\w+) \(`([^`]+(?:` or `[^`]+)?)`", GenerationConfig.__doc__ or "")
-    known = dict.fromkeys((key for key in GenerationConfig().__dict__ if not key.startswith("_")), Any)
-    return known | {key: kinds[kind] | None for key, kind in documented if kind in kinds}
+    keys: dict[str, tuple[Any, ...]] = {}
+    for name in vars(GenerationConfig()):
+        kinds = [kind for kind, names in SAMPLING_KINDS.items() if name in names.split()]
+        if not name.startswith("_"):
+            keys[name] = (*_alternatives(kinds[0]), type(None)) if kinds else (Any,)
+    return keys
 
 
-def _check_sampling(config: Any) -> None:
-    """Keys that `GenerationConfig` refuses, and such under which nothing is sampled: greedy search, beams."""
-    given = config.generation_kwargs
-    if config.use_vllm or not given:
+def _check_sampling(config: "DrGRPOConfig") -> None:
+    """Refuse keys that `GenerationConfig` refuses, and those under which nothing is sampled: greedy search, beams."""
+    options: Any = config.generation_kwargs  # a mapping by now
+    if config.use_vllm or not options:
         return
     from transformers import GenerationConfig
     from transformers.generation import GenerationMode
@@ -288,14 +320,14 @@ def _check_sampling(config: Any) -> None:
         mode = GenerationConfig(**{"do_sample": True, **options}).get_generation_mode()
         return mode in (GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
 
-    if not samples(given):
-        key = next((key for key, value in given.items() if not samples({key: value})), next(iter(given)))
+    if not samples(options):
+        key = next((key for key, value in options.items() if not samples({key: value})), next(iter(options)))
         remedy = "A group needs different completions, each drawn from the policy: remove it."
-        raise InputError(f"generation_kwargs: {key}", shortened(given[key]), "sampling", remedy)
+        raise InputError(f"generation_kwargs: {key}", shortened(options[key]), "sampling", remedy)
 
 
-def _schedule(config: Any) -> None:
-    """Builds the scheduler of the run around one number: what it refuses, it refuses here."""
+def _build_schedule(config: "DrGRPOConfig") -> None:
+    """Build the scheduler of the run around one number: what it refuses, it refuses here."""
     if config.lr_scheduler_type in ("greedy", "linear", "constant") or not config.learning_rate:
         return
     import torch
@@ -303,41 +335,45 @@ def _schedule(config: Any) -> None:
 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     steps = config.max_steps if config.max_steps > 0 else 1000
-    schedule: Any = get_scheduler(config.lr_scheduler_type, optimizer, 0, steps, config.lr_scheduler_kwargs)
+    options: Any = config.lr_scheduler_kwargs  # a mapping by now
+    schedule: Any = get_scheduler(config.lr_scheduler_type, optimizer, 0, steps, options)
     for rate in getattr(schedule, "lr_lambdas", ()):
         for step in (0, steps // 2, steps - 1):
             rate(step)
 
 
-def _check_optimizer(config: Any) -> None:
-    """`optim_args` as the optimizer of the run reads them: a key that changes nothing, whatever its value, is none."""
-    if not config.optim_args:
+def _check_optimizer(config: "DrGRPOConfig") -> None:
+    """Refuse a key of `optim_args` that changes nothing in the optimizer of the run, whatever its value."""
+    arguments = config.optim_args
+    if not arguments:
         return
-    pairs = [pair.split("=") for pair in config.optim_args.replace(" ", "").split(",")]
-    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+    options = [option.split("=") for option in arguments.replace(" ", "").split(",")]
+    if not all(len(option) == 2 and all(option) for option in options):
         remedy = "For example momentum=0.9."
-        raise InputError("optim_args", repr(config.optim_args), "key=value, several joined by commas", remedy)
+        raise InputError("optim_args", repr(arguments), "key=value, several joined by commas", remedy)
     plain = optimizer_of(config, None)
     if isinstance(plain, Exception):  # it needs the model, or a package: `prepare` says so
         return
-    optimizer = str(getattr(config.optim, "value", config.optim))
-    for key, _ in pairs:
+    for key, _ in options:
         if optimizer_of(config, f"{key}=?") == plain:
             parameters = inspect.signature(plain[0]).parameters
-            read = [name for name in parameters if optimizer_of(config, f"{name}=?") != plain]
-            remedy = did_you_mean(key, read, "Remove it.", cutoff=0.6)
+            keys = [name for name in parameters if optimizer_of(config, f"{name}=?") != plain]
+            optimizer = getattr(config.optim, "value", config.optim)
+            remedy = did_you_mean(key, keys, "Remove it.", cutoff=0.6)
             raise InputError("optim_args", f"the key {key!r}", f"a key that {optimizer} reads", remedy)
-    if isinstance(problem := optimizer_of(config, config.optim_args), Exception):
-        raise InputError("optim_args", repr(config.optim_args), "values that fit", f"{problem!s:.200}.")
+    problem = optimizer_of(config, arguments)
+    if isinstance(problem, Exception):
+        raise InputError("optim_args", repr(arguments), "values that fit", f"{problem!s:.200}.")
 
 
-def optimizer_of(config: Any, arguments: str | None) -> Any:
-    """Class and keywords of the optimizer of a run with these `optim_args`, or the error that transformers raises."""
+def optimizer_of(config: "DrGRPOConfig", arguments: str | None) -> Any:
+    """Return class and keywords of the optimizer of a run with these `optim_args`, or the error of transformers."""
     from transformers import Trainer
     from transformers.training_args import OptimizerNames
 
     args: Any = types.SimpleNamespace(**vars(config))
-    args.optim, args.optim_args = OptimizerNames(config.optim), arguments
+    args.optim = OptimizerNames(config.optim)
+    args.optim_args = arguments
     try:
         return Trainer.get_optimizer_cls_and_kwargs(args)
     except Exception as error:

@@ -1,8 +1,8 @@
 """Parts of a run that only some settings ask for. A plain run loads none of their modules.
 
-One row of `OPTIONS` for each: what asks for it, and where it lives. What is not built is what a user of the trainer
-reads in its place. Adapters for vLLM, the card's text, isolated rewards and names of recipes are imported where they
-are first used.
+Each has a row in `OPTIONS`, which says where it lives and which setting asks for it. Where an option is not built, an
+object with nothing in it stands in its place. Adapters for vLLM, the card's text, isolated rewards and names of
+recipes are imported where they are first used.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Given:
+class OptionArguments:
     """Arguments of a trainer that may ask for an option.
 
     Args:
@@ -60,18 +60,18 @@ class Option:
 
     Args:
         home (`str`): `"module:Class"`.
-        is_asked_for (`Callable[[Given], bool]`): Says whether a run needs it.
+        is_asked_for (`Callable[[OptionArguments], bool]`): Says whether a run needs it.
         absent (*optional*): Stands in its place where it is not built.
         takes (`tuple[str, ...]`): Arguments read once, when the trainer is built: assigned later they come too late.
     """
 
     home: str
-    is_asked_for: Callable[[Given], bool]
+    is_asked_for: Callable[[OptionArguments], bool]
     absent: Any = None
     takes: tuple[str, ...] = ()
 
     def load(self) -> Any:
-        """Its class."""
+        """Import and return its class."""
         module, _, name = self.home.partition(":")
         return getattr(import_module(f"trl_drgrpo.{module}"), name)
 
@@ -79,33 +79,34 @@ class Option:
 OPTIONS = {
     "sampling": Option(
         "features.sampling.prompt_sampling:PromptSampling",
-        lambda given: bool(given.args.dynamic_sampling) or given.args.curriculum,
+        lambda arguments: bool(arguments.args.dynamic_sampling) or arguments.args.curriculum,
         takes=("dynamic_sampling", "max_sampling_rounds", "curriculum", "curriculum_q_min", "prior_pass_rates"),
     ),
     "forks": Option(
         "features.forks:ForkedRollouts",
-        lambda given: given.args.forks > 1,
+        lambda arguments: arguments.args.forks > 1,
         absent=NoForks(),
         takes=("forks", "fork_depth", "fork_at", "fork_threshold"),
     ),
     "turns": Option(
         "upstream.environments:EnvironmentTurns",
-        lambda given: given.environment_factory is not None,
+        lambda arguments: arguments.environment_factory is not None,
         absent=NoTurns(),
     ),
     "segmenter": Option(
         "process_rewards.steps.segmenter:configured_segmenter",
-        lambda given: bool(given.steps) or given.args.forks > 1,
+        lambda arguments: bool(arguments.steps) or arguments.args.forks > 1,
     ),
-    "step_scorer": Option("process_rewards.scoring:StepScorer", lambda given: bool(given.steps)),
+    "step_scorer": Option("process_rewards.scoring:StepScorer", lambda arguments: bool(arguments.steps)),
     "memory_watch": Option(
         "single_gpu.memory.warning:MemoryWatch",
-        lambda given: given.args.device.type == "cuda",  # other allocators are not planned
+        lambda arguments: arguments.args.device.type == "cuda",  # other allocators are not planned
     ),
 }
 
 
-def built(name: str, given: Given, *arguments: Any) -> Any:
-    """An option made of its arguments; what stands in its place where the run does not ask for it."""
+def built(name: str, arguments: OptionArguments, *of_class: Any) -> Any:
+    """Return an option, built of the arguments of its class; the object in its place where the run does not ask for
+    it."""
     option = OPTIONS[name]
-    return option.load()(*arguments) if option.is_asked_for(given) else option.absent
+    return option.load()(*of_class) if option.is_asked_for(arguments) else option.absent

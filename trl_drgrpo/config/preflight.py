@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import logging
 import os
-from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import DistributedType
@@ -19,7 +18,7 @@ from trl_drgrpo.common.rows import check_images, check_prompt_values, column_val
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.field_kinds import optimizer_of
-from trl_drgrpo.config.options import Given, built
+from trl_drgrpo.config.options import OptionArguments, built
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.without_outcome import process_only
@@ -43,11 +42,11 @@ _TRACKERS = ("clearml", "codecarbon", "dvclive", "mlflow", "neptune", "swanlab",
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What a trainer makes of its arguments before a model loads.
+    """Parts of a trainer that are made of its arguments before a model loads.
 
     Args:
         rewards (`list`): Reward functions, wrapped to keep their contract; reward models and ids as given.
-        given ([`Given`]): Says which options the run asks for.
+        arguments ([`OptionArguments`]): Say which options the run asks for.
         turns ([`EnvironmentTurns`]): The environments' turns; its `trainer` is set by the trainer.
         segmenter ([`StepSegmenter`], *optional*): Cuts completions into steps, where something asks for them.
         step_separator (`list[str]`): What the run is configured to cut at.
@@ -57,7 +56,7 @@ class Prepared:
     """
 
     rewards: list[Any]
-    given: Given
+    arguments: OptionArguments
     turns: "EnvironmentTurns | NoTurns"
     segmenter: "StepSegmenter | None"
     step_separator: list[str]
@@ -96,29 +95,31 @@ def prepare(
             batch, a reward function that asks for a column the data does not have, or for a program that is not there,
             a step reward that does not fit the configuration, and what [`check_model`] refuses.
     """
-    outcome_funcs, given_steps = as_list(reward_funcs), _step_rewards(step_reward_funcs)
-    given = Given(args, environment_factory)
-    turns = built("turns", given, environment_factory, args.on_reward_error)
+    outcome_funcs = as_list(reward_funcs)
+    steps_without_turns = _step_rewards(step_reward_funcs)
+    arguments = OptionArguments(args, environment_factory)
+    turns = built("turns", arguments, environment_factory, args.on_reward_error)
     if tools:
         from trl_drgrpo.upstream.environments import check_tools
 
         check_tools("tools", tools)
-    steps = [*given_steps, *turns.step_reward_funcs]
+    steps = [*steps_without_turns, *turns.step_reward_funcs]
     writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
     _check_inputs(args, outcome_funcs, steps, train_dataset, eval_dataset, writers)
     separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
-    given = dataclasses.replace(given, steps=steps)
-    segmenter = step_segmenter or built("segmenter", given, separator)
+    arguments = dataclasses.replace(arguments, steps=steps)
+    segmenter = step_segmenter or built("segmenter", arguments, separator)
     weights = args.step_reward_weights
-    if weights is not None and len(weights) == len(given_steps):
+    if weights is not None and len(weights) == len(steps_without_turns):
         weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
-    scorer = built("step_scorer", given, steps, segmenter, weights, args.on_reward_error)
+    scorer = built("step_scorer", arguments, steps, segmenter, weights, args.on_reward_error)
     if steps and not (outcome_funcs or turns.outcome_rewards):
         if args.process_role == "baseline":
             remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
             raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
         outcome_funcs = [process_only]
-    turns.choose(segmenter if steps else None, args)
+    segmenter_of_steps = segmenter if steps else None
+    turns.choose(segmenter_of_steps, args)
     if advantage_func is not None and not callable(advantage_func):
         got = type(advantage_func).__name__
         raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
@@ -134,14 +135,14 @@ def prepare(
         checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
         for f in outcome_funcs
     ]
-    return Prepared(rewards, given, turns, segmenter, separator, scorer, quantization_config, embeddings)
+    return Prepared(rewards, arguments, turns, segmenter, separator, scorer, quantization_config, embeddings)
 
 
-def as_list(given: Any) -> list[Any]:
+def as_list(argument: Any) -> list[Any]:
     """Return an argument that may be one value, several, or none."""
-    if given is None:
+    if argument is None:
         return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    return list(argument) if isinstance(argument, (list, tuple)) else [argument]
 
 
 def _step_rewards(step_reward_funcs: Any) -> list[Any]:
@@ -149,7 +150,7 @@ def _step_rewards(step_reward_funcs: Any) -> list[Any]:
         return []
     from trl_drgrpo.process_rewards.named import step_reward
 
-    return [step_reward(each) for each in as_list(step_reward_funcs)]
+    return [step_reward(source) for source in as_list(step_reward_funcs)]
 
 
 def _check_inputs(
@@ -158,18 +159,18 @@ def _check_inputs(
     steps: list[Any],
     train_dataset: Any,
     eval_dataset: Any,
-    others: dict[str, Any],
+    writers: dict[str, Any],
 ) -> None:
-    """Configuration, functions and data against each other. `others`: what else may write completions."""
-    has_environments = others["environment_factory"] is not None
-    fixed_columns = others["rollout_func"] is None and not has_environments  # else rewards may ask for anything
+    """Check configuration, functions and data against each other. `writers`: other authors of completions."""
+    has_environments = writers["environment_factory"] is not None
+    fixed_columns = writers["rollout_func"] is None and not has_environments  # else rewards may ask for anything
     for index, reward_func in enumerate(reward_funcs):
         try:
             check_form(reward_func, "")
         except InputError as error:
             got = f"{error.got} at position {index}"
             raise InputError("reward_funcs", got, error.expected, error.remedy) from None
-    refuse(_contradictions(args, reward_funcs, steps, others))
+    refuse(_contradictions(args, reward_funcs, steps, writers))
     _check_sharding(args)
     check_writable("output_dir", str(args.output_dir))
     if args.prior_pass_rates is not None:
@@ -184,10 +185,12 @@ def _check_inputs(
     for func in [*reward_funcs, *steps]:
         ask(func, "check")
     if not has_environments:  # an environment may bring a reward of its own
-        names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in steps]
+        names = _reward_names(reward_funcs)
+        step_names = [reward_name(func) for func in steps]
         if args.correct_reward is not None:
             CorrectnessRule(names, args.correct_reward)
-        check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
+        sets = eval_dataset if isinstance(eval_dataset, dict) else ()
+        check_best_metric(args, names, step_names, sets)
     _warn(args, steps)
     for field, dataset in named_splits(train_dataset, eval_dataset).items():
         if not isinstance(dataset, (Dataset, IterableDataset)):
@@ -206,9 +209,9 @@ def _check_inputs(
             _check_golds([*reward_funcs, *steps], field, dataset)
 
 
-def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dict[str, Any]) -> Rules:
-    """Settings that do not fit the functions, and what else writes completions."""
-    if not (rewards or steps or others["environment_factory"] is not None):
+def _contradictions(args: DrGRPOConfig, rewards: list[Any], steps: list[Any], writers: dict[str, Any]) -> Rules:
+    """Settings that do not fit the functions, or whatever else writes completions."""
+    if not (rewards or steps or writers["environment_factory"] is not None):
         # The sentence before the comma is TRL's, for those who search for it.
         remedy = (
             "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment defines a "
@@ -219,16 +222,17 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
     if weights is not None and len(weights) != len(rewards):
         expected = f"{len(rewards)}, one per reward function"
         yield InputError("reward_weights", f"{len(weights)} weights", expected, "Give one number per function.")
-    takes_turns = bool(others["tools"]) or others["environment_factory"] is not None
+    takes_turns = bool(writers["tools"]) or writers["environment_factory"] is not None
     if args.max_completion_length is None and takes_turns:
         remedy = "TRL ends conversations with tools at this limit: set max_completion_length."
         yield InputError("max_completion_length", "None together with tools", "a number of tokens", remedy)
     if args.max_turn_length is not None and not takes_turns:
         remedy = "A completion has a single turn without them: set max_completion_length."
         yield InputError("max_turn_length", f"{args.max_turn_length} without tools", "None", remedy)
-    for other in [name for name, value in others.items() if value and args.forks > 1]:
-        remedy = f"Completions with {other} cannot be branched: remove it, or set forks=1."
-        yield InputError("forks", f"{args.forks} with {other}", "1", remedy)
+    for name, value in writers.items():
+        if value and args.forks > 1:
+            remedy = f"Completions with {name} cannot be branched: remove it, or set forks=1."
+            yield InputError("forks", f"{args.forks} with {name}", "1", remedy)
     cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
     if cuts_by_doubt and not steps:
         remedy = "Pass step_reward_funcs, or set fork_at='entropy' or 'drawn'."
@@ -240,13 +244,14 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
 
 
 def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
-    """What is allowed, and should be known."""
+    """Warn of what is allowed and may surprise."""
     warn_of_distorted_sampling(args)
     if steps:
         from trl_drgrpo.config.step_preflight import warn_of_steps
 
         warn_of_steps(args, steps)
-    if not steps and (unused := _changed_step_settings(args)):
+    unused = _changed_step_settings(args)
+    if unused and not steps:
         logger.warning(
             "%s: no effect without step_reward_funcs. Pass step_reward_funcs, or remove the setting.",
             ", ".join(unused),
@@ -262,32 +267,34 @@ def named_splits(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
 
 
 def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:
-    """Options under which rows of several generations become one batch, or go on from a prefix: of text only."""
+    """Refuse options under which rows of several generations become one batch, or go on from a prefix: of text
+    only."""
     images = {"image", "images"}.intersection(dataset.column_names or ())
-    chosen = {"dynamic_sampling": False, "curriculum": False, "forks": 1}
-    if images and (on := [field for field, off in chosen.items() if getattr(args, field) != off]):
-        got = f"{getattr(args, on[0])!r} with the column {' and '.join(sorted(images))}"
-        raise InputError(on[0], got, "prompts without images", f"Remove {' and '.join(on)} to train on images.")
+    without_images = {"dynamic_sampling": False, "curriculum": False, "forks": 1}
+    chosen = [field for field, off in without_images.items() if getattr(args, field) != off]
+    if images and chosen:
+        got = f"{getattr(args, chosen[0])!r} with the column {' and '.join(sorted(images))}"
+        remedy = f"Remove {' and '.join(chosen)} to train on images."
+        raise InputError(chosen[0], got, "prompts without images", remedy)
 
 
 def _check_sharding(args: DrGRPOConfig) -> None:
-    """On CPUs accelerate trains whole copies of the model where FSDP is asked for, and says nothing."""
+    """Refuse FSDP on CPUs, where accelerate trains whole copies of the model and says nothing."""
     by_launcher = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     processes: Any = args.distributed_state
     if (args.fsdp or by_launcher) and processes.distributed_type == DistributedType.MULTI_CPU:
-        got = "from the launcher, on CPUs" if by_launcher else f"{shortened(args.fsdp)}, on CPUs"
+        source = "from the launcher" if by_launcher else shortened(args.fsdp)
         remedy = "On CPUs accelerate would train full copies of the model: remove it."
-        raise InputError("fsdp", got, "GPUs to shard a model on", remedy)
+        raise InputError("fsdp", f"{source}, on CPUs", "GPUs to shard a model on", remedy)
 
 
-def _check_trackers(given: Any) -> None:
-    """Trackers that transformers does not know, and those that it says are not installed."""
+def _check_trackers(report_to: str | list[str] | None) -> None:
+    """Refuse trackers that transformers does not know, and those that it says are not installed."""
     from transformers.integrations import get_available_reporting_integrations
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     available = get_available_reporting_integrations()
-    names = [given] if isinstance(given, str) else given or []
-    for name in names:
+    for name in as_list(report_to):
         if name in ("all", "none"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:
@@ -303,10 +310,16 @@ def _model_id(model: Any) -> str:
 
 
 def _reward_names(reward_funcs: list[Any]) -> list[str]:
-    """As the trainer will call them: a model by the last part of its id."""
-    ids = [f if isinstance(f, str) else _model_id(f) for f in reward_funcs if isinstance(f, (str, nn.Module))]
-    functions = [reward_name(f) for f in reward_funcs if not isinstance(f, (str, nn.Module))]
-    return [*functions, *(name.rstrip("/").split("/")[-1] for name in ids)]
+    """Return the names that the trainer will use: of a model the last part of its id."""
+    functions: list[str] = []
+    models: list[str] = []
+    for reward in reward_funcs:
+        if isinstance(reward, (str, nn.Module)):
+            name = reward if isinstance(reward, str) else _model_id(reward)
+            models.append(name.rstrip("/").split("/")[-1])
+        else:
+            functions.append(reward_name(reward))
+    return functions + models
 
 
 def _check_columns(funcs: list[Any], columns: list[str]) -> None:
@@ -316,17 +329,18 @@ def _check_columns(funcs: list[Any], columns: list[str]) -> None:
 
 
 def _check_golds(funcs: list[Any], field: str, dataset: Any) -> None:
-    """The values of the columns that reward functions require."""
-    needed = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
-    values = column_values(dataset, list(dict.fromkeys(name for names in needed.values() for name in names)))
+    """Check the values of the columns that reward functions require."""
+    columns_of = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
+    columns = dict.fromkeys(column for columns in columns_of.values() for column in columns)
+    values_of = column_values(dataset, list(columns))
     for func in funcs:
-        ask(func, "check_values", values)
-    for column, found in values.items():
-        if found.nulls:
-            readers = ", ".join(name for name, columns in needed.items() if column in columns)
+        ask(func, "check_values", values_of)
+    for column, values in values_of.items():
+        if values.nulls:
+            readers = ", ".join(name for name, columns in columns_of.items() if column in columns)
             _warn_once(
-                f"{field}: the column {column} is null in {found.nulls} of {found.rows} rows, first in row "
-                f"{found.first_null} (from 0). {readers} gets None there; this package's own rewards skip such rows. "
+                f"{field}: the column {column} is null in {values.nulls} of {values.rows} rows, first in row "
+                f"{values.first_null} (from 0). {readers} gets None there; this package's own rewards skip such rows. "
                 "Fill them in, or drop them."
             )
 
@@ -337,13 +351,14 @@ def _warn_once(message: str) -> None:
 
 
 def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
-    """Fields about step rewards that are not at their defaults; forks need steps without rewards, too."""
+    """Return the fields about step rewards that are not at their defaults."""
     about_steps = ("step_", "process_role", "process_weight", "outcome_weight", "deepseekmath_")
-    ours = [field for field in dataclasses.fields(args) if field.name.startswith(about_steps)]
-    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in ours}
-    if args.forks > 1:
-        defaults.pop("step_separator")  # forks lie behind steps
-    return [name for name, default in defaults.items() if getattr(args, name) != default]
+    changed = []
+    for field in dataclasses.fields(args):
+        is_for_forks = field.name == "step_separator" and args.forks > 1  # they lie behind steps
+        if field.name.startswith(about_steps) and not is_for_forks and getattr(args, field.name) != field.default:
+            changed.append(field.name)
+    return changed
 
 
 def _check_installed_optimizer(args: DrGRPOConfig) -> None:
@@ -364,7 +379,7 @@ def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
 
 
 def _check_prompts(field: str, dataset: Any) -> None:
-    """The column, and what it holds."""
+    """Refuse data without the column, or with something else in it than prompts."""
     columns = dataset.column_names
     if columns is not None and "prompt" not in columns:
         likely = [c for c in ("question", "problem", "instruction", "query", "input") if c in columns]

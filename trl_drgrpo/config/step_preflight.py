@@ -1,17 +1,23 @@
 """Step reward functions against the configuration: what does not fit, and what should be known."""
 
 import logging
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.rules import Rules
 from trl_drgrpo.rewards.columns import parameters
 from trl_drgrpo.rewards.contract import declared, reward_name
 
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
+
 logger = logging.getLogger(__name__)
 
+StepRewards = Sequence[Callable[..., Any]]
 
-def step_contradictions(args: Any, steps: list[Any]) -> Rules:
+
+def step_contradictions(args: "DrGRPOConfig", steps: StepRewards) -> Rules:
     """Settings that do not fit step reward functions."""
     cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
     for func in steps:
@@ -21,11 +27,11 @@ def step_contradictions(args: Any, steps: list[Any]) -> Rules:
             yield InputError(
                 "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
             )
-    later = _declaring(steps, "is_causal", False)
+    not_causal = _declaring(steps, "is_causal", False)
     for field, applies in {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}.items():
-        if later and applies:
-            got = f"{getattr(args, field)!r} with {_quoted(later)}, whose score of a step depends on later text"
-            remedy = f"It would bias the gradient. {_causal_remedies(later)}"
+        if not_causal and applies:
+            got = f"{getattr(args, field)!r} with {_quoted(not_causal)}, whose score of a step depends on later text"
+            remedy = f"It would bias the gradient. {_causal_remedies(not_causal)}"
             yield InputError(field, got, "scores that read no further than the end of their step", remedy)
     if args.importance_sampling_level == "sequence":
         remedy = "One ratio per row averages the step rewards over the row: set 'token'."
@@ -39,22 +45,25 @@ def step_contradictions(args: Any, steps: list[Any]) -> Rules:
         yield InputError("mask_truncated_completions", got, "False", remedy)
 
 
-def warn_of_steps(args: Any, steps: list[Any]) -> None:
+def warn_of_steps(args: "DrGRPOConfig", steps: StepRewards) -> None:
     """Warn about step reward functions that are allowed but may surprise."""
-    if later := _declaring(steps, "is_causal", False):
+    not_causal = _declaring(steps, "is_causal", False)
+    if not_causal:
         logger.warning(
             "step_reward_funcs: the score that %s gives a step depends on later text. The tokens of later steps are "
             "not credited with it, so the gradient is not that of the expected sum of the scores. Return it as one "
             "outcome reward (reward_funcs) instead. %s",
-            _quoted(later),
-            _causal_remedies(later),
+            _quoted(not_causal),
+            _causal_remedies(not_causal),
         )
     unknown = _declaring(steps, "is_causal", None)
-    if unknown and (args.process_role == "baseline" or (args.forks > 1 and args.fork_at == "doubt")):
+    is_baseline = args.process_role == "baseline"
+    if unknown and (is_baseline or (args.forks > 1 and args.fork_at == "doubt")):
+        setting = "process_role='baseline'" if is_baseline else "fork_at='doubt'"
         logger.warning(
             "%s: the gradient is unbiased only if the score of a step reads no further than the end of that step. "
             "%s does not say. %s",
-            "process_role='baseline'" if args.process_role == "baseline" else "fork_at='doubt'",
+            setting,
             _quoted(unknown),
             _causal_remedies(unknown),
         )
@@ -67,24 +76,30 @@ def warn_of_steps(args: Any, steps: list[Any]) -> None:
         )
 
 
-def _declaring(funcs: list[Any], attribute: str, value: bool | None) -> list[Any]:
-    """The functions that declare this of themselves; `None`: those that declare nothing."""
-    said = [(func, declared(func, attribute)) for func in funcs]
-    return [func for func, given in said if (None if given is None else bool(given)) is value]
+def _declaring(funcs: StepRewards, attribute: str, value: bool | None) -> StepRewards:
+    """Return the functions that declare this of themselves; for `None` those that declare nothing."""
+    declaring = []
+    for func in funcs:
+        declaration = declared(func, attribute)
+        if declaration is not None:
+            declaration = bool(declaration)
+        if declaration is value:
+            declaring.append(func)
+    return declaring
 
 
-def _quoted(funcs: list[Any]) -> str:
+def _quoted(funcs: StepRewards) -> str:
     return ", ".join(repr(reward_name(func)) for func in funcs)
 
 
-def _causal_remedies(funcs: list[Any]) -> str:
-    """How scores come to read no later text: as a scorer of ours says, else by a declaration."""
+def _causal_remedies(funcs: StepRewards) -> str:
+    """Say how scores come to read no later text: in the words of a scorer of ours, else by a declaration."""
     by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
-    said = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
-    return " ".join(dict.fromkeys(said))
+    remedies = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
+    return " ".join(dict.fromkeys(remedies))
 
 
-def _is_rule_of_a_step(func: Any) -> bool:
+def _is_rule_of_a_step(func: Callable[..., Any]) -> bool:
     """Tell whether it is a rule for one step where a function of whole batches is due."""
     names = {parameter.name for parameter in parameters(func) or ()}
     return "step" in names and "steps" not in names

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from trl_drgrpo.common.errors import RewardError
-from trl_drgrpo.evaluation.models import Decoding
+from trl_drgrpo.evaluation.models import Decoding, Loading, load_config, load_tokenizer
 from trl_drgrpo.evaluation.results import KIND, Row
 from trl_drgrpo.process_rewards.sampling import Continuation, Request, Sampler
 from trl_drgrpo.process_rewards.texts import completion_like, prompt_ids
@@ -32,7 +32,7 @@ def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: in
 
 
 def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> None:
-    """Refuses prompts behind which a completion has no room in the model's context.
+    """Refuse prompts behind which a completion has no room in the model's context.
 
     Args:
         config (`PretrainedConfig`): The model's: it says how long the context is; one that does not passes.
@@ -44,6 +44,19 @@ def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> No
 
     row = max(range(len(lengths)), key=lengths.__getitem__)
     refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))
+
+
+def check_rows_fit(
+    rows: Sequence[Mapping[str, Any]],
+    model: str,
+    loading: Loading,
+    decoding: Decoding,
+    template: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse rows with prompts that are too long for a model that is not loaded yet, see [`check_context`]."""
+    tokenizer = load_tokenizer(model, loading)
+    lengths = [len(prompt_ids(row["prompt"], tokenizer, template)) for row in rows]
+    check_context(load_config(model, loading), lengths, decoding)
 
 
 def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:

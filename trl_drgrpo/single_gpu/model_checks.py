@@ -8,12 +8,10 @@ attention implementation that is not there, a keyword that nobody takes, an adap
 import copy
 import heapq
 import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
@@ -27,11 +25,21 @@ from trl_drgrpo.single_gpu.peft_adapters import ALL_LINEAR, check_adapter, check
 from trl_drgrpo.single_gpu.policies import source_of
 from trl_drgrpo.single_gpu.vocabulary import context_length, embedding_rows
 
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
+
 _A_MODEL = "a local folder, or the id of a model on the Hub"
+# Keywords with which the configuration is loaded as well.
+_OF_BOTH = (
+    *("revision", "trust_remote_code", "cache_dir", "token", "subfolder", "local_files_only"),
+    "attn_implementation",
+)
+# Keywords for the weights alone that people use, and that stand in no signature.
+_USUAL = ("dtype", "torch_dtype", "device_map", "max_memory", "quantization_config", "low_cpu_mem_usage")
 
 
 def check_model(
-    args: Any, model: Any, reward_funcs: list[Any], quantization_config: Any, peft_config: Any
+    args: "DrGRPOConfig", model: Any, reward_funcs: list[Any], quantization_config: Any, peft_config: Any
 ) -> int | None:
     """
     Refuse what this model cannot do, or could not be loaded with.
@@ -56,7 +64,7 @@ def check_model(
 
         refuse_unsendable(args, model, quantization_config, peft_config)
         require_package("vllm", "use_vllm", "True", "vllm")
-    init: dict[str, Any] = dict(args.model_init_kwargs or {})
+    init: Any = args.model_init_kwargs or {}  # a mapping by now
     check_adapter(model, peft_config, quantization_config, init)
     check_reference(model, peft_config, args.beta)
     config = getattr(model, "config", None)
@@ -70,20 +78,20 @@ def check_model(
                 AutoConfig.from_pretrained(reward, trust_remote_code=args.trust_remote_code)
     if isinstance(config, PreTrainedConfig):
         _check_context(args.max_completion_length, config)
-        named = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)
-        if named is not None and peft_config is not None:
+        module = model if isinstance(model, nn.Module) else _without_weights(config, init, peft_config)
+        if module is not None and peft_config is not None:
             from trl_drgrpo.single_gpu.adapter_targets import check_targets
 
-            check_targets(peft_config, named)
+            check_targets(peft_config, module)
     if isinstance(model, nn.Module):
         return embedding_rows(model)
     # An adapter may bring more embeddings than its base has.
     return None if config is None or is_adapter(model) else getattr(config.get_text_config(), "vocab_size", None)
 
 
-def own_tokenizer(args: Any, model: Any) -> Any:
-    """The tokenizer of a model by name, of its folder or Hub id; `None` where it does not load, which TRL will say."""
-    init = args.model_init_kwargs or {}
+def own_tokenizer(args: "DrGRPOConfig", model: str) -> Any:
+    """Return the tokenizer of a model's folder or Hub id; `None` where it does not load, which TRL will say."""
+    init: Any = args.model_init_kwargs or {}
     source, options = source_of(model, {"revision": init.get("revision")})
     try:
         with quiet_retries():
@@ -93,52 +101,74 @@ def own_tokenizer(args: Any, model: Any) -> Any:
 
 
 def _checked_config(name: str, init: dict[str, Any]) -> Any:
-    """The configuration that the model will be loaded with, all keywords of `model_init_kwargs` accounted for."""
+    """Return the configuration that the model will be loaded with. Refuse a keyword that nobody takes."""
     if isinstance(init.get("config"), PreTrainedConfig):
         return init["config"]
-    known = set(inspect.signature(PreTrainedModel.from_pretrained).parameters)
-    known |= set(re.findall(r"[\"'](\w+)[\"']", inspect.getsource(PreTrainedModel.from_pretrained)))
     _check_attention(init.get("attn_implementation"))
     for key in ("dtype", "torch_dtype"):
-        given = init.get(key)
-        dtype = getattr(torch, given, None) if isinstance(given, str) else given
-        if given not in (None, "auto") and not isinstance(dtype, (torch.dtype, dict)):
+        value = init.get(key)
+        dtype = getattr(torch, value, None) if isinstance(value, str) else value
+        if value not in (None, "auto") and not isinstance(dtype, (torch.dtype, dict)):
             remedy = "For example bfloat16."
-            raise InputError(f"model_init_kwargs: {key}", shortened(given), "a dtype of torch, or auto", remedy)
-    source = init.get("config") or name
-    # What the configuration is loaded with, or holds itself; the rest is for the weights.
-    loading = ("revision", "trust_remote_code", "cache_dir", "token", "subfolder", "local_files_only")
-    loading += ("attn_implementation",)
-    options = {key: value for key, value in init.items() if key in loading or key not in known}
+            raise InputError(f"model_init_kwargs: {key}", shortened(value), "a dtype of torch, or auto", remedy)
+    keywords = {*inspect.signature(PreTrainedModel.from_pretrained).parameters, *_OF_BOTH, *_USUAL}
+    passed_on = _passed_on(init.keys() - keywords)
+    options = {key: value for key, value in init.items() if key in _OF_BOTH or key in passed_on}
+    config: Any
     with hub_errors("model_name_or_path", name, _A_MODEL):
-        config, unused = AutoConfig.from_pretrained(source, return_unused_kwargs=True, **options)
-    unknown = [key for key in unused if key not in known]
-    if unknown and not getattr(config, "auto_map", None):  # code of the repository may take any keyword
-        raise _unknown_keyword(unknown[0], config, known)
-    named = getattr(config, "architectures", None)
-    is_known = isinstance(named, list) and bool(named) and hasattr(transformers, str(named[0]))
-    if not is_known and not getattr(config, "auto_map", None):
-        got = f"{name}, whose config.json names {shortened(named)} as architectures"
+        config, unused = AutoConfig.from_pretrained(init.get("config") or name, return_unused_kwargs=True, **options)
+    if getattr(config, "auto_map", None):  # code of the repository may take any keyword, and have any class
+        return config
+    for key in unused:
+        if key in passed_on:
+            remedy = did_you_mean(key, [*keywords, *config.to_dict()], "Remove it.", cutoff=0.7)
+            expected = f"a field of {type(config).__name__}, or a keyword of from_pretrained"
+            raise InputError("model_init_kwargs", f"the key {key!r}", expected, remedy)
+    names = getattr(config, "architectures", None)
+    if not (isinstance(names, list) and names and hasattr(transformers, str(names[0]))):
+        got = f"{name}, whose config.json names {shortened(names)} as architectures"
         remedy = "Save the model with save_pretrained, or upgrade transformers."
         raise InputError("model_name_or_path", got, "a class of transformers", remedy)
     return config
 
 
-def _unknown_keyword(key: str, config: Any, known: set[str]) -> InputError:
-    names = [*known, *config.to_dict()]
-    remedy = did_you_mean(key, names, "Remove it.", cutoff=0.7)
-    expected = f"a field of {type(config).__name__}, or a keyword of from_pretrained"
-    return InputError("model_init_kwargs", f"the key {key!r}", expected, remedy)
+class _Reached(Exception):
+    """Carries the keywords that reached the constructor of a model."""
 
 
-def _check_attention(name: Any) -> None:
-    """An unknown name; one with a slash is a kernel on the Hub."""
-    if not isinstance(name, str) or "/" in name:
+class _Asking(PreTrainedModel):
+    """A model without layers. Its constructor says which keywords it gets."""
+
+    config_class = PreTrainedConfig
+
+    def __init__(self, config: PreTrainedConfig, **keywords: Any):
+        raise _Reached(keywords)
+
+
+def _passed_on(keywords: Collection[str]) -> Collection[str]:
+    """Return the keywords that `from_pretrained` does not take itself, but passes on to the model's constructor.
+
+    The installed transformers is asked: most of the keywords that it takes stand in no signature.
+    """
+    if not keywords:
+        return ()
+    try:
+        # `state_dict` in the place of a name: nothing is looked for, on disk or on the Hub.
+        arguments = {**dict.fromkeys(keywords), "config": PreTrainedConfig(), "state_dict": {}}
+        _Asking.from_pretrained(None, **arguments)
+    except _Reached as reached:
+        return reached.args[0]
+    return ()
+
+
+def _check_attention(name: object) -> None:
+    """Refuse an unknown implementation of attention."""
+    if not isinstance(name, str) or "/" in name:  # a slash: a kernel on the Hub
         return
-    known = ["eager", *AttentionInterface().valid_keys()]
-    if name not in known and name.removeprefix("paged|") not in known:
-        remedy = did_you_mean(name, known, "Use sdpa, which nearly every model supports.", cutoff=0.6)
-        expected = f"one of {', '.join(sorted(known))}, or a kernel on the Hub"
+    names = ["eager", *AttentionInterface().valid_keys()]
+    if name not in names and name.removeprefix("paged|") not in names:
+        remedy = did_you_mean(name, names, "Use sdpa, which nearly every model supports.", cutoff=0.6)
+        expected = f"one of {', '.join(sorted(names))}, or a kernel on the Hub"
         raise InputError("attn_implementation", repr(name), expected, remedy)
 
 
@@ -150,7 +180,7 @@ def _check_context(longest: int | None, config: PreTrainedConfig) -> None:
 
 
 def refuse_too_long(tokens: int, row: int, most: int | None, context: int | None, of: str = "") -> None:
-    """Refuses a prompt behind which a completion has no room in the model's context.
+    """Refuse a prompt behind which a completion has no room in the model's context.
 
     Args:
         tokens (`int`): Of the longest prompt.
@@ -169,10 +199,18 @@ _COUNTED = 10_000  # prompts of a split, those with the longest texts
 _AT_ONCE = 256
 
 
+class _SizedRow(NamedTuple):
+    """A row of a split that may be too long: the size of its prompt in bytes, and its place."""
+
+    size: int
+    place: int
+    row: Any
+
+
 def check_prompt_lengths(
     splits: Mapping[str, Any], count: Callable[[list[Any]], list[int]], most: int | None, context: int | None
 ) -> None:
-    """Refuses data with a prompt behind which a completion has no room, see [`refuse_too_long`].
+    """Refuse data with a prompt behind which a completion has no room, see [`refuse_too_long`].
 
     A prompt has at most as many tokens as bytes, beside what a chat template adds, which the first prompt has, too. So
     prompts that surely fit cost a look at their text; of the others, those with the longest texts are tokenized.
@@ -184,7 +222,8 @@ def check_prompt_lengths(
     """
     for field, dataset in splits.items():
         rows = prompt_rows(dataset)
-        if (first := next(rows, None)) is None:
+        first = next(rows, None)
+        if first is None:
             continue
         tokens_of_first = count([first[1]])[0]
         if tokens_of_first == 0:
@@ -193,21 +232,24 @@ def check_prompt_lengths(
         if context is None:
             continue
         room = context - (most or 1) - tokens_of_first
-        sized = ((len(str(row["prompt"]).encode(errors="replace")), i, row) for i, row in chain([first], rows))
-        longest = heapq.nlargest(_COUNTED, (each for each in sized if each[0] > room), key=itemgetter(0))
+        sized = (
+            _SizedRow(len(str(row["prompt"]).encode(errors="replace")), i, row) for i, row in chain([first], rows)
+        )
+        longest = heapq.nlargest(_COUNTED, (row for row in sized if row.size > room), key=lambda row: row.size)
         tokens: list[int] = []
         for start in range(0, len(longest), _AT_ONCE):
-            tokens += count([row for _, _, row in longest[start : start + _AT_ONCE]])
+            tokens += count([sized_row.row for sized_row in longest[start : start + _AT_ONCE]])
         if tokens:
-            place = max(range(len(tokens)), key=tokens.__getitem__)
-            refuse_too_long(tokens[place], longest[place][1], most, context, f" of {field}")
+            index = tokens.index(max(tokens))
+            refuse_too_long(tokens[index], longest[index].place, most, context, f" of {field}")
 
 
 def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_config: Any) -> nn.Module | None:
-    """The model on the meta device, where somebody needs it; `None` where only loading would tell."""
+    """Return the model on the meta device, where somebody needs it; `None` where only loading would tell."""
     targets = getattr(peft_config, "target_modules", None)
     is_named = targets is not None and targets != ALL_LINEAR
-    is_named = is_named or any(getattr(peft_config, name, None) for name in ("modules_to_save", "target_parameters"))
+    for field in ("modules_to_save", "target_parameters"):
+        is_named = is_named or bool(getattr(peft_config, field, None))
     model_class = getattr(transformers, (config.architectures or [""])[0], None)
     if model_class is None or not (is_named or init.get("attn_implementation")):
         return None

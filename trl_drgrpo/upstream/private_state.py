@@ -67,6 +67,8 @@ class PrivateState(GRPOTrainer):
     new_environments: Callable[[], list[Any]] = list  # makes the list for a batch's environments
     _environments: list[Any] | None = None
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
+    passed_args: Any = None  # the `GRPOConfig` that was converted
+    passed_with: dict[str, Any] = {}  # noqa: RUF012  # its fields then; replaced, never changed
     features: Sequence[Feature]
     _tr_loss: Any  # of the steps since the last log, set when training begins
     _unlogged_mark: tuple[torch.Tensor, dict[str, int]] | None = None
@@ -119,19 +121,31 @@ class PrivateState(GRPOTrainer):
     def micro_step(self, value: int) -> None:
         self._step = value
 
-    def refuse_late_changes(self) -> None:
-        """Refuses an argument assigned after the constructor, of which the trainer or a feature uses a copy made
-        there."""
+    def check_assignments(self) -> None:
+        """Check the arguments again where one was assigned to after the constructor, and refuse one of which the
+        trainer or a feature uses a copy made there."""
+        self.refuse_lost_assignments()
+        changed = [name for name, then in self.built_with.items() if getattr(self.args, name) != then]
+        if changed:
+            self.args.check()
         taken = {*self.takes, *(name for feature in self.features for name in feature.takes)}
-        for name, then in self.built_with.items():
-            now, copied_as = getattr(self.args, name), _COPIED_AS.get(name, name)
-            copied = vars(self).get(copied_as, now)
+        for name in changed:
+            now = getattr(self.args, name)
+            copied = vars(self).get(_COPIED_AS.get(name, name), now)
             if isinstance(copied, torch.Tensor):
                 copied = copied.tolist()
-            if now != then and (name in taken or now != copied):
-                got, expected = f"{now!r}, assigned after the trainer was built", f"{then!r}, as when it was built"
+            if name in taken or now != copied:
+                expected = f"{self.built_with[name]!r}, as when it was built"
                 remedy = "The trainer has copied it: set it before, or build a new trainer."
-                raise InputError(name, got, expected, remedy)
+                raise InputError(name, f"{now!r}, assigned after the trainer was built", expected, remedy)
+
+    def refuse_lost_assignments(self) -> None:
+        """Refuse an assignment to the `GRPOConfig` that the trainer was built with: it has made a copy of it."""
+        for name, then in self.passed_with.items():
+            now = getattr(self.passed_args, name)
+            if now != then:
+                remedy = "The trainer works with a copy of it: assign it to trainer.args, or pass a DrGRPOConfig."
+                raise InputError(name, f"{now!r}, assigned to the GRPOConfig", "trainer.args", remedy)
 
     @property
     def text_tokenizer(self) -> Any:

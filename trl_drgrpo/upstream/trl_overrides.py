@@ -8,6 +8,7 @@ Importing this module imports TRL's trainer (6-10 s). A TRL outside the supporte
 (`config/config.py`), which every trainer needs first.
 """
 
+import copy
 import math
 import sys
 from collections import defaultdict
@@ -68,7 +69,11 @@ class HostTrainer(Hooks, PrivateState):
         with starting_weights(self, model, args) as start, brief_bars(), engine:
             super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.beta = self.args.beta  # 0 for TRL's constructor where there is an adapter
-        self.built_with = dict(vars(self.args))
+        # Lists and mappings as copies: they may be changed in place.
+        self.built_with = {
+            name: copy.copy(value) if isinstance(value, dict | list) else value
+            for name, value in vars(self.args).items()
+        }
         if self.args.max_completion_length is None and not self.use_vllm:
             self.fill_the_context()
         self.sample_as_configured()

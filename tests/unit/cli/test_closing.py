@@ -13,7 +13,7 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
         {"eval_reward": 0.2, "step": 1},
         {"reward": 0.75, "drgrpo/pass_rate": 0.5, "step": 2},
     ]
-    said = job.closing("runs/my run", logged, 61.0, run_log=True, given={}).splitlines()
+    said = job.closing("runs/my run", logged, 61.0, run_log=True, recipe={}).splitlines()
     assert said == [
         "Trained in 1:01. Model: runs/my run",
         "  pass rate in training: 25% -> 50% (first and last logged)",
@@ -26,7 +26,7 @@ def test_a_finished_run_says_what_came_of_it_and_what_comes_next():
     ]
     for command in said[4:-1]:  # commands that there are
         parse(command.replace("'runs/my run'", "run").split()[1:])
-    assert "trl-drgrpo eval" not in job.closing("runs/x", [], 1.0, run_log=False, given={})
+    assert "trl-drgrpo eval" not in job.closing("runs/x", [], 1.0, run_log=False, recipe={})
 
 
 def test_steps_without_any_reward_have_no_first_and_last():

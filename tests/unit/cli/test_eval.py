@@ -10,7 +10,7 @@ from evaluations import result, samples
 from runs import read_lines, write_lines, written_elsewhere
 
 from trl_drgrpo.cli.main import main, parse
-from trl_drgrpo.cli.run_keys import keep_recipe, kept_recipe, read_given, run_folder
+from trl_drgrpo.cli.run_keys import keep_recipe, kept_recipe, read_settings, run_folder
 from trl_drgrpo.evaluation import models
 from trl_drgrpo.features.sampling.pass_rates import read_pass_rates
 
@@ -134,7 +134,7 @@ def test_a_recipe_names_the_model_that_it_has_trained(folder, saved_model, capsy
 
 def test_the_folder_of_the_results_is_not_taken_for_that_of_the_trained_model(folder, adapter):
     Path("recipe.yaml").write_text(kept_recipe(str(adapter)).read_text())
-    given = read_given(parse(["eval", "--config", "recipe.yaml", "--output_dir", "out"]))
+    given = read_settings(parse(["eval", "--config", "recipe.yaml", "--output_dir", "out"]))
     assert given.model == given.values["model_name_or_path"] == str(adapter)
 
 

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from transformers import GenerationConfig
 
 from trl_drgrpo import DrGRPOConfig
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import RANGES, refuse_out_of_range
+from trl_drgrpo.config.field_kinds import SAMPLING_KINDS
 from trl_drgrpo.config.rules import validate, validate_batch
 
 CASES = yaml.safe_load((Path(__file__).parents[2] / "data" / "configurations.yaml").read_text())
@@ -89,3 +91,15 @@ def test_every_number_of_a_configuration_has_a_range():
     assert {name for name in numbers - set(RANGES) if not name.startswith(OTHER_LOSSES)} == set()
     of_recipes = {"lora_r", "lora_alpha", "lora_dropout", "early_stopping_patience"}
     assert set(RANGES) - set(fields) == of_recipes
+
+
+def test_the_kinds_of_sampling_keys_are_those_that_transformers_documents():
+    """Its documentation is the only place that has them; a key that is new there has no kind here, and takes any."""
+    words = {bool: "bool", int: "int", float: "float", str: "str", list[int]: "list[int]"}
+    words |= {str | list[str]: "str` or `list[str]"}
+    documented = dict(re.findall(r"(\w+) \(`([^`]+(?:` or `[^`]+)?)`", GenerationConfig.__doc__))
+    for kind, names in SAMPLING_KINDS.items():
+        told = {name: documented[name] for name in names.split() if name in documented}
+        if kind in words:
+            assert set(told.values()) <= {words[kind]}
+    assert set(" ".join(SAMPLING_KINDS.values()).split()) <= set(vars(GenerationConfig()))

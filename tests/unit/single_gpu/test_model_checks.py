@@ -1,5 +1,6 @@
 """What a model cannot do is said from its configuration: no weights are read."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,13 @@ from trl_drgrpo.single_gpu.vocabulary import context_length
 
 @pytest.fixture(autouse=True)
 def no_weights(monkeypatch):
-    loads = classmethod(lambda cls, *_, **__: pytest.fail("weights were about to load"))
-    loads.__func__.__wrapped__ = PreTrainedModel.from_pretrained.__func__  # its signature is asked for
-    monkeypatch.setattr(PreTrainedModel, "from_pretrained", loads)
+    original = PreTrainedModel.from_pretrained.__func__
+
+    @functools.wraps(original)
+    def load(cls, name, **keywords):
+        return original(cls, name, **keywords) if name is None else pytest.fail("weights were about to load")
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(load))
 
 
 def check(model, init=None, peft_config=None, rewards=(), **changes):
@@ -32,6 +37,9 @@ def adapter(targets, **options):
     [
         ({"init": {"foo": 1}}, "model_init_kwargs: got the key 'foo'; expected a field of Qwen2Config"),
         ({"init": {"devicemap": None}}, "Did you mean device_map?"),
+        # words in the source of `from_pretrained` that are no keywords of it
+        ({"init": {"sdpa": True}}, "model_init_kwargs: got the key 'sdpa'"),
+        ({"init": {"framework": "pt"}}, "model_init_kwargs: got the key 'framework'"),
         ({"init": {"attn_implementation": "sdp"}}, "attn_implementation: got 'sdp'; .*Did you mean sdpa?"),
         (
             {"max_completion_length": 1024},
@@ -65,6 +73,7 @@ def test_what_the_configuration_knows(saved_model, options, message):
         {},
         {"init": {"device_map": None, "low_cpu_mem_usage": True, "use_cache": False, "dtype": "float32"}},
         {"init": {"attn_implementation": "eager"}},
+        {"init": {"use_safetensors": True, "max_memory": {0: "1GB"}, "offload_folder": "x", "state_dict": None}},
         {"init": {"revision": None, "trust_remote_code": False, "attn_implementation": None}},
         {"init": {"max_position_embeddings": 2048}, "max_completion_length": 1024},
         {"max_completion_length": 1023},

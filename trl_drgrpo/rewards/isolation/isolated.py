@@ -297,19 +297,8 @@ def _repeat_logs(outcomes: Sequence[Scored | Failure], log_metric: LogMetric, lo
             for metric in outcome.metrics:
                 log_metric(*metric)
     if log_extra is not None:
-<<<<<<< HEAD
-        for column in columns.items():
-            log_extra(*column)
-=======
         for column, values in columns.items():
             log_extra(column, values)
-
-
-def _snapshot(trainer_state: Any) -> Any:
-    """A small copy for messages: the history grows with the run, and callbacks may not pickle."""
-    plain = (bool, int, float, str, type(None))
-    values = vars(trainer_state) if hasattr(trainer_state, "__dict__") else {}
-    return SimpleNamespace(**{key: value for key, value in values.items() if isinstance(value, plain)})
 
 
 register_reward(
@@ -319,4 +308,3 @@ register_reward(
     role="wrapper",
     is_harmless=True,
 )
->>>>>>> registers
