@@ -17,6 +17,7 @@ from trl_drgrpo.common.disk import is_stream, room_needed
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.demo import STOCK_OBJECTIVES
+from trl_drgrpo.host_proof import proving
 
 
 def stay_offline_and_quiet() -> None:
@@ -118,7 +119,7 @@ def run_check(args: argparse.Namespace) -> int:
     say(f"  {sum(not problem for problem in seams.values())} of {len(seams)} are as expected")
     for name, problem in decoding.items():
         row(not problem, f"{name} (generation in transformers){': ' + problem if problem else ''}")
-    with _without_warnings():
+    with proving(), _without_warnings():
         if terms and not moved:
             from trl_drgrpo.check.loss_terms import check_loss_terms
 
@@ -167,7 +168,7 @@ def run_check(args: argparse.Namespace) -> int:
                 "One that changes nothing is seen as well."
             )
     if args.proof:
-        verdict = "Gradient, completions and merged adapters are right here."
+        verdict = "Gradients and merged adapters are right here."
     if proof and proof.wrong:
         verdict = "A gradient or merged adapters are WRONG with these versions: training refuses to start."
     if moved:
@@ -235,7 +236,7 @@ def _check_model(args: argparse.Namespace) -> int:
     from trl_drgrpo.host_proof.comparison import TOLERANCE
     from trl_drgrpo.upstream.versions import provenance
 
-    with _without_warnings():
+    with proving(), _without_warnings():
         result = check_model(config, args.trust_remote_code)
     report = {**provenance("trl-drgrpo check --model"), "model": args.model, **vars(result), "passed": result.passed}
     if args.json:
