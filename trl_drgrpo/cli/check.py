@@ -19,6 +19,7 @@ from typing import Any
 
 from trl_drgrpo.cli.short_commands import stay_offline_and_quiet
 from trl_drgrpo.common.errors import InputError, shortened
+from trl_drgrpo.host_proof import proving
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     stay_offline_and_quiet()  # nothing here needs the network, and TRL would report the run
     terms = [_loss_term(path) for path in args.loss_term or ()]
     check = _Check(args.verbose, args.json)
-    with _without_warnings():
+    with proving(), _without_warnings():
         check.compare_hosts(args)
         if check.has_moved:
             return check.end("TRL has changed where this package relies on it: nothing further was run.")
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             return check.end(check.compare_loss_terms(terms))
         if args.proof:
             check.prove_hosts(make=True)
-            return check.end("Gradient, completions and merged adapters are right here.")
+            return check.end("Gradients and merged adapters are right here.")
         if not args.credit:
             check.prove_hosts(make=False)
             check.compare_trainer(args.full)
@@ -266,7 +267,7 @@ def _check_model(args: argparse.Namespace) -> int:
     from trl_drgrpo.host_proof.comparison import TOLERANCE
     from trl_drgrpo.upstream.versions import provenance
 
-    with _without_warnings():
+    with proving(), _without_warnings():
         result = check_model(config, args.trust_remote_code)
     report = {**provenance("trl-drgrpo check --model"), "model": args.model, **vars(result), "passed": result.passed}
     if args.json:

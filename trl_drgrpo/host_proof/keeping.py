@@ -21,8 +21,9 @@ import torch
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.features.fast_path.speed import SpeedPart
+from trl_drgrpo.host_proof import is_proving
 from trl_drgrpo.host_proof.comparison import TOLERANCE
-from trl_drgrpo.host_proof.proof import COMPARED, MERGED, HostProof, is_proving, prove
+from trl_drgrpo.host_proof.proof import COMPARED, MERGED, HostProof, prove
 from trl_drgrpo.upstream.seams import SEAMS, in_words, moved_seams, vanished_texts
 from trl_drgrpo.upstream.versions import LIBRARIES, TESTED, commit, installed_versions, untested_versions
 

@@ -15,7 +15,6 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,7 @@ from peft import LoraConfig, get_peft_model
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.features.fast_path.speed import GENERATION, SpeedPart
+from trl_drgrpo.host_proof import proving
 from trl_drgrpo.host_proof.comparison import (
     AS_TRL,
     PROMPTS_OF_A_RUN,
@@ -39,7 +39,6 @@ from trl_drgrpo.host_proof.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.single_gpu.merging import merge_adapter
 from trl_drgrpo.upstream.weight_sync import merged_while_read
 
-is_proving: ContextVar[bool] = ContextVar("trl_drgrpo_is_proving", default=False)
 MERGED = "merged adapters"
 # What is compared -> how an error calls it, and what it is compared with. The first two are values of micro_batching.
 COMPARED = {
@@ -71,7 +70,7 @@ class HostProof:
 
     @property
     def wrong(self) -> dict[str, str]:
-        """What must not be used here, in words, by its name in `COMPARED`."""
+        """Differences that are too large, in words, by their names in `COMPARED`."""
         wrong = {}
         for name, words in COMPARED.items():
             difference = self.differences[name]
@@ -113,18 +112,15 @@ def prove(trainer_class: Callable[..., Any], hosts: Mapping[str, str]) -> HostPr
             errors[name] = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
             return otherwise
 
-    before = is_proving.set(True)
-    try:
-        nothing = ModelResult("", dict.fromkeys(SpeedPart, "its training ends in an error"), math.inf, 1.0)
+    nothing = ModelResult("", dict.fromkeys(SpeedPart, "its training ends in an error"), math.inf, 1.0)
+    measures: dict[str, Callable[[], float]] = {
+        "exact": lambda: _off_policy_difference(trainer_class, model, fast_generation=False),
+        "upstream": lambda: _off_policy_difference(trainer_class, model, **AS_TRL),
+        MERGED: _merged_difference,
+    }
+    with proving():
         result = measured("exact", lambda: compare_with_trl(trainer_class, model), nothing)
-        off_policy = {
-            "exact": lambda: _off_policy_difference(trainer_class, model, fast_generation=False),
-            "upstream": lambda: _off_policy_difference(trainer_class, model, **AS_TRL),
-            MERGED: _merged_difference,
-        }
-        differences = {name: measured(name, measure, math.inf) for name, measure in off_policy.items()}
-    finally:
-        is_proving.reset(before)
+        differences = {name: measured(name, measure, math.inf) for name, measure in measures.items()}
     differences["exact"] = max(differences["exact"], result.gradient_difference)
     parts = {str(part): reason for part, reason in result.parts.items()}
     if result.equal_tokens < 1:
