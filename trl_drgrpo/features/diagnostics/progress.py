@@ -4,8 +4,8 @@ Between two logs, slow steps have lines of their own, so that a run is never sil
 redrawn below the lines, says the most important of it at any time. The callback takes the place of transformers'
 `ProgressCallback`, which prints every metric of every log, and nothing in between.
 
-Why not TRL's `RichProgressCallback`: it keeps all metrics in one live panel, so a log file gets no line before the end,
-and then those of the last log alone (TRL 1.16: 79 lines for 43 metrics after 20 logs; this callback: 20 lines).
+Why not TRL's `RichProgressCallback`: it keeps all metrics in one live panel, so a log file gets no line before the end
+and then the last log alone (TRL 1.16: 79 lines for 43 metrics after 20 logs; this callback: 20 lines).
 """
 
 import math
