@@ -35,8 +35,7 @@ _PROBE = 1 << 20  # bytes
 
 @contextmanager
 def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]:
-    """Inside the block a folder is written to; a full disk is one `DiskFullError`, which ends with
-    `what_is_safe()`."""
+    """Make one `DiskFullError`, which ends with `what_is_safe()`, of a disk that is full in the block."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -51,7 +50,7 @@ def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:
-    if any(isinstance(each, OSError) and each.errno in _FULL for each in causes(error)):
+    if any(isinstance(cause, OSError) and cause.errno in _FULL for cause in causes(error)):
         return True
     if isinstance(error, SafetensorError):  # Rust's own words
         return any(f"os error {number}" in str(error) for number in _FULL)
@@ -69,7 +68,7 @@ def _takes_no_more(folder: Path) -> bool:
 
 
 def _file_of(error: BaseException, folder: Path) -> str:
-    """The file that was being written, as far as it can be told."""
+    """Return the file that was being written, as far as it can be told."""
     if isinstance(error, OSError) and error.filename:
         return str(error.filename)
     if isinstance(error, SafetensorError):  # it takes the unfinished file away
@@ -90,8 +89,9 @@ class NotReplacedError(InputError, OSError):
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file whole or not at all, its folder too; what is no UTF-8 becomes a question mark. A file that is
-    replaced leaves its permissions; a stream gets the content, see [`is_stream`].
+    """Write a file whole or not at all, and its folder; what is no UTF-8 becomes a question mark.
+
+    A file that is replaced leaves its permissions; a stream gets the content, see [`is_stream`].
 
     Raises:
         [`NotReplacedError`]: A link, or no regular file.
@@ -121,8 +121,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether what is written to a path is a stream: a pipe, a character device such as `/dev/null`, or a descriptor
-    of this process (`/dev/stdout`, `/dev/fd/3`), whatever that leads to."""
+    """Tell whether a path is that of a stream.
+
+    These are pipes, character devices such as `/dev/null`, and descriptors of this process (`/dev/stdout`,
+    `/dev/fd/3`), whatever they lead to.
+    """
     if _DESCRIPTOR.fullmatch(os.path.abspath(path)):
         return True
     try:
@@ -142,22 +145,25 @@ def _opened_stream(path: Path) -> Any:
 
 
 def refuse_irregular(field: str, path: Path) -> None:
-    """Refuses to replace a link, a folder, a device or a socket. `field` is for the message."""
+    """Refuse to replace a link, a folder, a device or a socket. `field` is for the message."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
     if stat.S_ISREG(mode):
         return
-    expected, remedy = "a regular file, or a name that is not taken", "Choose another name."
-    what = "a folder" if stat.S_ISDIR(mode) else "a device or a socket"
-    if stat.S_ISLNK(mode):
-        what, remedy = f"a link to {os.readlink(path)}", "Name the file itself: links are not written through."
-    raise NotReplacedError(field, f"{path}, {what}", expected, remedy)
+    kind = "a device or a socket"
+    remedy = "Choose another name."
+    if stat.S_ISDIR(mode):
+        kind = "a folder"
+    elif stat.S_ISLNK(mode):
+        kind = f"a link to {os.readlink(path)}"
+        remedy = "Name the file itself: links are not written through."
+    raise NotReplacedError(field, f"{path}, {kind}", "a regular file, or a name that is not taken", remedy)
 
 
 def check_writable(field: str, name: str) -> None:
-    """Refuses a folder that could not be made or written to; makes nothing that stays. `field` is for the message."""
+    """Refuse a folder that could not be made or written to; makes nothing that stays. `field` is for the message."""
     path = user_path(name).absolute()
     if name.startswith("~") and not user_path(name).is_absolute():
         raise InputError(field, f"{name}, the home folder of nobody", "a folder to write to", "Choose another one.")
@@ -182,9 +188,11 @@ _DATA = (".json", ".jsonl", ".csv", ".parquet")
 
 
 def check_file(field: str, name: str, others: Iterable[str] = (), *, streams: bool = True) -> None:
-    """Refuses a file to write that cannot be one, that belongs to a model, a run or a program, or that is one of the
-    `others`: files, and folders of data files, that a command reads or writes as well. `streams`: pipes and devices
-    will do, see [`is_stream`]."""
+    """Refuse a file to write that cannot be one, belongs to a model, a run or a program, or is one of the `others`.
+
+    `others` are files, and folders of data files, that a command reads or writes as well. `streams`: pipes and devices
+    will do, see [`is_stream`].
+    """
     path = Path(name)
     if not name.strip():
         raise InputError(field, repr(name), "the name of a file", "Remove the flag for no file.")
@@ -218,8 +226,10 @@ def _is_same_file(file: Path, other: Path) -> bool:
 
 @contextmanager
 def working_directory_kept(who: str) -> Iterator[None]:
-    """Puts the working directory back that a function of the user's, called inside the block, has changed: relative
-    paths would mean other places from then on. `who`: what was called, for the log."""
+    """Put the working directory back that a function of the user's, called inside the block, has changed.
+
+    Relative paths would mean other places from then on. `who` names the function, for the log.
+    """
     try:
         before = os.getcwd()
     except OSError:  # it was deleted
@@ -228,7 +238,8 @@ def working_directory_kept(who: str) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if before is not None and (after := os.getcwd()) != before:
+            after = os.getcwd()
+            if before not in (None, after):
                 os.chdir(before)
                 _say_moved(who, after, before)
 
@@ -249,8 +260,10 @@ class _Handler:
 
 @contextmanager
 def on_sigterm(handle: Callable[[], None]) -> Iterator[None]:
-    """Inside the block SIGTERM calls `handle`, and not that of a block around it. A handler of the user's own stays,
-    only the main thread sets one, and a process that is forked inside has none."""
+    """Have SIGTERM call `handle` inside the block, and not that of a block around it.
+
+    A handler of the user's own stays, only the main thread sets one, and a process that is forked inside has none.
+    """
     before = signal.getsignal(signal.SIGTERM)
     is_ours = before is signal.SIG_DFL or isinstance(before, _Handler)
     if not is_ours or threading.current_thread() is not threading.main_thread():
@@ -281,7 +294,7 @@ def _end(target: Path) -> None:
 
 @contextlib.contextmanager
 def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[None]:
-    """Inside the block no other process that asks so too writes to a folder, or to a file.
+    """Keep other processes that ask so, too, from writing to a folder or a file inside the block.
 
     A lock of the operating system, which ends with its process; blocks of one thread may be nested. Leaves nothing
     behind, also on SIGTERM, which it answers with [`Terminated`]. Where the file system has no locks, the log says so,
@@ -306,7 +319,7 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     if lock.is_locked:  # by a block around this one
         yield
         return
-    made = [folder for folder in path.parents if not os.path.exists(folder)]
+    new_folders = [folder for folder in path.parents if not os.path.exists(folder)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -331,6 +344,6 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
             with contextlib.suppress(OSError):
                 path.unlink()  # before the release: who waits for this file looks whether it is still there
             lock.release()
-        for folder in made:
+        for folder in new_folders:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()

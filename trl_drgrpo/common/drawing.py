@@ -21,8 +21,11 @@ ROLES = {"correct": COLORS[0], "incorrect": COLORS[1]}
 
 
 def new_figure(rows: int, columns: int, width: float, height: float, **shared: Any) -> "tuple[Figure, list[Axes]]":
-    """A figure of `rows * columns` panels, row by row. `width` and `height` are those of the whole figure, in inches;
-    `shared` may hold `sharex` and `sharey`. `ImportError` without matplotlib."""
+    """Make a figure of `rows * columns` panels, row by row.
+
+    `width` and `height` are those of the whole figure, in inches; `shared` may hold `sharex` and `sharey`. Raises
+    `ImportError` without matplotlib.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -38,19 +41,24 @@ def new_figure(rows: int, columns: int, width: float, height: float, **shared: A
 def draw_trend(
     axes: "Axes", x: Sequence[Any], values: Any, trend: Sequence[float], color: str, label: str | None, dash: str = "-"
 ) -> None:
-    """Values as faint lines, one per column of `values`, and their trend over them as a strong one."""
+    """Draw values as faint lines, one per column of `values`, and their trend over them as a strong one."""
     axes.plot(x, values, color=color, alpha=0.25, linewidth=0.8)
     axes.plot(x, trend, dash, color=color, linewidth=1.8, label=label)
 
 
-_SPAN, _FEWEST = 0.03, 30  # of a curve's points; how many they must be
+_SPAN = 0.03  # of a curve's points
+_FEWEST = 30  # points that are smoothed
 
 
 def smoothed(values: Sequence[float | None]) -> list[float]:
-    """Exponential mean as the page draws it: without bias towards the first value, with a span of 3% of the points,
-    and none below 30 of them. Gaps (`None`) become NaN."""
-    known = sum(value is not None for value in values)
-    decay = 1 - 2 / (max(1.0, known * _SPAN) + 1) if known >= _FEWEST else 0.0
+    """Return the exponential mean as the report's page draws it; gaps (`None`) become NaN.
+
+    It has no bias towards the first value, and a span of 3% of the points; fewer than 30 are not smoothed.
+    """
+    points = sum(value is not None for value in values)
+    decay = 0.0
+    if points >= _FEWEST:
+        decay = 1 - 2 / (max(1.0, points * _SPAN) + 1)
     total = weight = 0.0
     result = []
     for value in values:
@@ -66,9 +74,11 @@ def smoothed(values: Sequence[float | None]) -> list[float]:
 def draw_panels(
     panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], width: float, height: float
 ) -> "Figure":
-    """A figure of one panel per title, each `width` by `height` inches, with a curve for each name in it: the values
-    of its points `(step, value)` faint, smoothed strong. A name has one color in all panels that name the same ones.
-    A curve without points is not drawn."""
+    """Draw one panel per title, each `width` by `height` inches, with a curve for each name in it.
+
+    The values of the points `(step, value)` are faint, smoothed ones strong. A name has one color in all panels that
+    name the same ones. A curve without points is not drawn.
+    """
     figure, drawn = new_figure(1, len(panels), width * len(panels), height)
     for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
         for (name, points), color in zip(lines.items(), cycle(COLORS), strict=False):
@@ -82,7 +92,7 @@ def draw_panels(
 
 def draw_histories(histories: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Any:
     """
-    One panel per metric, one line per run that logged it: faint each step, strong smoothed as in the report.
+    Draw one panel per metric, one line per run that logged it: faint each step, strong smoothed as in the report.
 
     Args:
         histories (`Mapping[str, Sequence[Mapping[str, Any]]]`): Name of a run -> `trainer.state.log_history`.
@@ -110,7 +120,7 @@ def _add_legend(axes: "Axes") -> None:
 
 
 def save_figure(figure: "Figure", path: Path) -> Path:
-    """Writes a figure as PNG, the folder with it, with a legend in each panel whose lines have labels."""
+    """Write a figure as PNG, and its folder, with a legend in each panel whose lines have labels."""
     for axes in figure.axes:
         _add_legend(axes)
     picture = BytesIO()

@@ -12,7 +12,7 @@ from trl_drgrpo.common.secrets import without_credentials
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """A value as an error shows it: its `repr`, cut at so many characters.
+    """Return a value as an error shows it: its `repr`, cut at so many characters.
 
     Example:
 
@@ -30,10 +30,10 @@ def shortened(value: object, most: int = 60) -> str:
 
 
 def did_you_mean(
-    given: object, known: Iterable[str], otherwise: str, *, most: int = 1, cutoff: float = 0.5, form: str = "{}"
+    name: object, names: Iterable[str], otherwise: str, *, most: int = 1, cutoff: float = 0.5, form: str = "{}"
 ) -> str:
     """
-    The remedy for a name that does not exist: the nearest known ones, each in this form, else another sentence.
+    Return the remedy for a name that does not exist: the nearest ones, each in this form, else another sentence.
 
     Example:
 
@@ -45,15 +45,15 @@ def did_you_mean(
     """
     from difflib import get_close_matches  # only on the way to an error
 
-    near = get_close_matches(str(given), list(known), n=most, cutoff=cutoff)
-    return f"Did you mean {' or '.join(map(form.format, near))}?" if near else otherwise
+    nearest = get_close_matches(str(name), list(names), n=most, cutoff=cutoff)
+    return f"Did you mean {' or '.join(map(form.format, nearest))}?" if nearest else otherwise
 
 
 _LONGEST = 500
 
 
 class InputError(ValueError):
-    """Something the user gave does not fit.
+    """Error of something that the user passed and that does not fit.
 
     Args:
         field (`str`): Name of the invalid input: a config field, a flag, a file, a dataset column.
@@ -77,7 +77,7 @@ class InputError(ValueError):
         self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
 
     def under(self, field: str) -> "InputError":
-        """The same error, said of another field."""
+        """Return the same error about another field."""
         return type(self)(field, self.got, self.expected, self.remedy)
 
     def __reduce__(self):
@@ -85,9 +85,9 @@ class InputError(ValueError):
 
 
 def in_one(errors: Sequence[InputError]) -> InputError:
-    """Several errors in one: the first, with the others behind its remedy."""
-    first, *others = errors
-    remedy = " ".join([first.remedy, *(f"Also {error}" for error in others)])
+    """Return several errors in one: the first, with the others behind its remedy."""
+    first = errors[0]
+    remedy = " ".join([first.remedy, *(f"Also {error}" for error in errors[1:])])
     return type(first)(first.field, first.got, first.expected, remedy)
 
 
@@ -110,12 +110,12 @@ class UnscorableError(ValueError):
 
 
 def speaks_for_itself(error: BaseException) -> bool:
-    """Whether the message of an error says all there is, so that a traceback through this package would be noise."""
+    """Tell whether the message of an error says all, so that a traceback through this package would be noise."""
     return isinstance(error, (InputError, UnscorableError)) and error.__cause__ is None
 
 
 def told(error: BaseException) -> str:
-    """An exception as `ValueError: its text`, also where making that text raises."""
+    """Return an exception as `ValueError: its text`, also where making that text raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -132,7 +132,7 @@ def is_unicode(text: str) -> bool:
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    """The first line of an exception's text, without the full stop at its end."""
+    """Return the first line of an exception's text, without the full stop at its end."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
@@ -141,7 +141,7 @@ def first_line(error: BaseException, most: int = 200) -> str:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, outermost first."""
+    """Yield the error and what it was raised from, outermost first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -171,7 +171,7 @@ class Terminated(SystemExit):
 
 
 def require_package(module: str, field: str, got: str, extra: str) -> None:
-    """Refuses a setting (`field`, with the value `got`) whose package is not installed; `extra` brings it."""
+    """Refuse a setting (`field`, with the value `got`) whose package is not installed; `extra` brings it."""
     if importlib.util.find_spec(module) is None:
         package = module.replace("_", "-")
         remedy = f'Install it with `pip install "trl-drgrpo[{extra}]"`.'
@@ -179,8 +179,8 @@ def require_package(module: str, field: str, got: str, extra: str) -> None:
 
 
 def require_for_quantization(config: Any) -> None:
-    """Refuses a quantization configuration (object or mapping) that asks for 4 or 8 bits without bitsandbytes."""
-    settings = config if isinstance(config, dict) else vars(config) if hasattr(config, "__dict__") else {}
-    bits = [n for n in (4, 8) if settings.get(f"load_in_{n}bit") or settings.get(f"_load_in_{n}bit")]
-    if bits:
-        require_package("bitsandbytes", "quantization_config", f"a base in {bits[0]} bits", "qlora")
+    """Refuse a quantization configuration (object or mapping) that asks for 4 or 8 bits without bitsandbytes."""
+    settings = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+    for bits in (4, 8):
+        if settings.get(f"load_in_{bits}bit") or settings.get(f"_load_in_{bits}bit"):
+            require_package("bitsandbytes", "quantization_config", f"a base in {bits} bits", "qlora")

@@ -35,48 +35,57 @@ _OTHER_WAYS: dict[str, Any] = {
 
 
 def that_do_something(
-    settings: Mapping[str, Any], off: Mapping[str, Any] = AS_IT_IS
+    settings: Mapping[str, Any], off_values: Mapping[str, Any] = AS_IT_IS
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that are on: name, value, and the value that switches it off."""
-    for name, nothing in off.items():
+    """Yield the settings that are on: name, value, and the value that switches it off."""
+    for name, off_value in off_values.items():
         value = settings.get(name)
-        is_off = value in (None, nothing) or (name == "top_k" and value == -1) or value in ([], {})
+        is_off = value in (None, off_value, [], {}) or (name == "top_k" and value == -1)
         if name == "cache_implementation":  # every other one holds what the model computes
             is_off = value != "quantized"
         if not is_off:
-            yield name, value, nothing
+            yield name, value, off_value
 
 
 def own_settings(model: Any) -> dict[str, Any]:
-    """Settings of a model's `generation_config` under which its samples would not be those of the policy."""
+    """Return the settings of a model's `generation_config` under which it would not sample from the policy."""
     config = getattr(model, "generation_config", None)
-    given = vars(config) if config is not None else {}
-    return {name: value for name, value, _ in that_do_something(given, {**AS_IT_IS, **_OTHER_WAYS})}
+    if config is None:
+        return {}
+    return {name: value for name, value, _ in that_do_something(vars(config), {**AS_IT_IS, **_OTHER_WAYS})}
 
 
 @contextmanager
 def without_own_settings(model: Any) -> Iterator[None]:
-    """Inside the block, nothing is filled in from the model's `generation_config` that changes what is sampled. What
-    the call of `generate` states itself stays. The configuration, which is saved with the model, is left as it was."""
-    config, own = getattr(model, "generation_config", None), own_settings(model)
-    for name in own:
+    """Keep the model's `generation_config` from changing what is sampled inside the block.
+
+    Arguments of a call of `generate` stay. The configuration, which is saved with the model, is left as it was.
+    """
+    config = getattr(model, "generation_config", None)
+    settings = own_settings(model)
+    for name in settings:
         setattr(config, name, None)
     try:
         yield
     finally:
-        for name, value in own.items():
+        for name, value in settings.items():
             setattr(config, name, value)
 
 
 def refuse_bad_ends(field: str, name: str, model: Any) -> None:
-    """Refuses a model whose `generation_config` says something else than ids for the end of a completion."""
-    given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if not all(isinstance(each, int | None) for each in (given if isinstance(given, list) else [given])):
-        got = f"{name}, whose generation_config.json has the eos_token_id {shortened(given)}"
+    """Refuse a model whose `generation_config` names something else than ids for the end of a completion."""
+    end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = end if isinstance(end, list) else [end]
+    if not all(isinstance(token, int | None) for token in ids):
+        got = f"{name}, whose generation_config.json has the eos_token_id {shortened(end)}"
         raise InputError(field, got, "an id, or a list of ids", "Correct that file.")
 
 
-def end_tokens(*given: Any) -> list[int]:
-    """Ids that end a completion: all of several values, each an id, a list of ids, or `None`."""
-    ids = [each for value in given for each in (value if isinstance(value, (list, tuple)) else [value])]
-    return list(dict.fromkeys(int(each) for each in ids if each is not None))
+def end_tokens(*values: Any) -> list[int]:
+    """Return the ids that end a completion: all of several values, each an id, a list of ids, or `None`."""
+    ids: dict[int, None] = {}  # in order, without repetitions
+    for value in values:
+        for token in value if isinstance(value, (list, tuple)) else [value]:
+            if token is not None:
+                ids[int(token)] = None
+    return list(ids)

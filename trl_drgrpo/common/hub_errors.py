@@ -45,9 +45,12 @@ def is_adapter(name: str) -> bool:
 
 
 def check_local(field: str, name: str) -> None:
-    """Refuses the name of a folder that is not there, of a file, and of a folder that holds no model. Loads nothing. A
-    name that could be a Hub id passes."""
-    path, expected = user_path(name), "a model's folder or Hub id"
+    """Refuse the name of a folder that is not there, of a file, and of a folder that holds no model.
+
+    Loads nothing. A name that could be a Hub id passes.
+    """
+    path = user_path(name)
+    expected = "a model's folder or Hub id"
     remedy = "Name the folder that save_pretrained wrote."
     if os.path.isfile(path):
         raise InputError(field, f"{name}, a file", expected, remedy)
@@ -58,15 +61,17 @@ def check_local(field: str, name: str) -> None:
             raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
         check_weights(field, path)
     elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        remedy = f"Relative paths start at the current directory, {os.getcwd()}."
-        remedy = "Check the path." if path.is_absolute() else remedy
+        remedy = "Check the path."
+        if not path.is_absolute():
+            remedy = f"Relative paths start at the current directory, {os.getcwd()}."
         raise InputError(field, f"{name}, which does not exist", expected, remedy)
 
 
 def check_weights(field: str, folder: Path) -> None:
-    """Refuses a folder with a safetensors file that is not as long as its header says: a copy that was cut off, which
-    ends in a traceback when it is loaded; and one with a pipe, which nobody may ever write to. Reads the headers
-    only."""
+    """Refuse a folder with a safetensors file that was cut off, or with a pipe, which nobody may ever write to.
+
+    Only the headers are read: they say how long a file is.
+    """
     from safetensors import SafetensorError, safe_open
 
     for entry in folder.iterdir() if os.path.isdir(folder) else ():
@@ -85,19 +90,25 @@ def check_weights(field: str, folder: Path) -> None:
 
 
 def refuse_new_weights(field: str, name: str, model: Any, info: Mapping[str, Any], remedy: str) -> None:
-    """Refuses a model of which transformers had to make weights at random, a head as a rule: noise, and nothing but a
-    line in the log says so. `info`: what `from_pretrained(..., output_loading_info=True)` returns with the model."""
-    # Of a weight that has another shape it is the name, and both shapes.
-    mismatched = [key if isinstance(key, str) else key[0] for key in info.get("mismatched_keys", ())]
-    if missing := sorted({*info["missing_keys"], *mismatched}):
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        got = f"{name}, a checkpoint without {', '.join(missing[:3])}{more}"
+    """Refuse a model of which transformers had to make weights at random, a head as a rule: they are noise.
+
+    `info` is what `from_pretrained(..., output_loading_info=True)` returns with the model.
+    """
+    missing = set(info["missing_keys"])
+    for key in info.get("mismatched_keys", ()):  # a name, or a name and two shapes
+        missing.add(key if isinstance(key, str) else key[0])
+    if missing:
+        names = sorted(missing)
+        and_others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        got = f"{name}, a checkpoint without {', '.join(names[:3])}{and_others}"
         raise InputError(field, got, f"one that holds every weight of {type(model).__name__}", remedy)
 
 
 def refuse_empty_vocabulary(tokenizer: Any) -> None:
-    """Refuses a tokenizer that knows its special tokens only: transformers makes one where tokenizer.json is missing.
-    A processor is judged by its tokenizer."""
+    """Refuse a tokenizer that knows its special tokens only: transformers makes one where tokenizer.json is missing.
+
+    A processor is judged by its tokenizer.
+    """
     from transformers import PreTrainedTokenizerBase
 
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -108,13 +119,18 @@ def refuse_empty_vocabulary(tokenizer: Any) -> None:
 
 @contextmanager
 def hub_errors(field: str, name: str, expected: str) -> Iterator[None]:
-    """Makes one `InputError` of whatever loading a model, a tokenizer or a configuration raises inside the block.
-    `name`: the folder or Hub id; `expected`: what would have loaded."""
+    """Make one `InputError` of whatever loading a model, a tokenizer or a configuration raises inside the block.
+
+    `name` is the folder or Hub id, `expected` says what would have loaded.
+    """
     with reading(field, name, expected), quiet_retries():
         try:
             yield
+        except InputError:
+            raise
         except Exception as error:
-            if isinstance(error, InputError) or (reason := hub_reason(error)) is None:
+            reason = hub_reason(error)
+            if reason is None:
                 raise
             got, remedy = reason
             raise InputError(field, f"{name}, {got}", expected, remedy) from error
@@ -122,7 +138,7 @@ def hub_errors(field: str, name: str, expected: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_retries() -> Iterator[None]:
-    """Without a warning for every attempt at a network that does not answer: the error that follows says it once."""
+    """Silence the warnings for every attempt at a network that does not answer: the error that follows says it."""
     logger = logging.getLogger(_RETRIES)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -136,20 +152,20 @@ def is_unreachable(error: BaseException) -> bool:
     """Tell whether no answer came from the Hub, not one that refuses."""
     from huggingface_hub import errors
 
-    found = list(causes(error))
-    answered = (errors.HfHubHTTPError, errors.LocalTokenNotFoundError)
-    return any(isinstance(cause, OSError) for cause in found) and not any(isinstance(c, answered) for c in found)
+    chain = list(causes(error))
+    is_refusal = any(isinstance(cause, (errors.HfHubHTTPError, errors.LocalTokenNotFoundError)) for cause in chain)
+    return not is_refusal and any(isinstance(cause, OSError) for cause in chain)
 
 
 def hub_reason(error: BaseException) -> tuple[str, str] | None:
     """
-    Why the Hub did not give what was asked for, from the error or its causes; `None` for another problem.
+    Find out why the Hub sent nothing, from the error or its causes; `None` for another problem.
 
     Returns the problem, to follow the name and a comma, and the remedy.
     """
     from huggingface_hub import constants, errors
 
-    found = list(causes(error))
+    chain = list(causes(error))
     kinds = (
         (errors.GatedRepoError, "which is gated", "Ask for access on its page, and log in with `hf auth login`."),
         (errors.RevisionNotFoundError, "which has no such revision", "Correct the revision."),
@@ -160,19 +176,19 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
         ),
     )
     for kind, got, remedy in kinds:
-        if any(isinstance(cause, kind) for cause in found):
+        if any(isinstance(cause, kind) for cause in chain):
             return got, remedy
     unreachable = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)
-    if any(isinstance(cause, unreachable) for cause in found):
+    if any(isinstance(cause, unreachable) for cause in chain):
         if constants.HF_HUB_OFFLINE:
             got = "which is not in the local cache (offline mode, HF_HUB_OFFLINE=1)"
             return got, "Unset HF_HUB_OFFLINE to download it, or name a local folder."
-        reason = str(found[-1]).strip().rstrip(".")
+        reason = str(chain[-1]).strip().rstrip(".")
         got = f"which is not in the local cache; the Hub, {constants.ENDPOINT}, cannot be reached ({reason:.100})"
         return got, "Check the network, or name a local folder."
-    if any(isinstance(cause, errors.EntryNotFoundError) for cause in found):
+    if any(isinstance(cause, errors.EntryNotFoundError) for cause in chain):
         return "a repository that lacks a required file", "Check that it holds a model that transformers can load."
-    for cause in found:
+    for cause in chain:
         if isinstance(cause, errors.HfHubHTTPError):
             status = getattr(cause.response, "status_code", "no status")
             return f"for which the Hub answered with status {status}", "Try again later, or name a local folder."

@@ -12,7 +12,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 
 
 def plain(text: Any) -> str:
-    """A text as running Markdown shows it: on one line, with no character that means something to it.
+    """Return a text for running Markdown: on one line, with no character that means something to it.
 
     Example:
 
@@ -27,7 +27,7 @@ def plain(text: Any) -> str:
 
 
 def code(text: Any) -> str:
-    """A text in a `<code>` element, in which neither Markdown nor HTML acts.
+    """Return a text in a `<code>` element, in which neither Markdown nor HTML acts.
 
     Example:
 
@@ -43,30 +43,32 @@ def code(text: Any) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code, with a fence longer than any in the text."""
+    """Return a block of code, with a fence longer than any in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def row(cells: Sequence[Any], first: Callable[[Any], str] = plain) -> str:
-    """A line of a table; `first` writes the first cell."""
+    """Return a line of a table; `first` writes the first cell."""
     return f"| {' | '.join([first(cells[0]), *map(plain, cells[1:])])} |"
 
 
 def head(cells: Sequence[str]) -> str:
-    """The head of a table and the line below it."""
+    """Return the head of a table and the line below it."""
     return f"{row(cells)}\n|{'---|' * len(cells)}"
 
 
 def table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ("", "")) -> str:
-    """Rows of texts as a table; under a header the first column is code."""
+    """Return rows of texts as a table; under a header the first column is code."""
     return "\n".join([head(header), *(row(cells, code if header[0] else plain) for cells in rows)])
 
 
 def template(package: str, name: str, filters: Mapping[str, Callable[..., Any]], **options: Any) -> Any:
-    """A template among the files of a package, with the filters of this module and others; a name that it is not given
-    is an error. `options` are jinja2's."""
+    """Return a template among the files of a package, with the filters of this module and others.
+
+    A name without a value is an error. `options` are jinja2's.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     folder, _, file = name.rpartition("/")

@@ -12,18 +12,18 @@ from trl_drgrpo.common.reading import user_path
 
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:
-    """The checkpoint folders of a run, the highest step first; `checkpoint-best` and the like are somebody's own."""
+    """Return a run's checkpoint folders, the highest step first; `checkpoint-best` and the like are somebody's own."""
     folders = [path for path in output_dir.glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]+", path.name)]
     return sorted(folders, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
+    """Return the step in a checkpoint's name."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def delete(path: Path) -> None:
-    """Deletes a file, or a folder with all that it holds; of a link nothing but the link."""
+    """Delete a file, or a folder with all that it holds; of a link nothing but the link."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
     else:
@@ -40,7 +40,7 @@ _OF_A_RUN = ("training_args.bin", "_drgrpo", "checkpoint-*")
 
 def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> None:
     """
-    Refuses a folder in which a new training would overwrite what no training wrote.
+    Refuse a folder in which a new training would overwrite what no training wrote.
 
     Args:
         field (`str`): The setting, for the message.
@@ -52,7 +52,8 @@ def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> Non
             any spelling and through links, or the run around a checkpoint that is an input, or a folder with a model
             or a card that is no run's.
     """
-    folder, remedy = Path(os.path.realpath(user_path(name))), "Name a folder of its own."
+    folder = Path(os.path.realpath(user_path(name)))
+    remedy = "Name a folder of its own."
     here = Path.cwd()
     if folder in (here, *here.parents):
         got = f"{name}, which is the current directory or above it"
@@ -61,28 +62,27 @@ def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> Non
         )
     if any(_HUB_CACHE.fullmatch(part) for part in folder.parts):
         raise InputError(field, f"{name}, in the cache of the Hub", "a folder outside of it", remedy)
-    for setting, given in inputs.items():
-        path = Path(os.path.realpath(user_path(given)))
-        if (
-            given
-            and os.path.isdir(path)
-            and (path == folder or (path.parent == folder and path in checkpoint_folders(folder)))
-        ):
-            what = "the folder of" if path == folder else "the run that holds"
-            got = f"{name}, {what} {setting}"
-            raise InputError(
-                field, got, "another folder", f"{remedy} Its model, card and settings would be overwritten."
-            )
+    for setting, input_name in inputs.items():
+        path = Path(os.path.realpath(user_path(input_name)))
+        if not input_name or not os.path.isdir(path):
+            continue
+        if path == folder:
+            got = f"{name}, the folder of {setting}"
+        elif path in checkpoint_folders(folder):
+            got = f"{name}, the run that holds {setting}"
+        else:
+            continue
+        raise InputError(field, got, "another folder", f"{remedy} Its model, card and settings would be overwritten.")
     if any(any(folder.glob(pattern)) for pattern in _OF_A_RUN):
         return
-    found = sorted(path.name for pattern in _SAVED for path in folder.glob(pattern))
-    if found:
-        got = f"{name}, which holds {found[0]} that no run has written"
+    model_files = sorted(path.name for pattern in _SAVED for path in folder.glob(pattern))
+    if model_files:
+        got = f"{name}, which holds {model_files[0]} that no run has written"
         raise InputError(field, got, "a new folder, or that of a run", f"{remedy} The files would be overwritten.")
 
 
 def recorded_base(model: str) -> str | None:
-    """The base model that an adapter's folder names; `None` for any other model."""
+    """Return the base model that an adapter's folder names; `None` for any other model."""
     try:
         return json.loads(Path(model, "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -90,7 +90,7 @@ def recorded_base(model: str) -> str | None:
 
 
 def drop_saved_links(folder: Path) -> None:
-    """Removes links where a model is about to be saved, which would be written through."""
+    """Remove links where a model is about to be saved, which would be written through."""
     for pattern in _SAVED:
         for path in folder.glob(pattern):
             if path.is_symlink():

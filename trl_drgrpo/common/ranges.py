@@ -17,7 +17,7 @@ from trl_drgrpo.common.errors import InputError, shortened
 @dataclass(frozen=True)
 class Range:
     """
-    What a number may be.
+    Kind and bounds of a number.
 
     Args:
         lowest, highest (`float`, *optional*): The bounds; none by default.
@@ -52,22 +52,25 @@ class Range:
             return True
         if not -math.inf < number < math.inf:
             return False
-        if self.lowest is not None and (number <= self.lowest if self.above else number < self.lowest):
+        if self.lowest is not None and (number < self.lowest or (self.above and number == self.lowest)):
             return False
-        return self.highest is None or (number < self.highest if self.below else number <= self.highest)
+        return self.highest is None or number < self.highest or (number == self.highest and not self.below)
 
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a finite number"
-        low = None if self.lowest is None else f"{'above' if self.above else 'at least'} {self.lowest}"
-        high = None if self.highest is None else f"{'below' if self.below else 'at most'} {self.highest}"
-        bounds = " and ".join(filter(None, (low, high)))
-        others = "".join(f", or {value}" for value in self.also if value != math.inf)
-        return (f"{kind}, {bounds}" if bounds else kind) + others
+        bounds = []
+        if self.lowest is not None:
+            bounds.append(f"{'above' if self.above else 'at least'} {self.lowest}")
+        if self.highest is not None:
+            bounds.append(f"{'below' if self.below else 'at most'} {self.highest}")
+        if bounds:
+            kind = f"{kind}, {' and '.join(bounds)}"
+        return kind + "".join(f", or {value}" for value in self.also if value != math.inf)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one of several values may be, with a remedy as in [`Range`]."""
+    """Values of which one may stand, with a remedy as in [`Range`]."""
 
     values: tuple
     remedy: str = "Pick one of them."
@@ -77,22 +80,22 @@ class Choice:
         return value in self.values
 
     def __str__(self) -> str:
-        *others, last = map(repr, self.values)
-        return f"{', '.join(others)} or {last}"
+        *first_values, last = map(repr, self.values)
+        return f"{', '.join(first_values)} or {last}"
 
 
 def whole(lowest: int | None, highest: int | None = None, **more: Any) -> Range:
-    """A whole number."""
+    """Return the range of whole numbers between two bounds."""
     return Range(lowest, highest, whole=True, **more)
 
 
 def positive(**more: Any) -> Range:
-    """A number above 0."""
+    """Return the range of numbers above 0."""
     return Range(0, above=True, **more)
 
 
 def share(**more: Any) -> Range:
-    """A number from 0 to 1."""
+    """Return the range of numbers from 0 to 1."""
     return Range(0, 1, **more)
 
 
@@ -169,22 +172,24 @@ _ADAPTER = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dro
 
 
 def refuse_bad_adapter(values: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuses a number of a `peft` configuration that lies outside its range; `None` counts as left out. `prefix`:
-    goes before the field in the message."""
+    """Refuse a number of a `peft` configuration that lies outside its range; `None` counts as left out.
+
+    `prefix` goes before the field in the message.
+    """
     for name, key in _ADAPTER.items():
         if values.get(name) is not None:
             refuse_outside(f"{prefix}{name}", values[name], RANGES[key])
 
 
 def refuse_out_of_range(values: Mapping[str, Any]) -> None:
-    """Refuses the first number that lies outside its range. Leaves alone the fields that the table does not know."""
+    """Refuse the first number that lies outside its range; fields that the table does not know pass."""
     for name, allowed in RANGES.items():
         if name in values:
             refuse_outside(name, values[name], allowed)
 
 
 def refuse_outside(field: str, value: Any, allowed: Range | Choice) -> None:
-    """Refuses a number that lies outside a range, and a value that is none of a choice."""
+    """Refuse a number that lies outside a range, and a value that is none of a choice."""
     if not allowed.allows(value):
         raise InputError(field, shortened(value), str(allowed), allowed.remedy)
 
@@ -192,9 +197,10 @@ def refuse_outside(field: str, value: Any, allowed: Range | Choice) -> None:
 def finite_number(
     field: str, value: Any, expected: str = "a finite number", remedy: str = "Write it as a number, for example 0.5."
 ) -> float:
-    """A number that was given as an option, numpy's included, as a float. Refuses a boolean, infinity and NaN."""
+    """Return a number of an option, numpy's included, as a float; refuse booleans, infinity and NaN."""
     if isinstance(value, Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
-            if math.isfinite(number := float(value)):
+            number = float(value)
+            if math.isfinite(number):
                 return number
     raise InputError(field, shortened(value), expected, remedy)

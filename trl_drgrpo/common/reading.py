@@ -22,13 +22,13 @@ _DEBUG = "TRL_DRGRPO_DEBUG=1 shows where it was raised."
 
 
 def user_path(name: str | Path) -> Path:
-    """A path as the user wrote it, with `~` for the home directory; `~name` of an unknown user stays as it is."""
+    """Return a path of the user's with `~` as the home directory; `~name` of an unknown user stays as it is."""
     return Path(os.path.expanduser(name))
 
 
 @contextmanager
 def reading(field: str, what: str, expected: str, remedy: str = "") -> Iterator[None]:
-    """Makes one `InputError` of anything that a library raises inside the block about what it reads.
+    """Make one `InputError` of anything that a library raises inside the block about what it reads.
 
     The block holds the library's call and nothing else: an error of this package's own code is no problem of what is
     read.
@@ -60,7 +60,7 @@ def _is_panic(error: BaseException) -> bool:
 
 
 def problem_of(error: BaseException) -> InputError | DiskFullError | None:
-    """The one-line error for an error that nobody caught; `None` for a bug, whose traceback is to be seen."""
+    """Return the one-line error for an error that nobody caught; `None` for a bug, whose traceback is to be seen."""
     problem = _of_library(error) or _of_files(error) or _of_content(error)
     if problem is not None:
         problem.__cause__ = error
@@ -70,15 +70,16 @@ def problem_of(error: BaseException) -> InputError | DiskFullError | None:
 def _of_files(error: BaseException) -> InputError | DiskFullError | None:
     if not isinstance(error, OSError):
         return None
-    named = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    name = " to ".join(name if len(name) < 200 else name[:200] + "..." for name in named)
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    name = " to ".join(name if len(name) < 200 else name[:200] + "..." for name in names)
     reason = error.strerror or type(error).__name__
     if error.errno in _FULL:
         return DiskFullError(f"disk full: {name or 'the output'} could not be written ({reason}). Make room first.")
-    if not named and error.errno not in _OF_FILES:
-        return None
-    field = "file" if named else "file or current directory"
-    return InputError(field, f"{name}: {reason}" if named else reason, "one that can be used", _DEBUG)
+    if names:
+        return InputError("file", f"{name}: {reason}", "one that can be used", _DEBUG)
+    if error.errno in _OF_FILES:
+        return InputError("file or current directory", reason, "one that can be used", _DEBUG)
+    return None
 
 
 def _of_content(error: BaseException) -> InputError | None:
@@ -105,8 +106,10 @@ _NAMES = ("pretrained_model_name_or_path", "model_id", "path", "dataset_path", "
 
 
 def _of_library(error: BaseException) -> InputError | None:
-    """The problem of an error that was raised while a library read a model or data. What happens in this package's own
-    functions below a library's (a `map` over rows) is none of it."""
+    """Return the one-line error for an error that was raised while a library read a model or data.
+
+    Errors of this package's own functions below a library's (a `map` over rows) are bugs.
+    """
     if not (isinstance(error, Exception) or _is_panic(error)):
         return None
     models: list[FrameType] = []
@@ -138,11 +141,13 @@ def _package(frame: FrameType) -> str:
 
 
 def _name(frames: list[FrameType]) -> str:
-    """The path or id that a library was given, as far as it can be told."""
+    """Return the path or id that a library was called with, as far as it can be told."""
     for frame in frames:
         for name in _NAMES:
-            if isinstance(value := frame.f_locals.get(name), str | Path):
+            value = frame.f_locals.get(name)
+            if isinstance(value, str | Path):
                 return str(value)
-        if name := getattr(frame.f_locals.get("self"), "name_or_path", ""):
+        name = getattr(frame.f_locals.get("self"), "name_or_path", "")
+        if name:
             return str(name)
     return "a part of it"

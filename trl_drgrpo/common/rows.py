@@ -24,7 +24,7 @@ _BATCH = 10_000
 @dataclass(frozen=True)
 class ColumnValues:
     """
-    What a column holds.
+    Kind of the values in a column, and its nulls.
 
     Args:
         kind (`str`): `"text"`, `"number"`, `"boolean"`, `"list"`, `"mapping"`, `"null"` (nothing else in it) or
@@ -41,28 +41,33 @@ class ColumnValues:
 
 
 def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
-    """Checks that every prompt of a split is a text that is not empty, or a list of messages. The message names the
-    first row that does not fit; `where` adds words on where the rows are: `" of train.jsonl"`."""
+    """Check that every prompt of a split is a text that is not empty, or a list of messages.
+
+    The message names the first row that does not fit; `where` adds the place of the rows: `" of train.jsonl"`.
+    """
     _refuse_bad((prompt for batch in _batches(dataset, ["prompt"]) for prompt in batch["prompt"]), field, where)
 
 
 def _refuse_bad(prompts: Iterable[Any], field: str, where: str = "") -> None:
-    bad = [(row, problem) for row, prompt in enumerate(prompts) if (problem := prompt_problem(prompt))]
-    if not bad:
+    problems = {}
+    for row, prompt in enumerate(prompts):
+        problem = prompt_problem(prompt)
+        if problem:
+            problems[row] = problem
+    if not problems:
         return
-    row, problem = bad[0]
-    more = f" and in {len(bad) - 1} more" if len(bad) > 1 else ""
+    first = min(problems)
+    and_others = f" and in {len(problems) - 1} more" if len(problems) > 1 else ""
     raise InputError(
         field,
-        f"{problem} as the prompt in row {row} (the first is 0){where}{more}",
+        f"{problems[first]} as the prompt in row {first} (the first is 0){where}{and_others}",
         "a non-empty string, or a list of messages with role and content",
         'Drop such rows, or convert the column; a message is {"role": "user", "content": "..."}.',
     )
 
 
 def check_batch(rows: Sequence[Mapping[str, Any]], field: str) -> None:
-    """Refuse rows of a stream that TRL cannot make one batch of: with prompts that it cannot read, or other columns
-    than the first of them."""
+    """Refuse rows of a stream that TRL cannot make one batch of: unreadable prompts, or columns that differ."""
     if all("prompt" in row for row in rows):
         _refuse_bad((row["prompt"] for row in rows), field, " of a batch")
     for number, row in enumerate(rows):
@@ -86,14 +91,15 @@ def check_prompt_rows(rows: Sequence[Mapping[str, Any]], field: str, own_columns
     """
     if not rows:
         raise InputError(field, "no rows", "at least one prompt", "Add prompts.")
-    if taken := [name for name in rows[0] if name in own_columns]:
-        remedy = f"Rename it, for example `--rename_columns {taken[0]}=given_{taken[0]}`: this command writes its own."
-        raise InputError(field, f"a column {taken[0]!r}", "a dataset without it", remedy)
+    for column in rows[0]:
+        if column in own_columns:
+            remedy = f"Rename it, for example `--rename_columns {column}=given_{column}`: this command writes its own."
+            raise InputError(field, f"a column {column!r}", "a dataset without it", remedy)
     _refuse_bad((row.get("prompt") for row in rows), field)
 
 
 def prompt_problem(prompt: Any) -> str:
-    """Problem of a prompt (a text, or messages); empty if none. Only a tool call may lack content."""
+    """Return the problem of a prompt (a text, or messages); empty if none. Only a tool call may lack content."""
     if prompt is None:
         return "null"
     if isinstance(prompt, str):
@@ -115,8 +121,7 @@ def prompt_problem(prompt: Any) -> str:
 
 
 def prompt_rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number, prompt and name of the environment of a split's rows that have a prompt; none of rows made on the
-    fly, or with images."""
+    """Yield number, prompt and environment's name of a split's rows; none of rows made on the fly, or with images."""
     columns = dataset.column_names or ["prompt", "environment"]
     if "prompt" not in columns or {"image", "images"}.intersection(columns):
         return
@@ -128,7 +133,7 @@ def prompt_rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
-    """Contents of a split's columns, by name; empty for rows made on the fly."""
+    """Return the contents of a split's columns, by name; empty for rows made on the fly."""
     kinds: dict[str, set[str]] = {name: set() for name in names}
     nulls: dict[str, list[int]] = {name: [] for name in names}
     rows = 0
@@ -139,23 +144,27 @@ def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]
         rows += len(batch[names[0]])
     if not rows:
         return {}
-    found = {}
+    contents = {}
     for name in names:
-        kind, *others = kinds[name] - {"null"} or {"null"}
-        found[name] = ColumnValues("other" if others else kind, rows, len(nulls[name]), next(iter(nulls[name]), None))
-    return found
+        kinds_of_values = kinds[name] - {"null"} or {"null"}
+        kind = kinds_of_values.pop() if len(kinds_of_values) == 1 else "other"
+        first_null = nulls[name][0] if nulls[name] else None
+        contents[name] = ColumnValues(kind, rows, len(nulls[name]), first_null)
+    return contents
 
 
 def first_row(dataset: Any) -> dict[str, Any] | None:
-    """The first row of a split; `None` for rows made on the fly, and for none."""
+    """Return the first row of a split; `None` for rows made on the fly, and for none."""
     if not hasattr(dataset, "__len__"):
         return None if dataset.info.builder_name == "generator" else next(iter(dataset), None)
     return dataset[0] if len(dataset) and dataset.format["type"] != "custom" else None
 
 
 def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[dict[str, list[Any]]]:
-    """The columns in batches of rows, `raw`: as they are stored, images as bytes, say; none of rows from a generator,
-    or through a function of the user's: reading them may change what comes next."""
+    """Yield the columns in batches of rows. `raw`: as they are stored, images as bytes, say.
+
+    Rows from a generator, or through a function of the user's, are not read: that may change the next ones.
+    """
     if not hasattr(dataset, "__len__"):
         if can_be_read_again(dataset):
             with reading("dataset_name", f"a stream, in its first {STREAMED_ROWS} rows", "data that can be read"):
@@ -167,7 +176,7 @@ def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[
 
 
 def known_length(dataset: Any) -> int | None:
-    """Rows of a split; of a stream only where it ends within those that are read, else `None`."""
+    """Return the number of rows of a split; `None` for a stream that goes on behind the rows that are read."""
     if hasattr(dataset, "__len__"):
         return len(dataset)
     if not can_be_read_again(dataset):
@@ -185,7 +194,7 @@ def can_be_read_again(stream: Any) -> bool:
 
 
 def _generators(node: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """Functions behind a stream, with their options. `datasets` wraps an iterable into another one per operation."""
+    """Yield the functions behind a stream, with their options. `datasets` wraps an iterable once per operation."""
     inner = getattr(node, "ex_iterable", None)
     wrapped = [inner] if inner is not None else getattr(node, "ex_iterables", [])
     for part in wrapped:
@@ -196,8 +205,7 @@ def _generators(node: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
 
 
 def _starts_anew(function: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a function reads plain data only. An iterator, a queue, a file or a random generator would go on where
-    the last reading has stopped."""
+    """Tell whether a function reads plain data only: an iterator, a queue, a file or a random generator goes on."""
     if isinstance(function, partial):
         return _starts_anew(function.func, {**options, **function.keywords, "": function.args})
     if not inspect.isfunction(function):
@@ -221,7 +229,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_nothing(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(each is None for each in value))
+    return value is None or (isinstance(value, list) and all(item is None for item in value))
 
 
 _KINDS = {type(None): "null", str: "text", bool: "boolean", int: "number", float: "number"}
@@ -233,23 +241,29 @@ def _kind(value: Any) -> str:
 
 
 def check_images(dataset: Any, field: str) -> None:
-    """Checks the images of a split's rows: a picture each in `image`, or a list of pictures each in `images`, beside
-    prompts of messages. transformers ends rows without a picture beside rows with one in a traceback."""
+    """Check the images of a split's rows: one picture in `image`, or a list in `images`, beside prompts of messages.
+
+    transformers ends in a traceback where some rows have a picture and others have none.
+    """
     columns = dataset.column_names or []
     column = next((name for name in ("images", "image") if name in columns), None)
     if column is None or "prompt" not in columns:
         return
-    row, empty, filled = 0, None, False
+    row = 0
+    first_empty: int | None = None
+    has_pictures = False
     for batch in _batches(dataset, [column, "prompt"], raw=True):
         for images, prompt in zip(batch[column], batch["prompt"], strict=True):
             problem = _problem_of_images(images) if column == "images" else _problem_of_image(images)
             if not problem and isinstance(prompt, str):
                 problem = "a picture beside a prompt of text"
-            if images == []:
-                empty = row if empty is None else empty
-            filled = filled or images != []
-            if not problem and empty is not None and filled:
-                problem, row = "no picture, where other rows have one,", empty
+            if images != []:
+                has_pictures = True
+            elif first_empty is None:
+                first_empty = row
+            if not problem and first_empty is not None and has_pictures:
+                problem = "no picture, where other rows have one,"
+                row = first_empty
             if problem:
                 expected = "a list of pictures" if column == "images" else "one picture"
                 raise InputError(
@@ -264,11 +278,11 @@ def check_images(dataset: Any, field: str) -> None:
 def _problem_of_images(images: Any) -> str:
     if not isinstance(images, list):
         return "null" if images is None else f"{type(images).__name__}, which is no list,"
-    return next((problem for image in images if (problem := _problem_of_image(image))), "")
+    return next(filter(None, map(_problem_of_image, images)), "")
 
 
 def _problem_of_image(image: Any) -> str:
-    """Problem of a picture: as arrow stores it, a path or URL, an array, or decoded; empty if none."""
+    """Return the problem of a picture (as arrow stores it, a path or URL, an array, or decoded); empty if none."""
     if image is None:
         return "null"
     if isinstance(image, (bool, int, float)):

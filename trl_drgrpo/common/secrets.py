@@ -54,7 +54,7 @@ _PAIR = re.compile(r"""(["']?)([\w-]+)\1(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s"',{}\[
 
 def is_secret(name: str) -> bool:
     """
-    Whether a field, key or environment variable of this name holds a secret; in any case, with `_` or `-`.
+    Tell whether a field, key or environment variable of this name holds a secret; in any case, with `_` or `-`.
 
     Example:
 
@@ -72,7 +72,7 @@ def is_secret(name: str) -> bool:
 
 def without_credentials(text: str) -> str:
     """
-    A text without the credentials in its URLs, and without tokens that are known by their form.
+    Return a text without the credentials in its URLs, and without tokens that are known by their form.
 
     Example:
 
@@ -102,7 +102,7 @@ def without_credentials(text: str) -> str:
 
 def redacted_command(argv: Sequence[str]) -> str:
     """
-    A command line, quoted for a shell, without the secrets in it.
+    Return a command line, quoted for a shell, without the secrets in it.
 
     Example:
 
@@ -135,8 +135,10 @@ def _shown_value(name: str, text: str) -> str:
 
 
 def scrubbed(values: Any) -> Any:
-    """A copy of nested mappings, lists and tuples with `None` for whatever stands under the name of a secret, and
-    texts [`without_credentials`]. Anything else stays the same object."""
+    """Return a copy of nested mappings, lists and tuples without secrets; anything else stays the same object.
+
+    Values under the name of a secret become `None`, and texts pass [`without_credentials`].
+    """
     if isinstance(values, Mapping):
         return {scrubbed(name): _scrubbed_entry(str(name), value) for name, value in values.items()}
     if type(values) in (list, tuple):
@@ -154,18 +156,22 @@ def _scrubbed_entry(name: str, value: Any) -> Any:
 
 
 def redacted(content: Any, values: Mapping[str, Any]) -> Any:
-    """A text, or nested texts, [`without_credentials`] and with `<secret>` for every known secret: those among
-    `values` (nested fields of a configuration), and those in environment variables."""
-    known = {value for name, value in os.environ.items() if name.lower().endswith(_ENVIRONMENT)}
-    known = {*(value for value in known if len(value) >= _SHORTEST), *_texts(values), *_texts(os.environ)}
-    return _replaced(content, sorted(known, key=len, reverse=True))
+    """Return a text, or nested texts, [`without_credentials`] and with `<secret>` for every known secret.
+
+    Known are those among `values` (nested fields of a configuration), and those in environment variables.
+    """
+    secrets = {*_texts(values), *_texts(os.environ)}
+    for name, value in os.environ.items():
+        if name.lower().endswith(_ENVIRONMENT) and len(value) >= _SHORTEST:
+            secrets.add(value)
+    return _replaced(content, sorted(secrets, key=len, reverse=True))
 
 
 def _replaced(content: Any, secrets: list[str]) -> Any:
     if isinstance(content, Mapping):
         return {_replaced(name, secrets): _replaced(value, secrets) for name, value in content.items()}
     if type(content) in (list, tuple):
-        return type(content)(_replaced(each, secrets) for each in content)
+        return type(content)(_replaced(item, secrets) for item in content)
     if isinstance(content, str):
         for secret in secrets:
             content = content.replace(secret, _HIDDEN)
@@ -175,7 +181,7 @@ def _replaced(content: Any, secrets: list[str]) -> Any:
 
 @contextmanager
 def without_secrets() -> Iterator[None]:
-    """Inside the block a pickled `DrGRPOConfig` holds no secrets."""
+    """Keep secrets out of a `DrGRPOConfig` that is pickled inside the block."""
     token = _saving.set(True)
     try:
         yield

@@ -45,8 +45,10 @@ _SUM = "xxh3_128"
 
 
 def begin_checkpoint(checkpoint: Path) -> None:
-    """Mark a folder as being written, whatever an older run has left in it; make it where it does not exist. Links are
-    removed, the folder itself and those in it: what they lead to belongs to others."""
+    """Mark a folder as being written, whatever an older run has left in it; make it where it does not exist.
+
+    Links are removed, the folder itself and those in it: their targets belong to others.
+    """
     if checkpoint.is_symlink():
         logger.warning("%s was a link to %s, which stays as it is.", checkpoint, os.readlink(checkpoint))
         checkpoint.unlink()
@@ -59,11 +61,13 @@ def begin_checkpoint(checkpoint: Path) -> None:
 
 
 def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
-    """Write the state file, whole or not at all, behind all other files; this removes the mark of
-    `begin_checkpoint`. To `state` come the marks of the other files, and the time, which is later than that of every
-    checkpoint beside it."""
-    others = states_in(checkpoint.parent).values()
-    now = max([time.time(), *(other["saved_at"] + 1 for other in others)])  # clocks differ, and may be put back
+    """Write the state file, whole or not at all, behind all other files; this removes the mark of `begin_checkpoint`.
+
+    To `state` come the marks of the other files, and the time, which is later than that of every checkpoint beside it.
+    """
+    now = time.time()
+    for earlier in states_in(checkpoint.parent).values():  # clocks differ, and may be put back
+        now = max(now, earlier["saved_at"] + 1)
     state = {"format": FORMAT, "files": file_marks(checkpoint), "saved_at": now, **state}
     part = checkpoint / PART_FILE
     with part.open("w", encoding="utf-8") as file:
@@ -80,8 +84,10 @@ def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any] | None:
-    """The content of a checkpoint's state file; `None` where there is none (a plain TRL run). `ValueError`: it is
-    damaged."""
+    """Return the content of a checkpoint's state file; `None` where there is none (a plain TRL run).
+
+    Raises `ValueError` for a damaged one.
+    """
     try:
         state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -94,20 +100,22 @@ def read_state(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Size in bytes and checksum of each file that a resumed run reads, by its path inside the folder."""
+    """Return size in bytes and checksum of each file that a resumed run reads, by its path inside the folder."""
     files = [path for path in checkpoint.rglob("*") if path.is_file()]
     listed = sorted(path for path in files if not any(path.match(pattern) for pattern in _NOT_LISTED))
     marks = {}
     for path in listed:
-        found = path.stat()
-        mark = {"bytes": found.st_size, _SUM: _checksum(path, found.st_mtime_ns, found.st_ctime_ns)}
+        stat = path.stat()
+        mark = {"bytes": stat.st_size, _SUM: _checksum(path, stat.st_mtime_ns, stat.st_ctime_ns)}
         marks[path.relative_to(checkpoint).as_posix()] = mark
     return marks
 
 
 def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
-    """Reason why a folder is no complete checkpoint, of this package or of plain TRL; empty when it is one.
-    `checksums`: read every file and compare its checksum, else only sizes."""
+    """Return the reason why a folder is no complete checkpoint, of this package or of plain TRL; empty when it is one.
+
+    `checksums`: read every file and compare its checksum, else only sizes.
+    """
     if not os.path.isdir(checkpoint):
         return "it does not exist"
     if (checkpoint / PART_FILE).exists():
@@ -127,20 +135,23 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
     needed = {name: mark for name, mark in marks.items() if not name.startswith(_NOT_NEEDED)}
     for read in (False, True) if checksums else (False,):  # sizes cost nothing
         for name, mark in needed.items():
-            if reason := why_changed(checkpoint, name, mark, read):
+            reason = why_changed(checkpoint, name, mark, read)
+            if reason:
                 return reason
     return ""
 
 
 def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: bool = True) -> str:
-    """Reason why a file of a checkpoint is not the one that was written; empty when it is. `mark`: its entry in
-    [`file_marks`]."""
+    """Return the reason why a file of a checkpoint is not the one that was written; empty when it is.
+
+    `mark` is its entry in [`file_marks`].
+    """
     path = checkpoint / name
     try:
-        found = path.stat()
-        if found.st_size != mark["bytes"]:
-            return f"{name} has {found.st_size} bytes instead of {mark['bytes']}"
-        if checksum and mark[_SUM] != _checksum(path, found.st_mtime_ns, found.st_ctime_ns):
+        stat = path.stat()
+        if stat.st_size != mark["bytes"]:
+            return f"{name} has {stat.st_size} bytes instead of {mark['bytes']}"
+        if checksum and mark[_SUM] != _checksum(path, stat.st_mtime_ns, stat.st_ctime_ns):
             return f"{name} was changed after it was written (its checksum differs)"
     except FileNotFoundError:
         return f"{name} is missing"
@@ -156,7 +167,7 @@ def has_optimizer(checkpoint: Path) -> bool:
 
 def newest_complete_checkpoint(output_dir: Path) -> Path | None:
     """
-    The newest complete checkpoint of the run that wrote last; the log says why others are passed over.
+    Find the newest complete checkpoint of the run that wrote last; the log says why others are passed over.
 
     A folder may hold checkpoints of several runs, and of steps behind which a run went back. The one written last says
     which run is meant and how far it has come: others' checkpoints, and those of higher steps, do not count. Complete
@@ -176,21 +187,27 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
             )
         if not reason and last is not None:
             reason = _why_not_of_the_newest(path, states[path], last, states[last])
-        if not (reason := reason or why_incomplete(path)):
+        if not reason:
+            reason = why_incomplete(path)
+        if not reason:
             return path
         logger.warning("%s is skipped: %s. Looking for an older one.", path, reason)
     return None
 
 
 def state_or_none(checkpoint: Path) -> dict[str, Any] | None:
-    """As `read_state`, without an error for one that cannot be read."""
+    """Return the state of a checkpoint, `None` for one that cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return read_state(checkpoint)
 
 
 def states_in(output_dir: Path) -> dict[Path, dict[str, Any]]:
-    """The state of each checkpoint of a run that has one that can be read; the one written last comes last."""
-    states = {path: state for path in checkpoint_folders(output_dir) if (state := state_or_none(path))}
+    """Return the readable states of a run's checkpoints; the one written last comes last."""
+    states = {}
+    for path in checkpoint_folders(output_dir):
+        state = state_or_none(path)
+        if state:
+            states[path] = state
     return dict(sorted(states.items(), key=lambda item: (item[1]["saved_at"], step_of(item[0]))))
 
 
@@ -225,7 +242,7 @@ _REPLACE = (
 
 def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, checksums: bool = True) -> Path | None:
     """
-    The checkpoint that a run goes on from; `None` for a run that begins anew.
+    Choose the checkpoint that a run goes on from; `None` for a run that begins anew.
 
     `resume`: a checkpoint, or `True` for the newest complete one in `output_dir`. `overwrite`: the run may replace
     another one there; else that is refused, like an incomplete checkpoint. `checksums`: as in [`why_incomplete`].
@@ -234,28 +251,37 @@ def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, c
         remedy = "One keeps the run in output_dir, the other deletes it: leave one of them out."
         got = f"true beside resume_from_checkpoint {str(resume).lower() if resume is True else resume}"
         raise InputError("overwrite_output_dir", got, "one of the two", remedy)
-    checkpoint = newest_complete_checkpoint(output_dir) if resume is True else Path(resume) if resume else None
-    if checkpoint is not None and resume is not True and (reason := why_incomplete(checkpoint, checksums)):
-        remedy = "Name an older checkpoint-<step> folder, or set it to True for the newest complete one in output_dir."
-        expected = "a complete checkpoint folder"
-        raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
-    is_its_own = overwrite or (checkpoint is not None and _is_of_the_run_in(output_dir, checkpoint))
-    if not is_its_own and (found := run_in(output_dir)):
-        first = _GO_ON if any(map(_was_completed, checkpoint_folders(output_dir))) else _NO_CHECKPOINT
-        remedy = f"{_REPLACE} {first} Or choose another output_dir."
-        got = f"{output_dir}, which holds another run ({found})"
+    checkpoint = None
+    if resume is True:
+        checkpoint = newest_complete_checkpoint(output_dir)
+    elif resume:
+        checkpoint = Path(resume)
+        reason = why_incomplete(checkpoint, checksums)
+        if reason:
+            remedy = (
+                "Name an older checkpoint-<step> folder, or set it to True for the newest complete one in output_dir."
+            )
+            expected = "a complete checkpoint folder"
+            raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
+    if overwrite or (checkpoint is not None and _is_of_the_run_in(output_dir, checkpoint)):
+        return checkpoint
+    another_run = run_in(output_dir)
+    if another_run:
+        way_on = _GO_ON if any(map(_was_completed, checkpoint_folders(output_dir))) else _NO_CHECKPOINT
+        remedy = f"{_REPLACE} {way_on} Or choose another output_dir."
+        got = f"{output_dir}, which holds another run ({another_run})"
         raise InputError("output_dir", got, "a folder without a run", remedy)
     return checkpoint
 
 
 def check_output_of_run(output_dir: Path, resume: str | bool | None, inputs: Mapping[str, str]) -> None:
-    """As [`check_output_folder`]; a run of ours that goes on may write where it did."""
+    """Check the output folder with [`check_output_folder`]; a run of ours that goes on may write where it did."""
     if not (resume and states_in(output_dir)):
         check_output_folder("output_dir", str(output_dir), inputs)
 
 
 def run_in(output_dir: Path) -> str:
-    """Run files in a folder, in words: checkpoints or a saved model; empty when another run may start there.
+    """Name the run files in a folder, checkpoints or a saved model; empty when another run may start there.
 
     Unrelated files do not count, nor does what a run leaves that died before its first checkpoint was complete.
     """
@@ -320,21 +346,24 @@ def _is_of_the_run_in(output_dir: Path, checkpoint: Path) -> bool:
     """Tell whether a checkpoint lies in the folder, or is a copy of one of the run that wrote there last."""
     if checkpoint.resolve().parent == output_dir.resolve():
         return True
-    own, states = state_or_none(checkpoint), [*states_in(output_dir).values()]
-    return own is not None and bool(states) and states[-1]["run_id"] == own["run_id"]
+    state = state_or_none(checkpoint)
+    states = list(states_in(output_dir).values())
+    return state is not None and bool(states) and states[-1]["run_id"] == state["run_id"]
 
 
 def rollouts_file(checkpoint: Path, rank: int) -> Path:
-    """File of a rank's completions that are not trained on yet."""
+    """Return the file of a rank's completions that are not trained on yet."""
     return checkpoint / f"drgrpo_rollouts_{rank}.pt"
 
 
 def features_by_name(features: Iterable[Any]) -> dict[str, Any]:
-    """Features by the name that a checkpoint holds their state under; others of the same class are numbered."""
+    """Return features by the name that a checkpoint holds their state under; others of a class are numbered."""
     counts: Counter[str] = Counter()
-    named: dict[str, Any] = {}
+    features_of_names: dict[str, Any] = {}
     for feature in features:
         name = type(feature).__name__
         counts[name] += 1
-        named[name if counts[name] == 1 else f"{name} {counts[name]}"] = feature
-    return named
+        if counts[name] > 1:
+            name = f"{name} {counts[name]}"
+        features_of_names[name] = feature
+    return features_of_names

@@ -22,7 +22,8 @@ import torch
 
 from trl_drgrpo.common.errors import DivergedError, InputError
 from trl_drgrpo.common.finite import first_not_finite, has_no_distribution
-from trl_drgrpo.features.resume.checkpoints import checkpoint_folders, why_incomplete
+from trl_drgrpo.common.output_folders import checkpoint_folders, step_of
+from trl_drgrpo.features.resume.checkpoints import why_incomplete
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.hooks import Feature
 
@@ -105,15 +106,17 @@ class DivergenceGuard(Feature):
             raise self._diverged(f"{name or _ELSEWHERE} is NaN or infinite")
 
     def _on_any_rank(self, name: str | None) -> bool:
-        """Whether any process found something, so that all of them end. Where each holds all weights, so does this."""
-        return any(self.trainer.gathered([name is not None])) if self.trainer.in_lockstep else name is not None
+        """Tell whether any process found something, so that all of them end."""
+        if not self.trainer.in_lockstep:  # each process holds all weights
+            return name is not None
+        return any(self.trainer.gathered([name is not None]))
 
     def _broken_weight(self) -> str | None:
-        named = self.trainer.model.named_parameters()
-        return first_not_finite((name, weight) for name, weight in named if weight.requires_grad)
+        parameters = self.trainer.model.named_parameters()
+        return first_not_finite((name, weight) for name, weight in parameters if weight.requires_grad)
 
     def _broken_moment(self) -> str | None:
-        """An entry of the optimizer's state that is not finite; engines that split it up keep their own."""
+        """Return an entry of the optimizer's state that is not finite; engines that split it up keep their own."""
         optimizer = self.trainer.optimizer
         if optimizer is None or self.trainer.in_lockstep:
             return None
@@ -121,7 +124,7 @@ class DivergenceGuard(Feature):
         return first_not_finite((f"the optimizer's {n}", v) for n, v in entries if isinstance(v, torch.Tensor))
 
     def _diverged(self, what: str, step: int | None = None) -> DivergedError:
-        """The error of a step, the last one by default. A checkpoint of that step has the same weights."""
+        """Return the error of a step, the last one by default. A checkpoint of that step has the same weights."""
         ended_in: int = self.trainer.state.global_step if step is None else step
         saved = self._newest_checkpoint(before=ended_in)
         if saved is None:
@@ -132,18 +135,19 @@ class DivergenceGuard(Feature):
         return DivergedError(f"step {ended_in}: {what}, so the training has diverged and ends. {cause} {remedy}")
 
     def _newest_checkpoint(self, before: int) -> Path | None:
-        """The newest complete checkpoint of fewer steps, of this run or of the one that it goes on from."""
+        """Return the newest complete checkpoint of fewer steps, of this run or of the one that it goes on from."""
         resumed: Path | None = self.trainer.resume.resumed_from
         folders = checkpoint_folders(Path(self.trainer.args.output_dir))
         if resumed is not None:
             folders += checkpoint_folders(resumed.parent)
-        earlier = [path for path in folders if _step(path) < before and not why_incomplete(path, checksums=False)]
-        unnumbered = resumed if self._began_at < before else None  # a copy may have any name
-        return max(earlier, key=_step, default=unnumbered)
+        earlier = [path for path in folders if step_of(path) < before and not why_incomplete(path, checksums=False)]
+        if earlier:
+            return max(earlier, key=step_of)
+        return resumed if self._began_at < before else None  # a copy may have any name
 
     def _likely_cause(self) -> str:
-        args, optimizer = self.trainer.args, self.trainer.optimizer
-        groups = [] if optimizer is None else optimizer.param_groups
+        args = self.trainer.args
+        groups = [] if self.trainer.optimizer is None else self.trainer.optimizer.param_groups
         # A schedule may have brought the rate of the moment down to 0.
         rate = max((float(group.get("initial_lr", group["lr"])) for group in groups), default=args.learning_rate)
         advantages = self._advantages
@@ -156,7 +160,3 @@ class DivergenceGuard(Feature):
             return "float16, whose range ends at 65,504 (use bf16)"
         clipping = f"max_grad_norm {args.max_grad_norm:g}" if args.max_grad_norm else "no max_grad_norm"
         return f"learning_rate {rate:g} with {clipping} (lower it)"
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])

@@ -65,7 +65,7 @@ def _kind(model: Any) -> str:
 
 
 def _shapes(checkpoint: Path, stem: str) -> Shapes:
-    """The shape of each weight in a checkpoint's files, which are not read; empty where they are of another form."""
+    """Return the shape of each weight in a checkpoint, from headers; empty for files of another form."""
     shapes: Shapes = {}
     for file in checkpoint.glob(f"{stem}*.safetensors"):
         with _reading(file), safe_open(file, framework="pt") as weights:
@@ -81,13 +81,16 @@ def _reading(file: Path) -> AbstractContextManager[None]:
 def _refuse_other_shapes(
     field: str, got: str, saved: Shapes, now: dict[str, Any], checkpoint: Path, *, both_ways: bool
 ) -> None:
-    """`both_ways`: whether a weight on one side only is refused, too; a whole model's names may be those of another
-    version of transformers."""
+    """Refuse weights of other shapes. `both_ways`: also a weight on one side only.
+
+    The names in a whole model may be those of another version of transformers.
+    """
     differing = list(_differing(saved, {name: tuple(weight.shape) for name, weight in now.items()}, both_ways))
     if saved and differing:
-        more = f", and {len(differing) - 1} more weights differ" if len(differing) > 1 else ""
+        and_others = f", and {len(differing) - 1} more weights differ" if len(differing) > 1 else ""
         remedy = f"Use the model and settings that it was trained with, {_NEW_RUN}"
-        raise InputError(field, f"{got}: {differing[0]}{more}", f"what fits the weights in {checkpoint}", remedy)
+        got = f"{got}: {differing[0]}{and_others}"
+        raise InputError(field, got, f"what fits the weights in {checkpoint}", remedy)
 
 
 def _differing(saved: Shapes, now: Shapes, both_ways: bool) -> Iterator[str]:

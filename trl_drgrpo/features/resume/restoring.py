@@ -1,4 +1,4 @@
-"""What only a run that goes on from a checkpoint needs: is it the same run, what differs, and its state."""
+"""Checks that a run that goes on from a checkpoint is the same run, says what differs, and restores its state."""
 
 import json
 import logging
@@ -49,15 +49,17 @@ def _state_of(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def restore(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Restores what a checkpoint holds beside weights, optimizer and scheduler; returns its state, empty where it has
-    none. `settings`: the run's `resume_facts`."""
+    """Restore what a checkpoint holds beside weights, optimizer and scheduler.
+
+    Returns its state, empty where it has none. `settings` are the run's `resume_facts`.
+    """
     if not has_optimizer(checkpoint):
         message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
         logger.warning(message, checkpoint)
     file = checkpoint / FEATURES_FILE
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    feature_states = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     for name, feature in features_by_name(trainer.features).items():
-        feature.load_state_dict(kept.get(name))
+        feature.load_state_dict(feature_states.get(name))
     trainer.read_step_settings()
     state = _state_of(checkpoint)
     if state is None:
@@ -81,25 +83,25 @@ def restore(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> dict[st
     return state
 
 
-def _say_what_changed(trainer: Any, state: dict[str, Any], own_settings: dict[str, Any], checkpoint: Path) -> None:
-    """Other settings in the middle of a run are allowed, but never silent."""
-    others = changed(state["objective"], objective_facts(trainer))
-    objective = "; ".join(f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in others)
-    stays = ON_RESUME["kept"] * has_optimizer(checkpoint)
-    settings = list(differences(state["settings"], own_settings))
-    anew = in_words(setting for setting in settings if setting[0] not in stays)
-    kept = in_words((setting for setting in settings if setting[0] in stays), form="{} {}, not {}")
+def _say_what_changed(trainer: Any, state: dict[str, Any], run_settings: dict[str, Any], checkpoint: Path) -> None:
+    """Warn of settings that differ: they are allowed in the middle of a run, but never silent."""
+    terms = changed(state["objective"], objective_facts(trainer))
+    objective = "; ".join(f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in terms)
+    with_optimizer = ON_RESUME["kept"] if has_optimizer(checkpoint) else ()
+    settings = list(differences(state["settings"], run_settings))
+    replaced = in_words(setting for setting in settings if setting[0] not in with_optimizer)
+    restored = in_words((setting for setting in settings if setting[0] in with_optimizer), form="{} {}, not {}")
     for message, differing in (
         ("The objective differs from that of %s: %s. The run continues with the new one.", objective),
-        ("Settings differ from those of %s: %s. The run continues with the new ones.", anew),
-        ("Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights.", kept),
+        ("Settings differ from those of %s: %s. The run continues with the new ones.", replaced),
+        ("Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights.", restored),
     ):
         if differing:
             logger.warning(message, checkpoint, differing)
 
 
 def _say_what_is_missing(trainer: Any, checkpoint: Path) -> None:
-    """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
+    """Warn of a checkpoint of plain TRL, in a run that TRL began or, where another checkpoint is ours, continued."""
     logger.warning(
         "%s holds no Dr. GRPO state: continuing with L = %d. Completions not trained on yet are generated again, "
         "and the optimizer keeps its moments: after an objective other than Dr. GRPO, the first hundreds of steps "
@@ -115,23 +117,28 @@ def _say_what_is_missing(trainer: Any, checkpoint: Path) -> None:
 
 
 def _resume_position(trainer: Any, state: dict[str, Any], checkpoint: Path) -> None:
-    """Restores the position between two generations; with another geometry the next step generates anew."""
-    if other := changed(state["geometry"], geometry(trainer)):
+    """Restore the position between two generations; with another geometry the next step generates anew."""
+    sizes = changed(state["geometry"], geometry(trainer))
+    if sizes:
         message = "Batch sizes changed (%s): completions not trained on yet are generated again."
-        logger.warning(message, ", ".join(f"{name} {was} -> {now}" for name, was, now in other))
+        logger.warning(message, ", ".join(f"{name} {was} -> {now}" for name, was, now in sizes))
         return
     trainer.micro_step = state["micro_step"]
     if not state["has_rollouts"]:
         return
-    args, rank, device = trainer.args, trainer.accelerator.process_index, trainer.accelerator.device
-    corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
     # Keys of a micro-batch that the loss reads under settings that may have changed since it was made.
-    needed = {*["ref_per_token_logps"] * bool(args.beta), *["importance_sampling_ratio"] * corrects_sampling}
+    needed = set()
+    if trainer.args.beta:
+        needed.add("ref_per_token_logps")
+    if trainer.args.use_vllm and trainer.args.vllm_importance_sampling_correction:
+        needed.add("importance_sampling_ratio")
+    rank, device = trainer.accelerator.process_index, trainer.accelerator.device
     rollouts = load_rollouts(checkpoint, rank, device, state["files"])
+    missing = needed.difference(*(rollouts or []))
     # All ranks or none: one that generates alone waits forever.
     if not all(trainer.gathered([rollouts is not None])):
         logger.warning("Completions not trained on yet are generated again: the run continues, but not bit for bit.")
-    elif missing := needed.difference(*(rollouts or [])):
+    elif missing:
         message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
         logger.warning(message, " and ".join(sorted(missing)))
     else:
@@ -141,12 +148,16 @@ def _resume_position(trainer: Any, state: dict[str, Any], checkpoint: Path) -> N
 def load_rollouts(
     checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]
 ) -> list[dict[str, Any]] | None:
-    """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read.
-    `files`: sizes and checksums, as the checkpoint's state lists them."""
+    """Return this rank's pending micro-batches on `device`; `None`, with the reason in the log, if unreadable.
+
+    `files` are sizes and checksums, as the checkpoint's state lists them.
+    """
     source = rollouts_file(checkpoint, rank)
-    if (mark := files.get(source.name)) and (reason := why_changed(checkpoint, source.name, mark)):
-        logger.warning("Completions not trained on yet in %s are not used: %s.", checkpoint, reason)
-        return None
+    if source.name in files:
+        reason = why_changed(checkpoint, source.name, files[source.name])
+        if reason:
+            logger.warning("Completions not trained on yet in %s are not used: %s.", checkpoint, reason)
+            return None
     try:
         # Not onto the device at once: torch reads no storage onto "cpu:0", a process's name for its CPU.
         micro_batches: Any = send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
@@ -161,12 +172,12 @@ def _in_words(value: Any) -> str:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Name, former and new value of what is in both and differs."""
+    """Return name, former and new value of what is in both and differs."""
     return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, former and new value of what differs and may; of a mapping only the keys that do."""
+    """Yield name, former and new value of what differs and may; of a mapping only the keys that do."""
     for name, was, value in changed(before, now):
         if name in _NOT_ALONE:
             continue
@@ -188,26 +199,26 @@ def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
     Raises:
         `InputError`: Names the setting.
     """
-    other = {name: (was, value) for name, was, value in changed(before, now) if was and value}
-    if "optim" in other:
-        was, value = other["optim"]
+    differing = {name: (was, value) for name, was, value in changed(before, now) if was and value}
+    if "optim" in differing:
+        was, value = differing["optim"]
         remedy = "Keep it, or start a new run from the checkpoint's weights."
         raise InputError("optim", value, f"{was}, whose state is in {checkpoint}", remedy)
     if any(before.get(name) != now.get(name) for name in ("dtype", "quantization")):
         return  # the same weights have other values then
-    if "base" in other:
-        was, value = other["base"]
+    if "base" in differing:
+        was, value = differing["base"]
         expected = f"{before.get('model')}, {was}, on which the adapter in {checkpoint} was trained"
         raise InputError(
             "model", f"the base {now.get('model')}, {value}", expected, "Name that base, or start a new run."
         )
-    if "reference" in other:
-        was, value = other["reference"]
+    if "reference" in differing:
+        was, value = differing["reference"]
         expected = f"that of the run, {before.get('model')}, {was}"
         remedy = "It is the model that the run began with: build the trainer from that one, or start a new run."
         raise InputError("model", f"the reference of the KL term {now.get('model')}, {value}", expected, remedy)
 
 
 def in_words(differing: Iterable[tuple[str, Any, Any]], form: str = "{} {} -> {}") -> str:
-    """Differences as a message shows them."""
+    """Write differences as a message shows them."""
     return "; ".join(form.format(name, shortened(was), shortened(now)) for name, was, now in differing)

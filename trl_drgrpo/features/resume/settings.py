@@ -49,7 +49,8 @@ FACTS = (
     *("base", "reference", "dtype", "attn_implementation", "quantization", "adapter", "tokenizer", "chat_template"),
     *("train_dataset", "reward_options", "device", "versions"),
 )
-_ROWS, _ROWS_OF_MEDIA = 5_000, 64  # that are compared, of text a second's worth; media are decoded
+_ROWS = 5_000  # that are compared: a second's worth of text
+_ROWS_OF_MEDIA = 64  # of pictures and the like, which are decoded
 _MEDIA = ("Image", "Audio", "Video")
 _VALUES = 16  # of each weight
 
@@ -69,7 +70,8 @@ def resume_facts(trainer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         trainer ([`DrGRPOTrainer`]): With the model as it was built, before a checkpoint's weights are loaded.
         options (`Mapping[str, Any]`): Options of its rewards, see `options_of_rewards`.
     """
-    args, optimizer = trainer.args, trainer.given_optimizers[0]
+    args = trainer.args
+    optimizer = trainer.given_optimizers[0]
     names = [field.name for field in dataclasses.fields(args)]
     compared = [name for name in names if classes_of(name)[0] in ("kept", "anew")]
     facts = fields_of(args, tuple(compared))
@@ -90,7 +92,7 @@ def resume_facts(trainer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def geometry(trainer: Any) -> dict[str, int]:
-    """Batch sizes and process count: with others, neither `micro_step` nor pending completions have a meaning."""
+    """Return batch sizes and process count: with others, `micro_step` and pending completions mean nothing."""
     fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
     fields += ("num_iterations", "num_generations")
     return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
@@ -112,7 +114,8 @@ def options_of_rewards(trainer: Any) -> dict[str, Any]:
 def model_facts(trainer: Any) -> dict[str, Any]:
     """Return what tells the model under an adapter, and the reference of the KL term, from others."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    config, is_adapted = model.config, hasattr(model, "peft_config")
+    config = model.config
+    is_adapted = hasattr(model, "peft_config")
     frozen = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
     compute = next((p.dtype for p in (frozen.values() if is_adapted else model.parameters())), None)
     quantization = getattr(config, "quantization_config", None)
@@ -143,7 +146,7 @@ def weights_mark(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def dataset_mark(dataset: Any) -> str | None:
-    """Number of rows, columns, and a checksum of at most 5,000 rows, evenly spaced; `None` for streamed data.
+    """Return number of rows, columns, and a checksum of at most 5,000 rows, evenly spaced; `None` for streamed data.
 
     Example:
 

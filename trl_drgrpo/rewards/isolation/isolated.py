@@ -14,7 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.pool import RemoteTraceback
+from multiprocessing.pool import RemoteTraceback  # pyright: ignore[reportAttributeAccessIssue]  # not in typeshed
 from types import SimpleNamespace
 from typing import Any
 

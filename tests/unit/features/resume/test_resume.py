@@ -1,13 +1,17 @@
 """Whose folder it is, what processes decide together, and what a signal does; `tests/trainer/test_resume.py` runs the
 rest."""
 
+import copy
 import json
 import os
 import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
+import runs
 
+from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError, RewardError, Terminated
 from trl_drgrpo.features.resume.checkpoints import STATE_FILE, newest_complete_checkpoint, read_state
 
@@ -78,14 +82,25 @@ def test_overwriting_deletes_when_training_begins_and_no_sooner(build, output, m
 # Several processes, and signals
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, prompts, tokenizer, reward):
+    """Stands behind its second optimizer step, in the middle of a generation batch."""
+    fields = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "steps_per_generation": 6}
+    settings = {**runs.short_run(tmp_path_factory.mktemp("trained")), **fields}
+    return runs.train(DrGRPOTrainer, settings, prompts, tokenizer, reward)
+
+
 @pytest.fixture
-def trainer(build, monkeypatch):
-    """Stands behind its second optimizer step, in the middle of a generation batch; saves nothing, but notes it."""
-    trainer = build(steps_per_generation=6, save_steps=2)
-    trainer.train()
-    trainer.saved = []
-    monkeypatch.setattr(trainer, "save_checkpoint_now", lambda: trainer.saved.append(trainer.micro_step))
-    return trainer
+def trainer(trained, monkeypatch):
+    """The same for one test; saves nothing, but notes it."""
+    monkeypatch.setattr(trained, "saved", [], raising=False)
+    monkeypatch.setattr(trained, "save_checkpoint_now", lambda: trained.saved.append(trained.micro_step))
+    for owner, names in ((trained, ["pending_rollouts", "micro_step"]), (trained.args, ["use_vllm"])):
+        for name in names:  # put back as they are now
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(trained.state, "global_step", 2)
+    monkeypatch.setattr(trained, "resume", copy.copy(trained.resume))
+    return trained
 
 
 def with_others(trainer, monkeypatch, *values):
@@ -144,13 +159,13 @@ def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it
 
 
 @pytest.mark.parametrize("reason", ["another rank has none", "vLLM", None])
-def test_completions_are_used_by_all_ranks_or_none(reason, trainer, output, monkeypatch, caplog):
+def test_completions_are_used_by_all_ranks_or_none(reason, trainer, monkeypatch, caplog):
     trainer.pending_rollouts = None
     if reason == "vLLM":
         trainer.args.use_vllm = True
     elif reason:
         monkeypatch.setattr(trainer, "gathered", lambda values: [*values, False])
-    trainer.resume.on_checkpoint_loaded(output / "checkpoint-2")
+    trainer.resume.on_checkpoint_loaded(Path(trainer.args.output_dir, "checkpoint-2"))
     assert (trainer.pending_rollouts is None) == bool(reason)
     assert ("but not bit for bit" in caplog.text) == (reason == "another rank has none")
     assert ("lack importance_sampling_ratio, which the run now needs" in caplog.text) == (reason == "vLLM")
