@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, told
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Registry(Mapping[str, EntryClass]):
         if not isinstance(home, str):
             return home
         module_name, _, path = home.partition(":")
-        got = f"{home}, which does not exist in the installed {module_name.partition('.')[0]}"
+        got = f"{home}, which does not exist here"
         remedy = (
             f"Your settings are not the cause: {self.registered_by[name]} registered it. Correct it there, or tell "
             "its authors."
@@ -128,7 +128,7 @@ class Registry(Mapping[str, EntryClass]):
             try:
                 entry_point.load()
             except Exception as error:  # a package that the run may not need
-                logger.warning("Names of %s are missing: %s: %s", entry_point.value, type(error).__name__, error)
+                logger.warning("Names of %s are missing: %s", entry_point.value, told(error))
         return self._entries
 
 
