@@ -61,8 +61,8 @@ def test_every_format_loads_and_is_a_reward_of_the_same_name(name):
 def test_every_cause_is_in_its_guide(name):
     cause = CAUSES[name]
     assert cause.help
-    assert f"| `{cause.reported_as}`" in guide("monitoring.md")
-    reported = {other.reported_as for other in CAUSES.values()}
+    assert f"| `{cause.setting}`" in guide("monitoring.md")
+    reported = {other.setting for other in CAUSES.values()}
     assert set(cause.explains) <= reported
 
 
@@ -95,7 +95,7 @@ def without_help(window, values):
         (lambda: register_format("math_reward"), "reward 'math_reward': got a name"),
         (lambda: register_format(scorer=half), "expected a class of PRMScorer"),
         (lambda: register_format(published_ids="("), "expected a regular expression"),
-        (lambda: register_warning("kl", name="kl")(half), "warning 'kl': got a function that does not take a window"),
+        (lambda: register_warning("kl")(half), "warning 'half': got a function that does not take a window"),
         (lambda: register_warning("kl")(without_help), "warning 'without_help': got no help"),
         (lambda: register_warning()(without_help), "warning 'without_help': got no metrics"),
     ],

@@ -100,10 +100,8 @@ def _list_of_rewards() -> str:
 
 def _names_of_rewards() -> str:
     """Return the names of outcome rewards, as a paragraph."""
-    alone = [name for name, entry in REWARDS.items() if entry.role == "outcome" and entry.stands_alone]
-    others = [name for name, entry in REWARDS.items() if entry.role == "outcome" and not entry.stands_alone]
-    text = f"Names in reward_funcs: {', '.join(alone)}; with options {', '.join(others)}."
-    return textwrap.fill(text, width=100, break_on_hyphens=False)
+    names = [name for name, entry in REWARDS.items() if entry.role == "outcome"]
+    return textwrap.fill(f"Names in reward_funcs: {', '.join(names)}.", width=100)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

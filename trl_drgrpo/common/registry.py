@@ -12,10 +12,11 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, told
 
 logger = logging.getLogger(__name__)
 
@@ -25,23 +26,22 @@ _NAME = re.compile(r"[\w-]+")  # dots, colons and slashes make a path
 _HOME = re.compile(r"[\w.]+:[\w.]+")
 
 
-class Named(Protocol):
-    """An entry of a registry."""
+@dataclass(frozen=True)
+class Entry:
+    """A name, and one sentence about it for help."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def help(self) -> str: ...
+    name: str
+    help: str
+
+
+EntryClass = TypeVar("EntryClass", bound=Entry)
 
 
 class RegistrationError(InputError):
     """A name that was registered wrongly: an error of the package that registered it, not of the user's settings."""
 
 
-Entry = TypeVar("Entry", bound=Named)
-
-
-class Registry(Mapping[str, Entry]):
+class Registry(Mapping[str, EntryClass]):
     """Entries by name, in the order of their registration.
 
     Args:
@@ -53,7 +53,7 @@ class Registry(Mapping[str, Entry]):
 
     def __init__(self, kind: str):
         self.kind = kind
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, EntryClass] = {}
         self.registered_by: dict[str, str] = {}
         self._is_filled = False
 
@@ -61,14 +61,14 @@ class Registry(Mapping[str, Entry]):
         """Return the error for a registration under this name."""
         return RegistrationError(f"registration of the {self.kind} {name!r}", got, expected, remedy)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: EntryClass) -> None:
         """Add an entry. Refuses a name that is taken or that could be a path, and an entry without help."""
         module = _registering_module()
         if module.partition(".")[0] != _PACKAGE:
-            self._fill()  # so that a name of this package is refused here, and not when the registry is first read
-        if not (isinstance(entry.name, str) and _NAME.fullmatch(entry.name)):
+            self._filled()  # so that a name of this package is refused here, and not when the registry is first read
+        if not _NAME.fullmatch(str(entry.name)):
             raise self.error(entry.name, "this name", "letters, digits, _ and -", "Register it under another name.")
-        if not (isinstance(entry.help, str) and entry.help.strip()):
+        if not (entry.help or "").strip():
             raise self.error(entry.name, "no help", "one sentence about it", "Add the sentence, which help shows.")
         if entry.name in self._entries:
             got = f"a name that {self.registered_by[entry.name]} has registered already"
@@ -82,7 +82,7 @@ class Registry(Mapping[str, Entry]):
         if not isinstance(home, str):
             return home
         module_name, _, path = home.partition(":")
-        got = f"{home}, which does not exist in the installed {module_name.partition('.')[0]}"
+        got = f"{home}, which does not exist here"
         remedy = (
             f"Your settings are not the cause: {self.registered_by[name]} registered it. Correct it there, or tell "
             "its authors."
@@ -107,21 +107,18 @@ class Registry(Mapping[str, Entry]):
         remedy = "Register the object itself, or say where it is."
         raise self.error(name, repr(home), "a callable, or 'module:attribute'", remedy)
 
-    def __getitem__(self, name: str) -> Entry:
-        self._fill()
-        return self._entries[name]
+    def __getitem__(self, name: str) -> EntryClass:
+        return self._filled()[name]
 
     def __iter__(self) -> Iterator[str]:
-        self._fill()
-        return iter(self._entries)
+        return iter(self._filled())
 
     def __len__(self) -> int:
-        self._fill()
-        return len(self._entries)
+        return len(self._filled())
 
-    def _fill(self) -> None:
+    def _filled(self) -> dict[str, EntryClass]:
         if self._is_filled:
-            return
+            return self._entries
         self._is_filled = True  # first, because the modules below may read the registry
         for name in sys.modules[_PACKAGE].REGISTRATIONS[self.kind]:
             module = importlib.import_module(f"{_PACKAGE}.{name}")
@@ -131,7 +128,8 @@ class Registry(Mapping[str, Entry]):
             try:
                 entry_point.load()
             except Exception as error:  # a package that the run may not need
-                logger.warning("Names of %s are missing: %s: %s", entry_point.value, type(error).__name__, error)
+                logger.warning("Names of %s are missing: %s", entry_point.value, told(error))
+        return self._entries
 
 
 def _registering_module() -> str:

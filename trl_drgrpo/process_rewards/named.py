@@ -18,7 +18,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.common.registry import Registry
+from trl_drgrpo.common.registry import Entry, Registry
 from trl_drgrpo.process_rewards.loading import architecture
 from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
 from trl_drgrpo.rewards.recipe_names import REWARDS, register_reward
@@ -26,11 +26,9 @@ from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 
 
 @dataclass(frozen=True)
-class PRMFormat:
+class PRMFormat(Entry):
     """A format of process reward models. The arguments are those of [`register_prm_format`]."""
 
-    name: str
-    help: str
     scorer: type | str
     is_causal: bool | None
     published_ids: str | None

@@ -198,11 +198,10 @@ def _misfit(
     reward_func: Any, signature: Sequence[inspect.Parameter], columns: list[str], supply: str
 ) -> tuple[str, str, str] | None:
     """Return the last three parts of the error for a call that TRL cannot make; `None` if it can."""
-    for column in columns:
-        if column in ("prompts", "completions"):
-            expected = "no column with the name of a keyword that TRL passes itself"
-            remedy = f"Rename or remove the column {column!r}: the call would give this argument twice."
-            return f"a dataset column called {column!r}", expected, remedy
+    for clash in {"prompts", "completions"} & {*columns}:
+        expected = "no column with the name of a keyword that TRL passes itself"
+        remedy = f"Rename or remove the column {clash!r}: the call would give this argument twice."
+        return f"a dataset column called {clash!r}", expected, remedy
     passed_columns = [column for column in columns if column not in NEVER_PASSED]
     passed = [*ALWAYS_PASSED, *passed_columns]
     hint = adapter_hint(reward_func)

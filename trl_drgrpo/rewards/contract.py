@@ -315,9 +315,7 @@ class Limits:
 
 def available_workers() -> int:
     """Return the cores that this process may use, divided by the trainer processes here, at least 1."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "1")
     processes = int(local_world_size) if local_world_size.isdigit() else 1
     return max(1, cores // max(1, processes))

@@ -39,8 +39,7 @@ def _described(value: Any, levels: int) -> Any:
         return value
     if isinstance(value, str):
         is_hidden = len(value) > _LONGEST or ("://" in value and "@" in value)
-        checksum = zlib.crc32(value.encode(errors="replace"))
-        return f"text {checksum:08x}" if is_hidden else value
+        return f"text {zlib.crc32(value.encode(errors='replace')):08x}" if is_hidden else value
     if isinstance(value, Enum):
         return str(value.value)
     if levels == 0:

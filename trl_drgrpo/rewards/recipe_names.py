@@ -9,17 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trl_drgrpo.common.registry import Registry
+from trl_drgrpo.common.registry import Entry, Registry
 
 Role = Literal["outcome", "wrapper", "adapter", "step"]
 
 
 @dataclass(frozen=True)
-class NamedReward:
+class NamedReward(Entry):
     """A reward that recipes name. The arguments are those of [`register_reward`]."""
 
-    name: str
-    help: str
     reward: Callable[..., Any] | str | None
     factory: Callable[..., Any] | str | None
     usual_options: Mapping[str, Any] | None

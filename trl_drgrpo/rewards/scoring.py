@@ -16,7 +16,6 @@ import inspect
 import io
 import itertools
 import json
-import math
 import statistics
 import sys
 import time
@@ -356,11 +355,7 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     for first, second in itertools.combinations(graders, 2):
         rows = []
         for number, (a, b) in enumerate(zip(graders[first], graders[second], strict=True), start=1):
-            if a is None or b is None:
-                difference = 0.0 if a is b else math.inf  # only one of them could score the row
-            else:
-                difference = abs(a - b)
-            if difference > tolerance:
+            if (a is not b) if a is None or b is None else (abs(a - b) > tolerance):
                 rows.append(number)
         pairs.append({"first": first, "second": second, "count": len(rows), "rows": rows})
     return pairs

@@ -12,14 +12,14 @@ warnings so far and the readings of the windows travel with checkpoints: a resum
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from trl_drgrpo.common import ranges
 from trl_drgrpo.common.errors import InputError, did_you_mean
-from trl_drgrpo.common.registry import Registry
+from trl_drgrpo.common.registry import Entry, Registry
 
 logger = logging.getLogger(__name__)
 
@@ -27,20 +27,40 @@ Condition = Callable[..., str | None]
 
 
 @dataclass(frozen=True)
-class Cause:
-    """A cause of warnings. The arguments are those of [`register_warning`]."""
+class Cause(Entry):
+    """A cause of warnings, see [`register_warning`].
 
-    name: str
-    help: str
+    Args:
+        condition (`Callable`): The function.
+        metrics (`tuple[str, ...]`): Metrics of a reading. A step without one of them is passed over. A name with `*`
+            stands for all metrics that match: each has readings of its own, which the function finds in
+            `window.judged`.
+        also (`tuple[str, ...]`): Metrics that may be missing from a reading (`None` then).
+        steps (`int`, *optional*): Default of the threshold `steps`: optimizer steps that are judged together, those
+            without the metrics (which generated nothing, for example) not counted. By default each reading is judged
+            by itself.
+        times (`int`): Windows of `steps` that are looked at.
+        fewest (`int`): Readings that suffice at the end of a run that was too short for a window.
+        explains (`tuple[str, ...]`): Causes that are silent while this one holds, as they would repeat it.
+        from_logs (`bool`): Whether a reading is a log instead of an optimizer step: for metrics that exist there only.
+            Then a window spans `steps` optimizer steps and holds at least three logs.
+        reported_as (`str`): Another cause under whose name this one is configured and reported.
+    """
+
     condition: Condition
     metrics: tuple[str, ...]
-    also: tuple[str, ...]
-    steps: int | None
-    times: int
-    fewest: int
-    explains: tuple[str, ...]
-    from_logs: bool
-    reported_as: str
+    also: tuple[str, ...] = ()
+    steps: int | None = None
+    times: int = 1
+    fewest: int = 5
+    explains: tuple[str, ...] = ()
+    from_logs: bool = False
+    reported_as: str = ""
+
+    @property
+    def setting(self) -> str:
+        """Its name in `run_warnings` and in `warnings.jsonl`."""
+        return self.reported_as or self.name
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -52,40 +72,17 @@ class Cause:
 CAUSES: Registry[Cause] = Registry("warning")
 
 
-def register_warning(
-    *metrics: str,
-    name: str = "",
-    also: tuple[str, ...] = (),
-    steps: int | None = None,
-    times: int = 1,
-    fewest: int = 5,
-    explains: tuple[str, ...] = (),
-    from_logs: bool = False,
-    reported_as: str = "",
-) -> Callable[[Condition], Condition]:
+def register_warning(*metrics: str, **options: Any) -> Callable[[Condition], Condition]:
     """
-    Register a function as a cause of warnings.
+    Register a function as a cause of warnings, under its name.
 
     The function judges a full window: `f(window, *series, **thresholds)` gets a [`Window`], the series of each metric
     and the thresholds by keyword, which have defaults. It returns the warning, advice included, or `None`. The first
-    sentence of its docstring is its help.
+    paragraph of its docstring is its help.
 
     Args:
-        *metrics (`str`): Metrics of a reading. A step without one of them is passed over. A name with `*` stands for
-            all metrics that match: each has readings of its own, which the function finds in `window.judged`.
-        name (`str`, *optional*): Name in `run_warnings` and in `warnings.jsonl`. Defaults to the function's.
-        also (`tuple[str, ...]`, *optional*): Metrics that may be missing from a reading (`None` then).
-        steps (`int`, *optional*): Default of the threshold `steps`: optimizer steps that are judged together, those
-            without the metrics (which generated nothing, for example) not counted. By default each reading is judged
-            by itself.
-        times (`int`, *optional*, defaults to 1): Windows of `steps` that are looked at.
-        fewest (`int`, *optional*, defaults to 5): Readings that suffice at the end of a run that was too short for a
-            window.
-        explains (`tuple[str, ...]`, *optional*): Causes that are silent while this one holds, as they would repeat it.
-        from_logs (`bool`, *optional*, defaults to `False`): Whether a reading is a log instead of an optimizer step:
-            for metrics that exist there only. Then a window spans `steps` optimizer steps and holds at least three
-            logs.
-        reported_as (`str`, *optional*): Another cause under whose name this one is configured and reported.
+        *metrics (`str`): The metrics that it reads.
+        **options: Further arguments of [`Cause`], `steps` for example.
 
     Raises:
         [`InputError`]: A name that is taken, no metrics, no docstring, or a function that does not take the window and
@@ -93,21 +90,18 @@ def register_warning(
     """
 
     def register(condition: Condition) -> Condition:
-        cause_name = name or condition.__name__
-        help_text = (inspect.getdoc(condition) or "").partition("\n\n")[0]
+        name = condition.__name__
         if not metrics:
-            raise CAUSES.error(
-                cause_name, "no metrics", "at least one", "Pass the names of the metrics that it reads."
-            )
-        has_pattern = "*" in metrics[0]
-        series = metrics[:1] if has_pattern else (*metrics, *also)
+            raise CAUSES.error(name, "no metrics", "at least one", "Pass the names of those that it reads.")
+        help_text = (inspect.getdoc(condition) or "").partition("\n\n")[0]
+        cause = Cause(name, help_text, condition, metrics, **options)
+        series = metrics[:1] if "*" in metrics[0] else (*metrics, *cause.also)
         try:
             inspect.signature(condition).bind("window", *series)
         except TypeError as error:
             got = f"a function that does not take a window and {len(series)} series ({error})"
-            raise CAUSES.error(cause_name, got, "one parameter for each", "Add them, in this order.") from None
-        row = (metrics, also, steps, times, fewest, explains, from_logs, reported_as or cause_name)
-        CAUSES.add(Cause(cause_name, help_text, condition, *row))
+            raise CAUSES.error(name, got, "one parameter for each", "Add them, in this order.") from None
+        CAUSES.add(cause)
         return condition
 
     return register
@@ -222,7 +216,7 @@ def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
         return {}
     all_defaults: dict[str, dict[str, float]] = {}
     for cause in CAUSES.values():
-        all_defaults.setdefault(cause.reported_as, {}).update(cause.thresholds)
+        all_defaults.setdefault(cause.setting, {}).update(cause.thresholds)
     settings = {} if setting is True else setting
     for name in settings:
         _refuse_unknown(name, all_defaults, "")
@@ -272,9 +266,9 @@ class RunWarnings:
         self.step = 0  # the last one that was observed
         self._newest: dict[str, Any] = {}  # newest value of each metric
         self._windows = [
-            Window(cause, thresholds[cause.reported_as], num_generations)
+            Window(cause, thresholds[cause.setting], num_generations)
             for cause in CAUSES.values()
-            if cause.reported_as in thresholds
+            if cause.setting in thresholds
         ]
 
     def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -285,22 +279,21 @@ class RunWarnings:
                 window.forget()
         self.step = step
         self._newest.update(metrics)
-        windows = [window for window in self._windows if not window.cause.from_logs]
-        self._warn(self._judged(windows, lambda window: window.take(step, metrics)))
+        self._warn(lambda window: None if window.cause.from_logs else window.take(step, metrics))
 
     def observe_log(self, step: int, logs: Mapping[str, Any]) -> None:
         """Take in the log of an optimizer step; evaluations (`eval_...`) have no effect here."""
         logs = {**logs, **self._newest}  # of the step, not a mean since the last log
-        windows = [window for window in self._windows if window.cause.from_logs]
-        self._warn(self._judged(windows, lambda window: window.take(step, logs)))
+        self._warn(lambda window: window.take(step, logs) if window.cause.from_logs else None)
 
     def finish(self) -> None:
         """Judge the windows that are not full: the run is over."""
-        self._warn(self._judged(self._windows, Window.conclude))
+        self._warn(Window.conclude)
 
-    def _judged(self, windows: Sequence[Window], judge: Callable[[Window], str | None]) -> Iterator[tuple[Cause, str]]:
-        """Yield the causes that hold and their warnings. A cause that fails is no longer watched."""
-        for window in list(windows):
+    def _warn(self, judge: Callable[[Window], str | None]) -> None:
+        """Give the warnings that are new and that no other cause explains. A cause that fails is no longer watched."""
+        messages: dict[Cause, str] = {}
+        for window in list(self._windows):
             try:
                 message = judge(window)
             except Exception:
@@ -308,14 +301,10 @@ class RunWarnings:
                 logger.exception("The warning %r failed, and is no longer watched.", window.cause.name)
                 continue
             if message is not None:
-                yield window.cause, " ".join(message.split())
-
-    def _warn(self, judged: Iterable[tuple[Cause, str]]) -> None:
-        """Give the warnings that are new and that no other cause explains."""
-        holding = list(judged)
-        explained = {name for cause, _ in holding for name in cause.explains}
-        for cause, message in holding:
-            name = cause.reported_as
+                messages[window.cause] = " ".join(message.split())
+        explained = {name for cause in messages for name in cause.explains}
+        for cause, message in messages.items():
+            name = cause.setting
             if name in explained or name in self.warned:
                 continue
             self.warned[name] = self.step

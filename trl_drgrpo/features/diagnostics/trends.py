@@ -34,9 +34,8 @@ def moved(series: Sequence[float]) -> float:
     half = len(series) // 2
     if half < 4:
         return 0.0
-    first, second = list(series[:half]), list(series[-half:])
-    difference = statistics.fmean(second) - statistics.fmean(first)
-    first, second = _centered(first), _centered(second)
+    difference = statistics.fmean(series[-half:]) - statistics.fmean(series[:half])
+    first, second = _centered(series[:half]), _centered(series[-half:])
     times = [t - (half - 1) / 2 for t in range(half)]
     slope = math.fsum([*map(mul, times, first), *map(mul, times, second)]) / (2 * math.fsum(t * t for t in times))
     first = [value - slope * t for t, value in zip(times, first, strict=True)]

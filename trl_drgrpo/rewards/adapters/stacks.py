@@ -164,17 +164,17 @@ def from_verl(
 
     ```
     """
-    function = loaded(function, "function")
-    is_batch = "solution_strs" in {parameter.name for parameter in parameters(function) or ()}
+    score_func: Any = loaded(function, "function")
+    is_batch = "solution_strs" in {parameter.name for parameter in parameters(score_func) or ()}
     names = _BATCH if is_batch else _SINGLE
     constants = reward_kwargs or {}
     offered = [*names, *constants]
     if not is_batch:
         offered += _TEXT_NAMES
-    required_names = required(function)
+    required_names = required(score_func)
     unknown = [name for name in required_names if name not in offered]
     if unknown:
-        got = f"{reward_name(function)}, which needs {', '.join(unknown)}"
+        got = f"{reward_name(score_func)}, which needs {', '.join(unknown)}"
         remedy = "Give the other arguments as constants with reward_kwargs."
         raise InputError("function", got, f"a function of {', '.join(names)}", remedy)
     if is_batch and timeout is not None:
@@ -201,9 +201,9 @@ def from_verl(
     if is_batch:
         read_batch = lambda results, log: [_verl_score(result) for result in results]  # noqa: E731
     return adapted(
-        [function],
+        [score_func],
         Convention(row, call, _verl_score, places),
-        name or reward_name(function),
+        name or reward_name(score_func),
         read_batch=read_batch,
         timeout=timeout,
         on_error=on_error,
@@ -249,10 +249,10 @@ def from_openrlhf(
     Raises:
         [`InputError`]: For options that do not fit, or a function that takes other arguments.
     """
-    function = taking(function, "function", "f(queries, prompts, labels, **kwargs)", 3)
-    if is_async(function):
+    reward_func: Any = taking(function, "function", "f(queries, prompts, labels, **kwargs)", 3)
+    if is_async(reward_func):
         remedy = "Use from_trl, from_verl or from_verifiers for async functions."
-        raise InputError("function", f"{reward_name(function)}, which is async", "a sync function", remedy)
+        raise InputError("function", f"{reward_name(reward_func)}, which is async", "a sync function", remedy)
     render = prompt_text if render_prompt is None else loaded(render_prompt, "render_prompt")
 
     def row(sample: Sample) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def from_openrlhf(
 
     labels = Place("the label", "answer_column", answer_column, ("label", "answer", "solution"))
     convention = Convention(row, lambda _, values: (tuple(values.values()), {}), places={"labels": labels})
-    return adapted([function], convention, name or reward_name(function), read_batch=_openrlhf_rewards)
+    return adapted([reward_func], convention, name or reward_name(reward_func), read_batch=_openrlhf_rewards)
 
 
 def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None]) -> Any:
@@ -504,7 +504,7 @@ def from_r1_zero(
     ```
     """
     check_flag("fast", fast)
-    grader = taking(grader, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, "fast")
+    grader_func: Any = taking(grader, "grader", "f(response, gt, fast=...) -> (info, reward)", 2, "fast")
     answer = Place("the correct answer", "answer_column", answer_column, ("answer", "solution", "gt_answer"))
     convention = Convention(
         lambda sample: {"response": sample.text},
@@ -512,7 +512,7 @@ def from_r1_zero(
         _r1_zero_reward,
         {"gt": answer},
     )
-    return adapted([grader], convention, name or reward_name(grader), timeout=timeout, on_error=on_error)
+    return adapted([grader_func], convention, name or reward_name(grader_func), timeout=timeout, on_error=on_error)
 
 
 def _r1_zero_reward(result: Any) -> Any:
