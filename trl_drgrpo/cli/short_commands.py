@@ -132,7 +132,7 @@ def run_check(args: argparse.Namespace) -> int:
             proof = _proof_of_hosts(make=args.proof or bool(vanished or untested_versions()))
             report["proof"] = proof and {**dataclasses.asdict(proof), "wrong": list(proof.wrong.values())}
             if proof is None:
-                say("  these versions were tested: no proof is needed (--proof makes one)")
+                row(True, "these versions were tested: no proof is needed (--proof makes one)")
         if proof:
             say(f"\nProof of these versions on a tiny model ({proof.seconds:.0f} s)")
             for name, difference in proof.differences.items():
