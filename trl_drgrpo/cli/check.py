@@ -124,6 +124,7 @@ class _Check:
             proof = kept_proof()
         self.report["proof"] = proof and {**dataclasses.asdict(proof), "wrong": list(proof.wrong.values())}
         if proof is None:
+            self._say_case(True, "these versions were tested: no proof is needed (--proof makes one)")
             return
         self.is_slow = self.is_slow or bool(proof.off)
         self.is_wrong = bool(proof.wrong)

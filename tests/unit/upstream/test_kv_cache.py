@@ -1,9 +1,11 @@
 """The name of the cache in the installed transformers, in older and newer ones, and what decoding relies on."""
 
+import runpy
+
 import pytest
 import torch
 from tiny import tiny_model
-from transformers import DynamicCache
+from transformers import DynamicCache, cache_utils
 
 from trl_drgrpo.upstream import kv_cache
 from trl_drgrpo.upstream.kv_cache import CACHE, cache_name, cache_of, check_decoding, moved_in_decoding
@@ -48,3 +50,22 @@ def test_what_decoding_relies_on_is_where_it_was():
 def test_what_has_moved_is_named(method, said, monkeypatch):
     monkeypatch.setattr(kv_cache.GenerationMixin, "prepare_inputs_for_generation", method)
     assert said in moved_in_decoding()
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [("LinearAttentionLayer", "LinearAttentionLayer.reorder_cache is gone"), ("DynamicLayer", "DynamicLayer.update")],
+)
+def test_a_class_that_is_gone_is_named_and_ends_no_import(name, moved, monkeypatch):
+    monkeypatch.delattr(cache_utils, name)
+    without = runpy.run_path(kv_cache.__file__)
+    assert moved in without["moved_in_decoding"]()
+
+
+@pytest.mark.parametrize(
+    ("owner", "said"),
+    [(kv_cache.GenerationConfig, "no longer has beams"), (cache_utils.DynamicSlidingWindowLayer, "cannot be made")],
+)
+def test_an_attribute_that_has_moved_is_named(owner, said, monkeypatch):
+    monkeypatch.setitem(kv_cache.DECODING_ATTRIBUTES, "GenerationConfig", (owner, ("beams",)))
+    assert f"GenerationConfig {said}" in moved_in_decoding()
