@@ -23,7 +23,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from inspect import signature
 from types import SimpleNamespace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
@@ -38,6 +38,9 @@ require_supported_trl()
 
 import torch  # noqa: E402  # the version is judged before anything heavy loads
 from trl import GRPOConfig  # noqa: E402
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.argument_types import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -273,6 +276,16 @@ class DrGRPOConfig(GRPOConfig):
     step_reward_weights: list[float] | None = None
     deepseekmath_step_std: bool = False
 
+    if TYPE_CHECKING:  # TRL declares these wider; they are set, and mappings read, once a configuration is built
+        output_dir: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
+        num_generations: int = 8  # pyright: ignore[reportIncompatibleVariableOverride]
+        generation_batch_size: int = 8  # pyright: ignore[reportIncompatibleVariableOverride]
+        steps_per_generation: int = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+        model_init_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+        generation_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+        chat_template_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None  # pyright: ignore
+
     def __new__(cls, *args: Any, **fields: Any) -> Self:
         """Names that do not exist, all in one error, where `__init__` would be a bare `TypeError` of the first."""
         known = signature(cls.__init__).parameters
@@ -390,7 +403,7 @@ class DrGRPOConfig(GRPOConfig):
             self.bf16 = False
 
 
-def _read_as_not_chosen(config: Any) -> None:
+def _read_as_not_chosen(config: GRPOConfig | SimpleNamespace) -> None:
     """What the objective needs, where a field of it says what TRL's default is; `scale_rewards` as TRL reads it."""
     spoken = {"false": "none", "0": "none", "true": "group", "1": "group"}
     config.scale_rewards = spoken.get(str(config.scale_rewards).lower(), config.scale_rewards)
@@ -414,7 +427,7 @@ def _of_both(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> type[DrGRPOCo
     return dataclass(type(users.__name__, (ours, users), reduced))
 
 
-def _blank(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> Any:
+def _blank(ours: type[DrGRPOConfig], users: type[GRPOConfig]) -> DrGRPOConfig:
     return object.__new__(_of_both(ours, users))
 
 
@@ -440,7 +453,7 @@ class LaterAssignments:
                     setattr(self.args, each.name, now)
 
 
-def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
+def dr_grpo_config(args: GRPOConfig | None, model: "Policy") -> DrGRPOConfig:
     """A trainer's configuration as ours; `None`: the defaults, with an `output_dir` named after the model."""
     if isinstance(args, DrGRPOConfig):
         args.check()

@@ -16,15 +16,18 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
+from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, ScoredBatch, Text
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +104,11 @@ class ForkedRollouts(Feature):
         newest ([`Forks`], *optional*): Of this rank's rows of the newest batch; `None` where it did not fork.
     """
 
-    def __init__(self, trainer: Any, segmenter: StepSegmenter):
+    def __init__(self, trainer: "TrainerProtocol", segmenter: StepSegmenter):
         super().__init__(trainer)
         self.segmenter = segmenter
         self.newest: Forks | None = None
+        self._dataset_rows: Sequence[DatasetRow] = ()  # this rank's, of the batch at hand
         self.batches = 0  # forked so far, rounds of dynamic sampling counted: the position of the random choices
         self.mean_length: float | None = None  # of completions of earlier batches, in tokens; newer ones weigh more
         self.batch_lengths: list[int] = []  # of the parents of all ranks, over the rounds of the batch at hand
@@ -144,7 +148,10 @@ class ForkedRollouts(Feature):
             mean = sum(self.batch_lengths) / len(self.batch_lengths)
             self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
 
-    def rolling_out(self) -> AbstractContextManager[Any]:
+    def on_rows(self, rows: Sequence[DatasetRow]) -> None:
+        self._dataset_rows = rows
+
+    def rolling_out(self) -> AbstractContextManager[None]:
         self.newest = None
         return nullcontext()
 
@@ -199,9 +206,8 @@ class ForkedRollouts(Feature):
 
     def _doubts(self, completions: list[list[int]]) -> list[list[float | None]]:
         """`1 - score` of each step."""
-        inputs = self.trainer.rollout_inputs
-        rows = [inputs[i * len(inputs) // len(completions)] for i in range(len(completions))]
-        texts = self.trainer.text_tokenizer.batch_decode(completions, skip_special_tokens=True)
+        rows = [self._dataset_rows[i * len(self._dataset_rows) // len(completions)] for i in range(len(completions))]
+        texts: list[Text] = list(self.trainer.text_tokenizer.batch_decode(completions, skip_special_tokens=True))
         if not isinstance(rows[0]["prompt"], str):
             texts = [[{"role": "assistant", "content": text}] for text in texts]
         batch = ScoredBatch(torch.empty(len(rows), 0), rows, [row["prompt"] for row in rows], texts, completions)

@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
@@ -32,11 +33,15 @@ from trl_drgrpo.features.diagnostics.run_log import (
 )
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, CorrectnessRule, batch_statistics, step_statistics
+from trl_drgrpo.features.fast_path.speed import Speed
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.process_rewards.without_outcome import process_only
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +242,10 @@ def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
 class Diagnostics(DescribingFeature):
     """Says what a run does.
 
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
+        speed ([`Speed`]): Parts of the fast path that are used.
+
     Attributes:
         correctness_rule ([`CorrectnessRule`], *optional*): Which completions are correct; `None` where there is no
             outcome reward.
@@ -248,13 +257,14 @@ class Diagnostics(DescribingFeature):
     run_log: RunLog
     run_warnings: RunWarnings
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: "TrainerProtocol", speed: Speed):
         super().__init__(trainer)
+        self._speed = speed
         self.correctness_rule: CorrectnessRule | None = None
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
         self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
-        self._details: dict[str, Any] = {}  # metrics of the newest log that trackers do not get
+        self._details: dict[str, float | None] = {}  # metrics of the newest log that trackers do not get
         self._of_step: dict[str, float] = {}  # metrics of the newest step alone
         self._epoch_began_at = 0
         self._stream_has_ended = False
@@ -267,7 +277,7 @@ class Diagnostics(DescribingFeature):
             self.correctness_rule = CorrectnessRule(
                 trainer.reward_func_names, args.correct_reward, args.correct_threshold
             )
-        self.run_log = RunLog(Path(str(args.output_dir)))
+        self.run_log = RunLog(Path(args.output_dir))
         thresholds = warning_thresholds(args.run_warnings)
         if args.process_role == "baseline":
             thresholds.pop("process_hacked", None)  # a score that is not paid cannot be exploited
@@ -291,23 +301,27 @@ class Diagnostics(DescribingFeature):
 
     # Phases
 
-    def rolling_out(self) -> AbstractContextManager[Any]:
+    def rolling_out(self) -> AbstractContextManager[None]:
         """Timed as generation."""
         return self._timed(GENERATE)
 
-    def scoring(self) -> AbstractContextManager[Any]:
+    def scoring(self) -> AbstractContextManager[None]:
         """Timed as scoring."""
         return self._timed(SCORE)
 
     def _timed(self, phase: str) -> AbstractContextManager[None]:
         return self.describing.around(_PHASES, lambda: self.phases.phase(phase))
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.mark_step()
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.trainer.logged_metrics.begin_step()
         self.phases.step_begins()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        numbers = self.describing.value("The numbers of a step", self.trainer.step_metrics, otherwise={})
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        numbers = self.describing.value("The numbers of a step", self.trainer.logged_metrics.of_step, otherwise={})
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.observe(state.global_step, numbers)
@@ -322,15 +336,19 @@ class Diagnostics(DescribingFeature):
             if isinstance(callback, DescribingCallback):
                 callback.on_step_numbers(args, state, control, numbers)
 
-    def _write_metrics(self, state: Any, numbers: dict[str, Any]) -> None:
+    def _write_metrics(self, state: TrainerState, numbers: dict[str, float | None]) -> None:
         """Write one line of the run log's metrics."""
         with self.describing(_METRICS):
             self.run_log.metrics(state.global_step, state.epoch, numbers)
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._epoch_began_at = state.global_step
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         is_stream = not hasattr(self.trainer.train_dataset, "__len__")
         is_short = state.global_step < state.max_steps
         if not (is_stream and is_short and state.is_world_process_zero):
@@ -348,9 +366,9 @@ class Diagnostics(DescribingFeature):
             self._stream_has_ended = True
             logger.warning("%s: it is read again from its beginning, as often as needed. Shown once.", where)
 
-    def add_to_log(self, logs: dict[str, Any]) -> None:
+    def add_to_log(self, logs: dict[str, float]) -> None:
         if self.trainer.args.run_log:
-            self._details = self.trainer.take_metrics(DETAILS.match)
+            self._details = self.trainer.logged_metrics.take(DETAILS.match)
         if self.trainer.model.training:
             logs |= self.describing.value(_PHASES, self.phases.read, otherwise={})
             if self.describing.failures:
@@ -376,7 +394,7 @@ class Diagnostics(DescribingFeature):
         trainer = self.trainer
         wanted = trainer.args.record_groups if trainer.args.run_log and trainer.state.max_steps else 0
         recorded = recorded_groups(len(batch.rewards) // batch.num_generations, wanted)
-        seen = BatchSnapshot(batch, trainer.own_rows.start, trainer.stop_token_ids, set(recorded))
+        seen = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, set(recorded))
         rule = self.correctness_rule
         correct = rule.judge(seen.per_func[rule.index]) if rule else None
         return seen, correct, list(seen.records(trainer.reward_func_names, correct, self._aligner))
@@ -413,14 +431,21 @@ class Diagnostics(DescribingFeature):
 
     # Run log and warnings, on the main process
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not state.is_world_process_zero or not logs:
             return
         # A step's own numbers take the place of means since the last log.
         numbers = logs | self._details
         self._write_metrics(state, {name: self._of_step.get(name, value) for name, value in numbers.items()})
         with self.describing(_METRICS):
-            self.run_log.update(speed=self.trainer.fast_path.speed.facts())
+            self.run_log.update(speed=self._speed.facts())
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
         with self.describing("The remarks on the first loss"):
@@ -428,7 +453,9 @@ class Diagnostics(DescribingFeature):
                 for remark in first_loss_remarks(self.trainer, logs["loss"]):
                     logger.warning(remark)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if not state.is_world_process_zero or not self.trainer.args.run_log:
             return
         start = self.describing.value("The facts of the start", lambda: start_facts(self.trainer), otherwise={})
@@ -436,9 +463,11 @@ class Diagnostics(DescribingFeature):
             "The facts of the run", lambda: run_facts(self.trainer, self.correctness_rule), otherwise={}
         )
         with self.describing("The start of the run log"):
-            self.run_log.start(state.global_step, start, facts)
+            self.run_log.start(state.global_step, start, {**facts, "speed": self._speed.facts()})
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.finish()

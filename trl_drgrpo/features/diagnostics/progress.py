@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import PrinterCallback
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 from transformers.trainer_utils import has_length
 
@@ -51,15 +52,17 @@ class ProgressCallback(DescribingCallback):
         self.every_seconds, self.every_steps = every_seconds, every_steps
         self._clock = clock
         self._bar: Progress | None = None
-        self._task: Any = None
-        self._evaluation: Any = None  # the bar's second task, while an evaluation runs
+        self._task = TaskID(0)
+        self._evaluation: TaskID | None = None  # the bar's second task, while an evaluation runs
         self._evaluated = 0  # batches of the evaluation that is running
         self._evaluation_began = self._last_step_end = clock()
         self._status = ""
         self._began = self._printed = self._last_line = clock()
         self._first_step = self._last_step_printed = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Start the bar, on a terminal."""
         self._began = self._last_line = self._last_step_end = self._clock()
         self._printed = -math.inf
@@ -73,17 +76,23 @@ class ProgressCallback(DescribingCallback):
         self._task = self._bar.add_task("training", total=state.max_steps, completed=state.global_step, status="")
         self._bar.start()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Say that the training begins: the first step may take minutes."""
         if state.is_world_process_zero and state.global_step == self._first_step:
             self._print(f"training steps {state.global_step + 1} to {state.max_steps}")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Move the bar on."""
         self._last_step_end = self._clock()
         self._move(state)
 
-    def on_step_numbers(self, args: Any, state: Any, control: Any, numbers: dict[str, float]) -> None:
+    def on_step_numbers(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, numbers: dict[str, float]
+    ) -> None:
         """Show the numbers of a step in the bar. A slow step has a line, too, unless that of its log follows."""
         self._status = status_line(numbers)
         self._move(state)
@@ -97,7 +106,12 @@ class ProgressCallback(DescribingCallback):
             self._print_step(state, numbers)
 
     def on_prediction_step(
-        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: DataLoader | None = None,
+        **kwargs: Any,
     ) -> None:
         """Move the bar of an evaluation, or say in a line how far it is."""
         if not state.is_world_process_zero or not has_length(eval_dataloader):
@@ -115,19 +129,29 @@ class ProgressCallback(DescribingCallback):
             place = f"evaluation at step {state.global_step}  batch {self._evaluated}/{total}"
             self._print(f"{place}  {spoken_time(seconds)} left")
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Take the bar of an evaluation away."""
         self._evaluated = 0
         if self._bar is not None and self._evaluation is not None:
             self._bar.remove_task(self._evaluation)
         self._evaluation = None
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Take the newest numbers and show them."""
         if not state.is_world_process_zero or not logs:
             return
-        evaluation = {name.removeprefix("eval_"): v for name, v in logs.items() if name[:5] == "eval_"}
-        if line := status_line(evaluation, full=True):
+        evaluation = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
+        line = status_line(evaluation, full=True)
+        if line:
             self._print(f"evaluation at step {state.global_step}  {line}")
         is_repeated = "train_runtime" in logs and self._last_step_printed == state.global_step
         if "reward" not in logs or is_repeated:  # an evaluation, or the summary at the end
@@ -138,7 +162,9 @@ class ProgressCallback(DescribingCallback):
             self._printed = self._clock()
             self._print_step(state, logs)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Stop the bar."""
         self.close()
 
@@ -148,7 +174,7 @@ class ProgressCallback(DescribingCallback):
             self._bar.stop()
             self._bar = None
 
-    def _print_step(self, state: Any, numbers: Mapping[str, Any]) -> None:
+    def _print_step(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         self._last_step_printed = state.global_step
         left = "" if self._bar is not None else self._left(state)
         self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{left}")
@@ -160,19 +186,19 @@ class ProgressCallback(DescribingCallback):
     def _is_silent(self) -> bool:
         return self._clock() - self._last_line >= _SILENT_SECONDS
 
-    def _is_due(self, state: Any) -> bool:
+    def _is_due(self, state: TrainerState) -> bool:
         if state.global_step >= state.max_steps:
             return True
         if self.every_steps is not None:
             return state.global_step % self.every_steps == 0
         return self._clock() - self._printed >= (self.every_seconds or 0.0)
 
-    def _move(self, state: Any) -> None:
+    def _move(self, state: TrainerState) -> None:
         if self._bar is not None:
             status = f"{self._status}{self._left(state)}".lstrip()
             self._bar.update(self._task, completed=state.global_step, status=status)
 
-    def _left(self, state: Any) -> str:
+    def _left(self, state: TrainerState) -> str:
         done = state.global_step - self._first_step
         left = state.max_steps - state.global_step
         if not done or left <= 0:
@@ -181,7 +207,7 @@ class ProgressCallback(DescribingCallback):
 
 
 @contextmanager
-def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Iterator[None]:
+def show_progress(trainer: Trainer, progress: ProgressCallback | None = None) -> Iterator[None]:
     """Inside the block a trainer shows its progress in one line, and not as transformers would."""
     progress = progress or ProgressCallback()
     replaced = [trainer.pop_callback(kind) for kind in (PrinterCallback, TqdmCallback)]
@@ -196,15 +222,15 @@ def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Ite
             trainer.add_callback(callback)
 
 
-def progress_by_default(trainer: Any) -> AbstractContextManager[None]:
-    """[`show_progress`] in the place of transformers' bar; nothing where it shows none (a notebook, `disable_tqdm`) or
-    the user has added a progress callback."""
+def progress_by_default(trainer: Trainer) -> AbstractContextManager[None]:
+    """Show progress in the place of transformers' bar; nothing where it shows none (a notebook, `disable_tqdm`) or the
+    user has added a progress callback."""
     kinds = (TqdmCallback, PrinterCallback, ProgressCallback)
-    shown = [type(each) for each in trainer.callback_handler.callbacks if isinstance(each, kinds)]
+    shown = [type(callback) for callback in trainer.callback_handler.callbacks if isinstance(callback, kinds)]
     return show_progress(trainer) if shown == [TqdmCallback] else nullcontext()
 
 
-def status_line(logs: Mapping[str, Any], full: bool = False) -> str:
+def status_line(logs: Mapping[str, float | None], full: bool = False) -> str:
     """
     The numbers of a logged training step in one line, without those that were not logged. `full`: also loss, gradient
     norm and the mean of each reward function.

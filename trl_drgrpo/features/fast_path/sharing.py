@@ -11,7 +11,7 @@ made so short that a mask without it would differ, too.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +20,9 @@ from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,14 @@ _WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window",
 TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
-def costs_of(config: Any, device: str, share_prompts: bool, multiple: int = 1) -> Costs:
+def costs_of(config: "PreTrainedConfig", device: str, share_prompts: bool, multiple: int = 1) -> Costs:
     """Cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
     known = DEVICES.get(device, ELSEWHERE)
     pair = known.attention * relative_pair_cost(config)
     return Costs(pair, known.forward, share_prompts, multiple, attends_apart(device), known.free_width)
 
 
-def relative_pair_cost(config: Any) -> float:
+def relative_pair_cost(config: "PreTrainedConfig") -> float:
     """
     Operations of one query-key pair in attention, in units of those of a token in everything else.
 
@@ -83,7 +86,7 @@ def relative_pair_cost(config: Any) -> float:
         return 1 / (8 * 1024)
 
 
-def mask_form(config: Any) -> MaskForm | str:
+def mask_form(config: "PreTrainedConfig") -> MaskForm | str:
     """
     Form of the block mask that a model takes, by its configuration; else the reason why it takes none.
 
@@ -114,7 +117,7 @@ def mask_form(config: Any) -> MaskForm | str:
 
 
 def why_not_shared(
-    model: Any, log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
+    model: "PreTrainedModel", log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
 ) -> str | None:
     """The reason why completions cannot share a prompt in this model; `None` when they can.
 
@@ -152,7 +155,7 @@ def computing_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.
 
 
 def _self_test(
-    vocabulary: int, device: Any, log_probs: Callable[[Packed], torch.Tensor], form: MaskForm
+    vocabulary: int, device: torch.device, log_probs: Callable[[Packed], torch.Tensor], form: MaskForm
 ) -> tuple[float, float]:
     """Largest difference of packed rows from rows alone, and of the control."""
     rows, width = len(COMPLETION_TOKENS), max(COMPLETION_TOKENS)
@@ -176,9 +179,9 @@ def _self_test(
     return (scores(together) - alone).abs().max().item(), (scores(together, control=True) - alone).abs().max().item()
 
 
-def rope_depends_on_width(config: Any) -> bool:
-    """Whether rotary angles change with the longest row of a batch (dynamic NTK, longrope), so that regrouping would
-    change what a row computes."""
+def rope_depends_on_width(config: "PreTrainedConfig") -> bool:
+    """Tell whether rotary angles change with the longest row of a batch (dynamic NTK, longrope), so that regrouping
+    would change what a row computes."""
     text = config.get_text_config()
     written = repr(
         [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]

@@ -5,11 +5,13 @@ Branches that are short are cheaper together, and stay so; forks within a branch
 query-key pairs.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+T = TypeVar("T")
 
 # What a block costs besides its pairs, forward and backward, as measured on a CPU (one thread, 8 heads of 64, blocks
 # of 8 to 192 tokens, 2026-11-22): keys and values gathered, gradients added up, and its calls.
@@ -92,7 +94,13 @@ class TreeMask(torch.Tensor):
         return tree
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., T],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> T | torch.Tensor:
         with torch._C.DisableTorchFunctionSubclass():  # inside, it is a plain tensor, and gives plain ones
             if func is scaled_dot_product_attention:
                 return _attended(*args, **(kwargs or {}))
@@ -103,14 +111,16 @@ def _attended(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_mask: Any,
+    attn_mask: TreeMask,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     **named: Any,
 ) -> torch.Tensor:
     """As `scaled_dot_product_attention`, block by block; that itself where queries or keys are not the packs'."""
     packs, _, width, _ = attn_mask.shape
-    if not all(each.shape[::2] == (packs, width) and each.size(1) == query.size(1) for each in (query, key, value)):
+    if not all(
+        states.shape[::2] == (packs, width) and states.size(1) == query.size(1) for states in (query, key, value)
+    ):
         return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **named)
     packs_attended = []
     for blocks, *pack in zip(attn_mask.blocks, query.split(1), key.split(1), value.split(1), strict=True):

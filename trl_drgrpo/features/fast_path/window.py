@@ -6,7 +6,7 @@ types only, so that a checkpoint can hold it.
 """
 
 import math
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import torch
 
@@ -19,9 +19,54 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import (
     processed_tokens,
 )
 from trl_drgrpo.features.fast_path.pack_layout import rows_of
-from trl_drgrpo.upstream.batches import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH, token_batch
+from trl_drgrpo.upstream.batches import (
+    OF_COMPLETIONS,
+    OF_EITHER,
+    OF_PROMPTS,
+    OF_THE_BATCH,
+    Rollouts,
+    tensors_of,
+    token_batch,
+    trained_mask,
+)
+from trl_drgrpo.upstream.hooks import Metrics
 
 PLAN = "micro_batch_plan"
+
+
+class WindowTotals(TypedDict):
+    """Numbers of a window on all ranks."""
+
+    rows: int
+    loss_tokens: int
+    leaves_out: bool  # whether rows that have tokens are not run
+
+
+class MicroBatchPlan(TypedDict):
+    """What a planned micro-batch has beside its tensors."""
+
+    rows: int  # on the rank that has most of them, fillers included
+    nominal_rows: int  # of a stock micro-batch
+    packs: MicroBatch
+    loss_tokens: int  # of all ranks
+    window: NotRequired[WindowTotals]  # in the last micro-batch of a window
+
+
+class PlannedRollouts(Rollouts):
+    """A planned micro-batch."""
+
+    micro_batch_plan: MicroBatchPlan
+
+
+class WindowSummary(WindowTotals):
+    """A rank's window, as the other ranks need it."""
+
+    batches: list[tuple[int, int]]  # rows and loss tokens of each planned micro-batch
+
+
+def plan_of(inputs: Rollouts) -> MicroBatchPlan | None:
+    """The plan of a micro-batch; `None`: it was not planned."""
+    return inputs.get(PLAN)
 
 
 def windows(slots: int, accumulation: int) -> list[range]:
@@ -41,17 +86,17 @@ class Window:
         budget ([`Budget`]), costs ([`Costs`]): See there.
     """
 
-    def __init__(self, micro_batches: list[dict[str, Any]], *, skip: bool, budget: Budget, costs: Costs):
+    def __init__(self, micro_batches: list[Rollouts], *, skip: bool, budget: Budget, costs: Costs):
         self.slots = len(micro_batches)
         self.nominal_rows = micro_batches[0]["completion_ids"].size(0)
         self.inputs = _joined(micro_batches)
-        self.loss_tokens = _loss_mask(self.inputs).sum(dim=1).tolist()
+        self.loss_tokens: list[int] = trained_mask(self.inputs).sum(dim=1).tolist()
         self.rows = rows_of(token_batch(self.inputs), is_live(self.inputs, skip).tolist())
         self.costs = costs
         self.plan = plan_window(self.rows, self.slots, budget, costs)
 
-    def summary(self) -> dict[str, Any]:
-        """Numbers for the other ranks: rows and loss tokens of each planned micro-batch, and of the whole window."""
+    def summary(self) -> WindowSummary:
+        """Numbers for the other ranks."""
         batches = [[i for pack in batch for i in pack] for batch in self.plan]
         run = {i for rows in batches for i in rows}
         return {
@@ -61,7 +106,7 @@ class Window:
             "leaves_out": any(tokens and i not in run for i, tokens in enumerate(self.loss_tokens)),
         }
 
-    def micro_batches(self, everyone: list[dict[str, Any]], keep_slots: bool) -> list[dict[str, Any]]:
+    def micro_batches(self, everyone: list[WindowSummary], keep_slots: bool) -> list[PlannedRollouts]:
         """
         The window's slots, filled from the end: the last one carries the synchronization of gradients.
 
@@ -76,27 +121,35 @@ class Window:
             ranks = [of_rank[place] for of_rank in batches if place < len(of_rank)]
             rows = max([1, *(rows for rows, _ in ranks)])
             planned.append(self._micro_batch(batch, rows, sum(tokens for _, tokens in ranks)))
-        planned[-1][PLAN]["window"] = {
+        planned[-1]["micro_batch_plan"]["window"] = {
             "rows": sum(summary["rows"] for summary in everyone),
             "loss_tokens": sum(summary["loss_tokens"] for summary in everyone),
             "leaves_out": any(summary["leaves_out"] for summary in everyone),
         }
         return [self._micro_batch([], 0, 0) for _ in range(self.slots - used)] + planned
 
-    def _micro_batch(self, batch: MicroBatch, rows: int, loss_tokens: int) -> dict[str, Any]:
+    def _micro_batch(self, batch: MicroBatch, rows: int, loss_tokens: int) -> PlannedRollouts:
         chosen = [i for pack in batch for i in pack]
         fillers = rows - len(chosen)
         index = torch.tensor(chosen + [0] * fillers, dtype=torch.long, device=self.inputs["completion_ids"].device)
         prompt_width = max([1, *(self.rows[i].prompt_length for i in index.tolist())])
         completion_width = max([1, *(self.rows[i].completion_length for i in chosen)])
-        inputs = {key: _rows(key, value, index, prompt_width, completion_width) for key, value in self.inputs.items()}
+        inputs = {
+            key: _rows(key, values, index, prompt_width, completion_width)
+            for key, values in tensors_of(self.inputs).items()
+        }
         for key in (*OF_COMPLETIONS, *OF_EITHER):
             if key in inputs and fillers:
                 inputs[key][len(chosen) :] = 0
         places = iter(range(len(chosen)))
         packs = [[next(places) for _ in pack] for pack in batch]
-        plan = {"rows": rows, "nominal_rows": self.nominal_rows, "packs": packs, "loss_tokens": loss_tokens}
-        return {**inputs, PLAN: plan}
+        plan: MicroBatchPlan = {
+            "rows": rows,
+            "nominal_rows": self.nominal_rows,
+            "packs": packs,
+            "loss_tokens": loss_tokens,
+        }
+        return PlannedRollouts(**Rollouts(**inputs), micro_batch_plan=plan)
 
     def statistics(self) -> dict[str, float]:
         """Tokens run over, those among them that are no padding, what stock TRL would run over, and rows."""
@@ -111,35 +164,35 @@ class Window:
         }
 
 
-def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:
+def is_live(inputs: Rollouts, skip: bool) -> torch.Tensor:
     """(B,) bool: rows with a token that is trained on and, where others may be skipped, with an advantage.
 
     An advantage of exactly 0 means no gradient: groups of equal rewards get it by comparing rewards
     ([`group_advantages`]), so no rounding residue is mistaken for one.
     """
-    mask = _loss_mask(inputs).bool()
+    mask = trained_mask(inputs).bool()
     if not skip:
         return mask.any(dim=1)
     advantages = inputs["advantages"]
-    return (mask & ((advantages if advantages.dim() == 2 else advantages.unsqueeze(1)) != 0)).any(dim=1)
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
+    return (mask & (advantages != 0)).any(dim=1)
 
 
-def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
-    return inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
+def _joined(micro_batches: list[Rollouts]) -> Rollouts:
+    tensors = [tensors_of(batch) for batch in micro_batches]
+    joined = {}
+    for key, first in tensors[0].items():
+        joined[key] = first if key in OF_THE_BATCH else torch.cat([batch[key] for batch in tensors])
+    return Rollouts(**joined)
 
 
-def _joined(micro_batches: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        key: value if key in OF_THE_BATCH else torch.cat([batch[key] for batch in micro_batches])
-        for key, value in micro_batches[0].items()
-        if value is not None
-    }
-
-
-def _rows(key: str, value: Any, index: torch.Tensor, prompt_width: int, completion_width: int) -> Any:
+def _rows(
+    key: str, values: torch.Tensor, index: torch.Tensor, prompt_width: int, completion_width: int
+) -> torch.Tensor:
     if key in OF_THE_BATCH:
-        return value
-    chosen = value[index]
+        return values
+    chosen = values[index]
     if key in OF_PROMPTS:
         return chosen[:, -prompt_width:]
     return chosen[:, :completion_width] if chosen.dim() == 2 else chosen
@@ -163,17 +216,17 @@ class WindowMetrics:
 
     def __init__(self, clips_rows: bool):
         self.clips_rows = clips_rows
-        self._logged: list[tuple[float, float, dict[str, list[float]]]] = []  # behind their rows and tokens
+        self._logged: list[tuple[int, int, Metrics]] = []  # behind their rows and tokens
 
-    def add(self, plan: dict[str, Any], metrics: dict[str, list[float]], ranks: int) -> None:
+    def add(self, plan: MicroBatchPlan, metrics: Metrics, ranks: int) -> None:
         """Take in what one micro-batch logged: means over its tokens or rows on all `ranks`, extremes over its
         rows."""
         self._logged.append((plan["rows"] * ranks, plan["loss_tokens"], metrics))
 
-    def finish(self, window: dict[str, Any]) -> dict[str, list[float]]:
-        """The window's metrics, one value each, and a fresh start. `window` has `rows` and `loss_tokens` of the window
-        on all ranks, and whether it `leaves_out` rows that have tokens."""
-        logged, self._logged, result = self._logged, [], {}
+    def finish(self, window: WindowTotals) -> Metrics:
+        """The window's metrics, one value each, and a fresh start."""
+        logged, self._logged = self._logged, []
+        result: Metrics = {}
         for name in dict.fromkeys(name for _, _, metrics in logged for name in metrics):
             is_of_clips = name.startswith("clip_ratio/")
             unit = "rows" if is_of_clips and self.clips_rows else "loss_tokens"
@@ -183,9 +236,11 @@ class WindowMetrics:
                 weights += [rows if unit == "rows" else tokens] * len(metrics.get(name, []))
             extreme = {"min": min, "max": max}.get(name.rpartition("_")[2])
             if is_of_clips and extreme:
-                found = [value for value in values if not math.isnan(value)]  # NaN: of fillers only
-                if found:
-                    result[name] = [extreme([*found, 0.0] if window["leaves_out"] else found)]
+                of_rows = [value for value in values if not math.isnan(value)]  # NaN: of fillers only
+                if of_rows and window["leaves_out"]:
+                    of_rows.append(0.0)
+                if of_rows:
+                    result[name] = [extreme(of_rows)]
                 continue
             whole = window[unit] if is_of_clips else sum(weights)
             if is_of_clips or whole:  # else nothing was run, so there is no mean

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -25,13 +25,17 @@ from trl_drgrpo.features.resume.checkpoints import (
 )
 from trl_drgrpo.features.resume.fitting import refuse_misfit
 from trl_drgrpo.features.resume.settings import ON_RESUME, geometry
+from trl_drgrpo.upstream.batches import Rollouts
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
 _NOT_ALONE = ("model", "base", "reference")  # refused, or other values of the same weights: the dtype is said
 
 
-def refuse_another_run(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> None:
+def refuse_another_run(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, Any]) -> None:
     """Refuse a run that differs from its checkpoint in the optimizer, the adapter or the objective."""
     before = (_state_of(checkpoint) or {"settings": {}})["settings"]
     if not has_optimizer(checkpoint):
@@ -48,16 +52,16 @@ def _state_of(checkpoint: Path) -> dict[str, Any] | None:
     return state
 
 
-def restore(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Restores what a checkpoint holds beside weights, optimizer and scheduler; returns its state, empty where it has
     none. `settings`: the run's `resume_facts`."""
     if not has_optimizer(checkpoint):
         message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
         logger.warning(message, checkpoint)
     file = checkpoint / FEATURES_FILE
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    states = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     for name, feature in features_by_name(trainer.features).items():
-        feature.load_state_dict(kept.get(name))
+        feature.load_state_dict(states.get(name))
     trainer.read_step_settings()
     state = _state_of(checkpoint)
     if state is None:
@@ -81,7 +85,9 @@ def restore(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> dict[st
     return state
 
 
-def _say_what_changed(trainer: Any, state: dict[str, Any], own_settings: dict[str, Any], checkpoint: Path) -> None:
+def _say_what_changed(
+    trainer: "TrainerProtocol", state: dict[str, Any], own_settings: dict[str, Any], checkpoint: Path
+) -> None:
     """Other settings in the middle of a run are allowed, but never silent."""
     others = changed(state["objective"], objective_facts(trainer))
     objective = "; ".join(f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in others)
@@ -98,7 +104,7 @@ def _say_what_changed(trainer: Any, state: dict[str, Any], own_settings: dict[st
             logger.warning(message, checkpoint, differing)
 
 
-def _say_what_is_missing(trainer: Any, checkpoint: Path) -> None:
+def _say_what_is_missing(trainer: "TrainerProtocol", checkpoint: Path) -> None:
     """A checkpoint of plain TRL, in a run that it began or, where another checkpoint is ours, has continued."""
     logger.warning(
         "%s holds no Dr. GRPO state: continuing with L = %d. Completions not trained on yet are generated again, "
@@ -114,7 +120,7 @@ def _say_what_is_missing(trainer: Any, checkpoint: Path) -> None:
         logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
 
 
-def _resume_position(trainer: Any, state: dict[str, Any], checkpoint: Path) -> None:
+def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoint: Path) -> None:
     """Restores the position between two generations; with another geometry the next step generates anew."""
     if other := changed(state["geometry"], geometry(trainer)):
         message = "Batch sizes changed (%s): completions not trained on yet are generated again."
@@ -138,9 +144,7 @@ def _resume_position(trainer: Any, state: dict[str, Any], checkpoint: Path) -> N
         trainer.pending_rollouts = rollouts
 
 
-def load_rollouts(
-    checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]
-) -> list[dict[str, Any]] | None:
+def load_rollouts(checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]) -> list[Rollouts] | None:
     """This rank's pending micro-batches on `device`; `None`, and the reason in the log, when they cannot be read.
     `files`: sizes and checksums, as the checkpoint's state lists them."""
     source = rollouts_file(checkpoint, rank)
@@ -149,14 +153,16 @@ def load_rollouts(
         return None
     try:
         # Not onto the device at once: torch reads no storage onto "cpu:0", a process's name for its CPU.
-        micro_batches: Any = send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
+        micro_batches: list[Rollouts] = send_to_device(
+            torch.load(source, map_location="cpu", weights_only=True), device
+        )
     except (OSError, EOFError, RuntimeError, ValueError) as error:
         logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
         return None
     return micro_batches
 
 
-def _in_words(value: Any) -> str:
+def _in_words(value: object) -> str:
     return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
@@ -178,7 +184,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
                 yield f"{name}: {key}", was.get(key), value.get(key)
 
 
-def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Any) -> None:
+def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Path) -> None:
     """Refuse what the run cannot go on with: another optimizer, base of an adapter, or reference of the KL term.
 
     Args:
