@@ -315,7 +315,7 @@ class TrainerCredit:
         return advantages if advantages.dim() == 2 else advantages.unsqueeze(1) * mask
 
     @cached_property
-    def trainer(self) -> Any:
+    def trainer(self) -> DrGRPOTrainer:
         """A trainer of the tiny model; it never trains."""
         with tempfile.TemporaryDirectory() as output_dir:
             trainer = DrGRPOTrainer(

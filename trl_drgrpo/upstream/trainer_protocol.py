@@ -43,6 +43,7 @@ class TrainerProtocol(Protocol):
     turns: "EnvironmentTurns | NoTurns"
     earlier: "EarlierBatches"
     step_scorer: StepScorer | None
+    beta: float
     loss_normalizer: int  # L; a resumed run keeps that of its checkpoint
     micro_step: int
     pending_rollouts: list[Rollouts] | None
@@ -123,6 +124,7 @@ class TrainerProtocol(Protocol):
 
     # Exchange and log
 
+    def is_world_process_zero(self) -> bool: ...
     def gathered(self, values: list[T]) -> list[T]: ...
     def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None: ...
     def scoring(self) -> AbstractContextManager[None]: ...

@@ -68,7 +68,7 @@ class FastPath(Feature):
         return self.plans and self._why_not_skipped() is None
 
     def _why_not_skipped(self) -> str | None:
-        if self.trainer.args.beta:
+        if self.trainer.beta:
             return "with beta > 0 the KL term gives every row a gradient"
         readers = [term.name for term in self.trainer.loss_terms if term.reads_all_rows]
         return f"every row has a loss under {', '.join(readers)}" if readers else None

@@ -69,7 +69,7 @@ class ModelCard(Feature):
         with tempfile.TemporaryDirectory() as folder, swapped(trainer.args, output_dir=folder):
             yield self._arguments
             metadata = None
-            if trainer.accelerator.is_main_process:
+            if trainer.is_world_process_zero():
                 metadata = HubCard.load(Path(folder) / "README.md").data
         if metadata is not None:
             from trl_drgrpo.features.model_card.card import write_card
@@ -79,7 +79,7 @@ class ModelCard(Feature):
     def on_model_saved(self, folder: Path) -> None:
         trainer = self.trainer
         self._model_was_saved = True
-        if not trainer.accelerator.is_main_process:
+        if not trainer.is_world_process_zero():
             return
         if hasattr(trainer.unwrapped_model, "peft_config"):
             with trainer.describing(CARD):

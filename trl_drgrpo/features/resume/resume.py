@@ -124,7 +124,7 @@ class Resume(Feature):
         """Checkpoint to go on from, and the id of a run that begins anew: the main process decides for all, once
         nobody else writes to the folder."""
         decision: Path | Exception | None = None
-        if self.trainer.accelerator.is_main_process:
+        if self.trainer.is_world_process_zero():
             output_dir = Path(self.trainer.args.output_dir)
             overwrite = self.trainer.args.overwrite_output_dir
             try:
@@ -262,7 +262,7 @@ class Resume(Feature):
             except DiskFullError as error:
                 logger.error("%s, and the run up to here cannot be saved. %s", why, error)
                 return
-        if self.trainer.accelerator.is_main_process:
+        if self.trainer.is_world_process_zero():
             logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
 
 
