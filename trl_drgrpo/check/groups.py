@@ -338,10 +338,11 @@ class TrainerCredit:
                 ids = [*self.tokenizer.encode(row.text), *[self.tokenizer.eos_token_id] * row.closing]
             self._ids[row], self._scored[row] = ids, row
         rows = [row for row in rows if row.text is not None and self.judge]
-        if not rows:
+        scorer = self.trainer.step_scorer
+        if not rows or scorer is None:
             return
         ids = [self._ids[row] for row in rows]
-        scores = self.trainer.step_scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
+        scores = scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
         for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
             closing = steps.closing is not None
             paid: Any = (*rewards, 0.0) if closing else tuple(rewards)

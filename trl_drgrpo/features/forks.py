@@ -16,7 +16,7 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -27,6 +27,7 @@ from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, ScoredBatch, 
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
 
 if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.scoring import StepScorer
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class ForkedRollouts(Feature):
         self.segmenter.warn_of_looking_ahead("forks", completions, tokenizer)
         places = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
         measures: Sequence[Sequence[float | None]] = places
-        thresholds = [args.fork_threshold] * len(places)
+        thresholds = [args.fork_threshold or 0.0] * len(places)
         if args.fork_at == "drawn":
             parent = args.forks**level  # rows of one parent, so far
             first = self.trainer.accelerator.process_index * len(prompts) // parent
@@ -211,10 +212,9 @@ class ForkedRollouts(Feature):
         if not isinstance(rows[0]["prompt"], str):
             texts = [[{"role": "assistant", "content": text}] for text in texts]
         batch = ScoredBatch(torch.empty(len(rows), 0), rows, [row["prompt"] for row in rows], texts, completions)
+        scorer = cast("StepScorer", self.trainer.step_scorer)  # the checks before the run refuse doubt without one
         with self.trainer.scoring():
-            scores, _, _ = self.trainer.step_scorer.score_batch(
-                batch, None, self.trainer.text_tokenizer, self.trainer.state
-            )
+            scores, _, _ = scorer.score_batch(batch, None, self.trainer.text_tokenizer, self.trainer.state)
         return [[None if score is None else 1.0 - score for score in row] for row in scores.rewards]
 
     def _continued(

@@ -135,7 +135,7 @@ class EnvironmentTurns(Feature):
         is_async = inspect.iscoroutinefunction(original)
 
         async def later(environment: Any, /, *args: Any, **columns: Any) -> Any:
-            row = next((i for i, each in enumerate(self.trainer.environments or ()) if each is environment), None)
+            row = next((i for i, other in enumerate(self.trainer.environments or ()) if other is environment), None)
             if name == "reset" and row == 0:
                 self.failures.rows.clear()  # a batch begins
             with self.failures.guarding(environment, name, row):
@@ -154,7 +154,7 @@ class EnvironmentTurns(Feature):
         """Rows of all ranks' newest batch that an environment lost; their share is logged by class."""
         if self.failures.raises or not self.classes:
             return []
-        names = [type(each).__name__ for each in self.trainer.environments]
+        names = [type(environment).__name__ for environment in self.trainer.environments or ()]
         everywhere = self.trainer.gathered([(name, row in self.failures.rows) for row, name in enumerate(names)])
         failed = {name: [is_lost for each, is_lost in everywhere if each == name] for name, _ in everywhere}
         shares = {f"rewards/{name}/failed_frac": [sum(rows) / len(rows)] for name, rows in failed.items()}

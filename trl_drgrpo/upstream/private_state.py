@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from trl import GRPOTrainer
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.generation import end_tokens, own_settings, without_own_settings
+from trl_drgrpo.rewards.contract import RewardFunction
 from trl_drgrpo.upstream.argument_types import Data, EvalData, Processor
 from trl_drgrpo.upstream.batches import DatasetRow, Rollouts
 from trl_drgrpo.upstream.description import DescriptionGuard
@@ -73,6 +74,7 @@ class PrivateState(GRPOTrainer):
     model_wrapped: torch.nn.Module
     optimizer: torch.optim.Optimizer | None
     processing_class: Processor
+    reward_funcs: list[RewardFunction | PreTrainedModel]
     train_dataset: Data
     eval_dataset: EvalData | None
     max_completion_length: float | None  # while a loss is computed, see `Hooks.loss_constants`
@@ -312,7 +314,8 @@ class PrivateState(GRPOTrainer):
         model: PreTrainedModel = self.accelerator.unwrap_model(self.model_wrapped)
         stopping = {}
         if self.stop_strings is not None:
-            stopping["generate"] = partial(model.generate, stopping_criteria=self.stop_strings.criteria)
+            generate = cast(Callable[..., torch.Tensor], model.generate)
+            stopping["generate"] = partial(generate, stopping_criteria=self.stop_strings.criteria)
         with without_own_settings(model), swapped(model, **stopping):
             yield
 

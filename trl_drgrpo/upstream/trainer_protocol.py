@@ -15,7 +15,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_callback import CallbackHandler
 
 from trl_drgrpo.process_rewards.scoring import StepScorer
-from trl_drgrpo.process_rewards.steps.segmenter import StepSpec
 from trl_drgrpo.rewards.contract import RewardFunction
 from trl_drgrpo.upstream.argument_types import Data, EvalData, ScoringModel
 from trl_drgrpo.upstream.batches import DatasetRow, Rollouts, ScoredTokens, TokenBatch
@@ -45,11 +44,18 @@ class TrainerProtocol(Protocol):
     step_scorer: StepScorer | None
     beta: float
     loss_normalizer: int  # L; a resumed run keeps that of its checkpoint
-    micro_step: int
-    pending_rollouts: list[Rollouts] | None
     hub_model_id: str | None
     dataset_name: str | None
     is_in_train: bool
+
+    @property
+    def micro_step(self) -> int: ...
+    @micro_step.setter
+    def micro_step(self, value: int) -> None: ...
+    @property
+    def pending_rollouts(self) -> list[Rollouts] | None: ...
+    @pending_rollouts.setter
+    def pending_rollouts(self, micro_batches: list[Rollouts] | None) -> None: ...
 
     # Read only
 
@@ -76,6 +82,8 @@ class TrainerProtocol(Protocol):
     @property
     def stop_token_ids(self) -> list[int]: ...
     @property
+    def eos_token_ids(self) -> Sequence[int]: ...
+    @property
     def takes_images(self) -> bool: ...
     @property
     def reward_funcs(self) -> Sequence[RewardFunction | PreTrainedModel]: ...
@@ -84,7 +92,7 @@ class TrainerProtocol(Protocol):
     @property
     def reward_weights(self) -> torch.Tensor: ...  # (F,)
     @property
-    def step_separator(self) -> StepSpec | None: ...
+    def step_separator(self) -> list[str]: ...
     @property
     def loss_terms(self) -> list[LossTerm]: ...
     @property

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -336,7 +336,7 @@ class Diagnostics(DescribingFeature):
             if isinstance(callback, DescribingCallback):
                 callback.on_step_numbers(args, state, control, numbers)
 
-    def _write_metrics(self, state: TrainerState, numbers: dict[str, float | None]) -> None:
+    def _write_metrics(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         """Write one line of the run log's metrics."""
         with self.describing(_METRICS):
             self.run_log.metrics(state.global_step, state.epoch, numbers)
@@ -355,7 +355,8 @@ class Diagnostics(DescribingFeature):
             return
         where = f"train_dataset: the stream ended at optimizer step {state.global_step} of {state.max_steps}"
         if state.global_step == self._epoch_began_at:  # transformers stops here
-            rows = args.generation_batch_size // args.num_generations
+            sizes = self.trainer.args
+            rows = sizes.generation_batch_size // sizes.num_generations
             logger.warning(
                 "%s: it gave no further %d prompts, which a generation batch takes, so training ends. "
                 "Pass a stream that is longer, or can be read again from its beginning.",

@@ -236,7 +236,7 @@ class RunLog:
             self._content |= facts
             self._write_run()
 
-    def metrics(self, step: int, epoch: float | None, logs: dict[str, Any]) -> None:
+    def metrics(self, step: int, epoch: float | None, logs: Mapping[str, float | None]) -> None:
         """Append the numbers that `Trainer.log` was given. Those of an evaluation start with `eval_`."""
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) or value is None}
         mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"

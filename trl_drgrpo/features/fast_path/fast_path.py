@@ -147,7 +147,7 @@ class FastPath(Feature):
         """Return the first reason that any rank has; `None` where none has one."""
         return next((of_rank for of_rank in self.trainer.gathered([reason]) if of_rank), None)
 
-    def _planned(self, micro_batches: list[Rollouts]) -> list[Rollouts]:
+    def _planned(self, micro_batches: list[Rollouts]) -> Sequence[Rollouts]:
         costs = self._plan_costs()
         prompts, completions = micro_batches[0]["prompt_ids"], micro_batches[0]["completion_ids"]
         budget = Budget(len(completions), prompts.size(1) + completions.size(1))
@@ -169,7 +169,7 @@ class FastPath(Feature):
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
         return batches
 
-    def _plan_metrics(self, planned: list[Window], micro_batches: list[Rollouts]) -> dict[str, float]:
+    def _plan_metrics(self, planned: list[Window], micro_batches: Sequence[Rollouts]) -> dict[str, float]:
         statistics = [window.statistics() for window in planned]
         total = {name: sum(of_window[name] for of_window in statistics) for name in statistics[0]}
         forwards = sum(self.loss_without_forward(batch) is None for batch in micro_batches)

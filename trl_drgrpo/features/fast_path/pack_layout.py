@@ -21,16 +21,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch, Row, shared_length
 from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
-
-if TYPE_CHECKING:
-    from transformers.modeling_outputs import BaseModelOutput
 
 IGNORED = -100  # the label that TRL's head leaves out
 
@@ -111,12 +108,18 @@ class Packed:
         return values.reshape(-1)[self.sources].masked_fill(~self.scored, 0.0)
 
 
+class BackboneOutput(Protocol):
+    """Output of a model without its head."""
+
+    last_hidden_state: torch.Tensor  # (N, W, hidden)
+
+
 @contextmanager
 def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
     """Inside the block, the backbone gives `(1, n, hidden)`: the positions that predict a token, and no others.
     Outside, its output has `last_hidden_state` of `(N, W, hidden)`."""
 
-    def cut(module: torch.nn.Module, arguments: tuple[object, ...], output: "BaseModelOutput") -> "BaseModelOutput":
+    def cut(module: torch.nn.Module, arguments: tuple[object, ...], output: BackboneOutput) -> BackboneOutput:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[packed.predictors].unsqueeze(0)
         return output
 

@@ -13,6 +13,7 @@ import dataclasses
 import platform
 import re
 import textwrap
+from collections.abc import Sized
 from contextlib import suppress
 from dataclasses import MISSING
 from pathlib import Path
@@ -146,7 +147,7 @@ def card_text(
 
 
 def _size(dataset: Data) -> str | None:
-    return f"{len(dataset):,}" if hasattr(dataset, "__len__") else None  # a stream is not counted
+    return f"{len(dataset):,}" if isinstance(dataset, Sized) else None  # a stream is not counted
 
 
 def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | None) -> None:

@@ -53,4 +53,5 @@ def plain_data(value: object) -> Any:
         return [plain_data(item) for item in value]
     if value is None or type(value) in (str, int, float, bool):
         return value
-    return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
+    to_dict = getattr(value, "to_dict", None)
+    return str(value) if to_dict is None else plain_data(to_dict())

@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from huggingface_hub import ModelCard as HubCard
-from huggingface_hub import constants
+from huggingface_hub import ModelCardData, constants
 
 from trl_drgrpo.common.errors import DivergedError, InputError, PushError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES, is_unreachable
@@ -70,7 +70,7 @@ class ModelCard(Feature):
             yield self._arguments
             metadata = None
             if trainer.is_world_process_zero():
-                metadata = HubCard.load(Path(folder) / "README.md").data
+                metadata = cast(ModelCardData, HubCard.load(Path(folder) / "README.md").data)
         if metadata is not None:
             from trl_drgrpo.features.model_card.card import write_card
 

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import send_to_device
@@ -159,7 +159,7 @@ def load_rollouts(checkpoint: Path, rank: int, device: torch.device, files: dict
     except (OSError, EOFError, RuntimeError, ValueError) as error:
         logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
         return None
-    return micro_batches
+    return cast(list[Rollouts], micro_batches)
 
 
 def _in_words(value: object) -> str:

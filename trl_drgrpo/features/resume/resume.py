@@ -161,8 +161,9 @@ class Resume(Feature):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Everything is loaded, and the first step comes next."""
-        if args.overwrite_output_dir and not self._has_begun and args.should_save:
-            delete_run(Path(args.output_dir))
+        settings = self.trainer.args
+        if settings.overwrite_output_dir and not self._has_begun and settings.should_save:
+            delete_run(Path(settings.output_dir))
         self._has_begun = True
         unlogged, self._unlogged = self._unlogged, None
         if unlogged is not None:
