@@ -462,12 +462,12 @@ def push_table(found: dict[str, dict[str, Push]]) -> str:
     return "\n".join([title, *_table(["correct answers", "incorrect answers"], rows)])
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Estimates, however nested, as plain types for JSON; unknown values (NaN) are `None`."""
     if dataclasses.is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return None if value != value else value
 
 

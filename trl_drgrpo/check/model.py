@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from trl_drgrpo.check.parity import DEFAULTS, LONG_PROMPTS, PROMPTS, relative_difference
 from trl_drgrpo.check.small import small_model
@@ -66,7 +74,7 @@ class _Run:
     parts: dict[str, str]
 
 
-def check_model(config: Any, trust_remote_code: bool = False) -> ModelResult:
+def check_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> ModelResult:
     """Train a small random model of a configuration on the fast path, and as TRL does.
 
     Args:
@@ -82,7 +90,7 @@ def check_model(config: Any, trust_remote_code: bool = False) -> ModelResult:
     return compare_with_trl(small_model(config, tiny_tokenizer(), trust_remote_code))
 
 
-def compare_with_trl(model: Any) -> ModelResult:
+def compare_with_trl(model: PreTrainedModel) -> ModelResult:
     """Train copies of a small model on the fast path, and as TRL does."""
     without = {"micro_batching": "upstream"}
     stock = _ran(copy.deepcopy(model), without, "without the fast path", "TRL cannot train it here.")
@@ -97,7 +105,7 @@ def compare_with_trl(model: Any) -> ModelResult:
     return result
 
 
-def _compared(model: Any, fast: "_Run", stock: "_Run") -> ModelResult:
+def _compared(model: PreTrainedModel, fast: "_Run", stock: "_Run") -> ModelResult:
     parts = fast.parts
     equal = [ours == theirs for ours, theirs in zip(fast.completions, stock.completions, strict=True)]
     if not all(equal):  # the gradient of the same completions
@@ -106,7 +114,7 @@ def _compared(model: Any, fast: "_Run", stock: "_Run") -> ModelResult:
     return ModelResult(type(model).__name__, parts, max(differences), sum(equal) / len(equal))
 
 
-def _ran(model: Any, settings: dict[str, Any], where: str, remedy: str) -> "_Run":
+def _ran(model: PreTrainedModel, settings: dict[str, Any], where: str, remedy: str) -> "_Run":
     """Train, and raise what ends the training as an `InputError`."""
     try:
         return _run(model, settings)
@@ -115,14 +123,16 @@ def _ran(model: Any, settings: dict[str, Any], where: str, remedy: str) -> "_Run
         raise InputError("--model", got, f"a model that trains {where}", remedy) from error
 
 
-def _count_without_padding(model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _count_without_padding(
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[object, ...], dict[str, Any]]:
     mask = kwargs.get("attention_mask")
     if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
         return args, kwargs
     return args, {**kwargs, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
 
 
-def fast_path_of(model: Any) -> dict[str, str]:
+def fast_path_of(model: PreTrainedModel) -> dict[str, str]:
     """Return `"yes"`, or why not, for each part of the fast path, by a training of two steps."""
     return _run(model, {}).parts
 
@@ -131,7 +141,7 @@ def _reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [(sum(ids) % 3) / 2 for ids in completion_ids]
 
 
-def _run(model: Any, settings: dict[str, Any]) -> _Run:
+def _run(model: PreTrainedModel, settings: dict[str, Any]) -> _Run:
     completions: list[tuple[int, ...]] = []
     gradients: list[torch.Tensor] = []
 
@@ -140,7 +150,9 @@ def _run(model: Any, settings: dict[str, Any]) -> _Run:
         return _reward(completion_ids)
 
     class Recorder(TrainerCallback):
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_pre_optimizer_step(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        ) -> None:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             parts = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in trained]
             gradients.append(torch.cat([part.flatten().double() for part in parts]))

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
-from transformers import PrinterCallback, TrainerCallback
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.check.tiny import in_double_precision, tiny_model, tiny_tokenizer
@@ -45,7 +45,7 @@ class PlainHeadOutput:
     aux_loss: None = None
 
 
-def use_plain_lm_head(model: Any) -> None:
+def use_plain_lm_head(model: PreTrainedModel) -> None:
     """Serve TRL's fused head by a plain log-softmax in the model's own dtype, for calculations in float64.
 
     TRL 1.16 computes per-token log-probabilities in a chunked kernel that is float32 whatever the model is. The
@@ -58,7 +58,13 @@ def use_plain_lm_head(model: Any) -> None:
     fused_forward = model.forward
 
     @functools.wraps(fused_forward)
-    def forward(*args, fused_lm_head=False, labels: Any = None, shift_labels: Any = None, **kwargs):
+    def forward(
+        *args,
+        fused_lm_head=False,
+        labels: torch.Tensor | None = None,
+        shift_labels: torch.Tensor | None = None,
+        **kwargs,
+    ):
         if not fused_lm_head:
             return fused_forward(*args, labels=labels, **kwargs)
         kwargs.update(use_cache=False)
@@ -137,7 +143,7 @@ class Recording:
     rollouts: list[Rollouts]
 
 
-def build_policy(lora: bool) -> tuple[Any, Any]:
+def build_policy(lora: bool) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """The tiny model in float64, with random adapters if asked for, and its tokenizer."""
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
@@ -470,13 +476,17 @@ def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording
     return True
 
 
-def _scored_row(row: Row, rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -> tuple[Row, float]:
+def _scored_row(
+    row: Row, rollouts: Rollouts, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]
+) -> tuple[Row, float]:
     """A row with its advantage. One without tokens adds nothing: one of its group stands in for it."""
     candidates = _scored_rows(rollouts, tokenizer, settings)
     return next(c for c in candidates if c[0] == row or (not row[1] and c[0][0] == row[0]))
 
 
-def _scored_rows(rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -> list[tuple[Row, float]]:
+def _scored_rows(
+    rollouts: Rollouts, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]
+) -> list[tuple[Row, float]]:
     """Every row of a generation batch with its advantage."""
     # float32, as TRL stores rewards: the difference to float64 is not this check's subject
     rewards = torch.tensor([torch.nan if r is None else r for r in rollouts.rewards], dtype=torch.float32)

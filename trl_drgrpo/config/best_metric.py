@@ -11,11 +11,17 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.errors import InputError
 
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+    from trl import GRPOConfig
+
 logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float | None]  # of an evaluation, by name
 
 PREFIX = "eval_"
 _DEFAULT = "eval_reward"
@@ -34,13 +40,13 @@ _NO_LOSS = (
 )
 
 
-def needs_best_metric(config: Any) -> bool:
+def needs_best_metric(config: "GRPOConfig") -> bool:
     """Tell whether a configuration compares checkpoints, or schedules the learning rate, by a metric."""
     follows = config.lr_scheduler_type in _BY_METRIC
     return bool(config.load_best_model_at_end or config.save_strategy == "best" or follows)
 
 
-def choose_best_metric(config: Any) -> None:
+def choose_best_metric(config: "GRPOConfig") -> None:
     """Set the metric, and the direction in which it is better, where they are left out; say so."""
     if config.metric_for_best_model is None and needs_best_metric(config):
         config.metric_for_best_model = _DEFAULT
@@ -54,7 +60,9 @@ def choose_best_metric(config: Any) -> None:
         config.lr_scheduler_kwargs = {"mode": mode, **(config.lr_scheduler_kwargs or {})}
 
 
-def prepare_early_stopping(config: Any, callbacks: Iterable[Any]) -> None:
+def prepare_early_stopping(
+    config: "GRPOConfig", callbacks: "Iterable[TrainerCallback | type[TrainerCallback]]"
+) -> None:
     """Give transformers' callback the metric that it compares by; refuse it where nothing is evaluated, which it
     would find out when training begins."""
     from transformers import EarlyStoppingCallback
@@ -70,7 +78,7 @@ def prepare_early_stopping(config: Any, callbacks: Iterable[Any]) -> None:
         logger.warning(_CHOSEN, _DEFAULT)
 
 
-def best_metric_rules(config: Any) -> Iterator[InputError]:
+def best_metric_rules(config: "GRPOConfig") -> Iterator[InputError]:
     """Values by which the best checkpoint would be any, or the worst."""
     metric = (config.metric_for_best_model or "").removeprefix(PREFIX)
     if metric == "loss":
@@ -91,7 +99,10 @@ def best_metric_rules(config: Any) -> Iterator[InputError]:
 
 
 def check_best_metric(
-    args: Any, reward_names: Sequence[str], step_reward_names: Sequence[str] = (), datasets: Collection[str] = ()
+    args: "GRPOConfig",
+    reward_names: Sequence[str],
+    step_reward_names: Sequence[str] = (),
+    datasets: Collection[str] = (),
 ) -> None:
     """Refuse a metric that is misspelled, or that says nothing, before a model loads.
 
@@ -124,12 +135,12 @@ def check_best_metric(
         raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the evaluations", remedy)
 
 
-def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+def with_best_metric(args: "GRPOConfig", metrics: Metrics) -> Metrics:
     """The metrics of an evaluation in training, with a value for `metric_for_best_model`.
 
     Args:
         args ([`DrGRPOConfig`]): As above.
-        metrics (`dict[str, Any]`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
+        metrics (`dict`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
             worst value there is: no checkpoint is the best by it.
 
     Raises:
@@ -148,11 +159,11 @@ def with_best_metric(args: Any, metrics: dict[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def metrics_by_set(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
+def metrics_by_set(metrics: Metrics, prefix: str) -> Metrics:
     """The metrics of one of several evaluation sets, those that TRL logs without its name with it, too.
 
     Args:
-        metrics (`dict[str, Any]`): As an evaluation returns them.
+        metrics (`dict`): As an evaluation returns them.
         prefix (`str`): `eval_` and the set's name.
 
     Example:

@@ -360,7 +360,7 @@ class DrGRPOConfig(GRPOConfig):
         return converted
 
     def to_dict(self) -> dict[str, Any]:
-        """As in TRL, without the secrets in nested options: trackers log what this returns."""
+        """Return TRL's mapping without the secrets in nested options: trackers log it."""
         return scrubbed(super().to_dict())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -404,7 +404,7 @@ class DrGRPOConfig(GRPOConfig):
 
 
 def _read_as_not_chosen(config: GRPOConfig | SimpleNamespace) -> None:
-    """What the objective needs, where a field of it says what TRL's default is; `scale_rewards` as TRL reads it."""
+    """Give fields of the objective that hold TRL's default ours; read `scale_rewards` as TRL does."""
     spoken = {"false": "none", "0": "none", "true": "group", "1": "group"}
     config.scale_rewards = spoken.get(str(config.scale_rewards).lower(), config.scale_rewards)
     for name in ("loss_type", "scale_rewards"):

@@ -1,4 +1,4 @@
-"""What kind of value each field takes, and which keys its mappings: what nobody would refuse before the model loads.
+"""Kinds of values that fields take, and keys of their mappings: nobody else refuses others before the model loads.
 
 transformers and TRL look at few of these when a configuration is built. The rest fails in the middle of a run, or, a
 misspelled key of `generation_kwargs` for one, changes nothing without a word. The kinds are those of the fields'
@@ -16,10 +16,14 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.ranges import RANGES
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from trl import GRPOConfig
 
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 _WORDS |= {list: "a list", type(None): "None"}
@@ -48,6 +52,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
 
 
 ConfigClass = TypeVar("ConfigClass", bound=type)
+Hint = type | types.UnionType | types.GenericAlias  # the annotation of a field
 
 
 def with_help(config_class: ConfigClass) -> ConfigClass:
@@ -59,13 +64,13 @@ def with_help(config_class: ConfigClass) -> ConfigClass:
 
 
 def described(docstring: str) -> dict[str, str]:
-    """What a docstring without its margin says of each parameter, on one line, without marks of references."""
+    """Text of each parameter in a docstring without its margin, on one line, without marks of references."""
     entries = re.findall(r"^    (\w+) \(.*\):\n((?: {8}.*\n?)+)", docstring, re.MULTILINE)
     plain = {name: re.sub(r"\[(`[^`]+`)\]", r"\1", " ".join(text.split())) for name, text in entries}
     return {name: re.sub(r'`"([^`"]*)"`', r"'\1'", text) for name, text in plain.items()}
 
 
-def read_mappings(config: Any) -> None:
+def read_mappings(config: "GRPOConfig") -> None:
     """Replaces mappings that were written as JSON text, as a command line does, by the mappings."""
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
@@ -76,7 +81,7 @@ def read_mappings(config: Any) -> None:
                 raise InputError(name, shortened(value), "a JSON mapping", f"It is not valid JSON: {error}.") from None
 
 
-def check_kinds(config: Any) -> None:
+def check_kinds(config: "GRPOConfig") -> None:
     """Refuses a value of another kind than its field takes. `config` has been through [`read_mappings`].
 
     Raises:
@@ -93,7 +98,7 @@ def check_kinds(config: Any) -> None:
         _check_kind(name, value, members, _ALSO.get(name, ()))
 
 
-def check_choices(config: Any) -> None:
+def check_choices(config: "GRPOConfig") -> None:
     """Refuses a text that is none of those that its field takes: of the annotation, TRL's metadata, or the table
     below. Numbers and booleans are judged elsewhere."""
     hints, choices = _hints(type(config)), _choices()
@@ -105,7 +110,7 @@ def check_choices(config: Any) -> None:
             raise InputError(field.name, shortened(value), f"one of {', '.join(allowed)}", remedy)
 
 
-def _listed(hint: Any) -> tuple[str, ...]:
+def _listed(hint: Hint) -> tuple[str, ...]:
     """The texts that an annotation lists: those of a literal, or the values of an enumeration."""
     for member in _members(hint):
         if typing.get_origin(member) is typing.Literal:
@@ -132,7 +137,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
     }
 
 
-def check_keys(config: Any) -> None:
+def check_keys(config: "GRPOConfig") -> None:
     """Refuses a key of a mapping that nobody would read, and a value that its reader would refuse in the run.
 
     Raises:
@@ -155,7 +160,7 @@ def check_keys(config: Any) -> None:
     _check_optimizer(config)
 
 
-def _check_mapping(name: str, given: Mapping[Any, Any], known: Mapping[str, Any] | None) -> None:
+def _check_mapping(name: str, given: Mapping[object, object], known: Mapping[str, Hint] | None) -> None:
     for key, value in given.items():
         field = f"{name}: {key}"
         if key in _TAKEN.get(name, ()):
@@ -170,7 +175,7 @@ def _check_mapping(name: str, given: Mapping[Any, Any], known: Mapping[str, Any]
         _check_kind(field, value, _members(known[key]))
 
 
-def _check_kind(field: str, value: Any, members: tuple[Any, ...], also: tuple[Any, ...] = ()) -> None:
+def _check_kind(field: str, value: object, members: tuple[Hint, ...], also: tuple[Hint, ...] = ()) -> None:
     if not any(_fits(member, value) for member in (*members, *also)):
         words = dict.fromkeys(_WORDS.get(typing.get_origin(member) or member, "") for member in members)
         expected = " or ".join(filter(None, words))
@@ -178,7 +183,7 @@ def _check_kind(field: str, value: Any, members: tuple[Any, ...], also: tuple[An
 
 
 @contextmanager
-def _refused_values(field: str, value: Any) -> Iterator[None]:
+def _refused_values(field: str, value: object) -> Iterator[None]:
     """Makes one `InputError` of what a library says about the values of a field."""
     try:
         yield
@@ -211,18 +216,18 @@ _UNNAMED = {
 
 
 @functools.cache
-def _hints(config_class: type) -> dict[str, Any]:
+def _hints(config_class: type) -> dict[str, Hint]:
     hints = typing.get_type_hints(config_class)
     return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def _members(hint: Hint) -> tuple[Hint, ...]:
     """The alternatives of an annotation, mappings without the types of their keys and values."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return tuple(dict if typing.get_origin(member) is dict else member for member in members)
 
 
-def _fits(kind: Any, value: Any) -> bool:
+def _fits(kind: Hint, value: object) -> bool:
     origin = typing.get_origin(kind) or kind
     if kind is Any or origin is typing.Literal or type(value) not in _PLAIN:
         return True
@@ -238,7 +243,7 @@ def _fits(kind: Any, value: Any) -> bool:
 # Who reads the mappings ----------------------------------------------------------------------------------------------
 
 
-def _keys(config: Any) -> dict[str, Mapping[str, Any] | None]:
+def _keys(config: "GRPOConfig") -> dict[str, Mapping[str, Hint] | None]:
     """Keys that each mapping may have, with their kinds; `None`: any."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
     from torch.utils.checkpoint import checkpoint
@@ -247,7 +252,7 @@ def _keys(config: Any) -> dict[str, Mapping[str, Any] | None]:
     from transformers.trainer_pt_utils import AcceleratorConfig
 
     kind = SchedulerType(config.lr_scheduler_type)
-    by_metric: Any = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
+    by_metric = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
     schedule = by_metric.get(kind.value) or TYPE_TO_SCHEDULER_FUNCTION[kind]
     set_by_trainer = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
     named = [p.name for p in inspect.signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -265,7 +270,7 @@ def _keys(config: Any) -> dict[str, Mapping[str, Any] | None]:
     }
 
 
-def _sampling_keys() -> Mapping[str, Any]:
+def _sampling_keys() -> Mapping[str, Hint]:
     """The fields of `GenerationConfig`, of the kinds that its documentation gives: it looks at few of them itself."""
     from transformers import GenerationConfig
 
@@ -276,7 +281,7 @@ def _sampling_keys() -> Mapping[str, Any]:
     return known | {key: kinds[kind] | None for key, kind in documented if kind in kinds}
 
 
-def _check_sampling(config: Any) -> None:
+def _check_sampling(config: "GRPOConfig") -> None:
     """Keys that `GenerationConfig` refuses, and such under which nothing is sampled: greedy search, beams."""
     given = config.generation_kwargs
     if config.use_vllm or not given:
@@ -294,7 +299,7 @@ def _check_sampling(config: Any) -> None:
         raise InputError(f"generation_kwargs: {key}", shortened(given[key]), "sampling", remedy)
 
 
-def _schedule(config: Any) -> None:
+def _schedule(config: "GRPOConfig") -> None:
     """Builds the scheduler of the run around one number: what it refuses, it refuses here."""
     if config.lr_scheduler_type in ("greedy", "linear", "constant") or not config.learning_rate:
         return
@@ -303,13 +308,13 @@ def _schedule(config: Any) -> None:
 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     steps = config.max_steps if config.max_steps > 0 else 1000
-    schedule: Any = get_scheduler(config.lr_scheduler_type, optimizer, 0, steps, config.lr_scheduler_kwargs)
+    schedule = get_scheduler(config.lr_scheduler_type, optimizer, 0, steps, config.lr_scheduler_kwargs)
     for rate in getattr(schedule, "lr_lambdas", ()):
         for step in (0, steps // 2, steps - 1):
             rate(step)
 
 
-def _check_optimizer(config: Any) -> None:
+def _check_optimizer(config: "GRPOConfig") -> None:
     """`optim_args` as the optimizer of the run reads them: a key that changes nothing, whatever its value, is none."""
     if not config.optim_args:
         return
@@ -331,7 +336,7 @@ def _check_optimizer(config: Any) -> None:
         raise InputError("optim_args", repr(config.optim_args), "values that fit", f"{problem!s:.200}.")
 
 
-def optimizer_of(config: Any, arguments: str | None) -> Any:
+def optimizer_of(config: "GRPOConfig", arguments: str | None) -> tuple[type["Optimizer"], dict[str, Any]] | Exception:
     """Class and keywords of the optimizer of a run with these `optim_args`, or the error that transformers raises."""
     from transformers import Trainer
     from transformers.training_args import OptimizerNames

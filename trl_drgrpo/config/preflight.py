@@ -4,8 +4,9 @@ import dataclasses
 import functools
 import logging
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
@@ -30,12 +31,29 @@ from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
+    from torch import Tensor
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
     from trl_drgrpo.config.options import NoTurns
-    from trl_drgrpo.process_rewards.scoring import StepScorer
+    from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer
     from trl_drgrpo.process_rewards.steps import StepSegmenter
+    from trl_drgrpo.upstream.argument_types import (
+        Data,
+        EnvironmentFactory,
+        EvalData,
+        OneOrMore,
+        Policy,
+        Processor,
+        RewardSource,
+        StepRewardSource,
+    )
+    from trl_drgrpo.upstream.batches import RolloutBatch
     from trl_drgrpo.upstream.environments import EnvironmentTurns
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Trackers that nothing but their package of the same name can be missing for.
 _TRACKERS = ("clearml", "codecarbon", "dvclive", "mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb")
@@ -43,7 +61,7 @@ _TRACKERS = ("clearml", "codecarbon", "dvclive", "mlflow", "neptune", "swanlab",
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What a trainer makes of its arguments before a model loads.
+    """A trainer's arguments, prepared before a model loads.
 
     Args:
         rewards (`list`): Reward functions, wrapped to keep their contract; reward models and ids as given.
@@ -56,32 +74,32 @@ class Prepared:
         embeddings (`int`, *optional*): Number of the model's token embeddings; `None` where only loading tells.
     """
 
-    rewards: list[Any]
+    rewards: list["RewardSource"]
     given: Given
     turns: "EnvironmentTurns | NoTurns"
     segmenter: "StepSegmenter | None"
     step_separator: list[str]
     step_scorer: "StepScorer | None"
-    quantization_config: Any
+    quantization_config: "QuantizationConfigMixin | None"
     embeddings: int | None
 
 
 def prepare(
     args: DrGRPOConfig,
-    model: Any,
-    reward_funcs: Any,
-    train_dataset: Any,
+    model: "Policy",
+    reward_funcs: "OneOrMore[RewardSource] | None",
+    train_dataset: "Data | None",
     *,
-    eval_dataset: Any = None,
-    processing_class: Any = None,
-    step_reward_funcs: Any = None,
+    eval_dataset: "EvalData | None" = None,
+    processing_class: "Processor | None" = None,
+    step_reward_funcs: "OneOrMore[StepRewardSource] | None" = None,
     step_segmenter: "StepSegmenter | None" = None,
-    advantage_func: Any = None,
-    quantization_config: Any = None,
-    peft_config: Any = None,
-    tools: Any = None,
-    rollout_func: Any = None,
-    environment_factory: Any = None,
+    advantage_func: "Callable[[RolloutBatch], Tensor] | None" = None,
+    quantization_config: "QuantizationConfigMixin | None" = None,
+    peft_config: "PeftConfig | None" = None,
+    tools: Sequence[Callable[..., object]] | None = None,
+    rollout_func: Callable[..., object] | None = None,
+    environment_factory: "EnvironmentFactory | None" = None,
 ) -> Prepared:
     """Check a trainer's arguments, each and against each other, and put its rewards together.
 
@@ -122,8 +140,7 @@ def prepare(
     if advantage_func is not None and not callable(advantage_func):
         got = type(advantage_func).__name__
         raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
-    init: Any = args.model_init_kwargs  # a mapping by now
-    quantization_config = choose_quantization(model, peft_config, quantization_config, init)
+    quantization_config = choose_quantization(model, peft_config, quantization_config, args.model_init_kwargs)
     embeddings = check_model(args, model, outcome_funcs, quantization_config, peft_config)
     if processing_class is None and isinstance(model, nn.Module) and not _model_id(model):
         remedy = "There is no folder to load one from: pass processing_class=tokenizer."
@@ -137,28 +154,28 @@ def prepare(
     return Prepared(rewards, given, turns, segmenter, separator, scorer, quantization_config, embeddings)
 
 
-def as_list(given: Any) -> list[Any]:
+def as_list(argument: "OneOrMore[T] | None") -> list[T]:
     """Return an argument that may be one value, several, or none."""
-    if given is None:
+    if argument is None:
         return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    return list(argument) if isinstance(argument, (list, tuple)) else [cast(T, argument)]
 
 
-def _step_rewards(step_reward_funcs: Any) -> list[Any]:
+def _step_rewards(step_reward_funcs: "OneOrMore[StepRewardSource] | None") -> list["StepRewardFunction"]:
     if step_reward_funcs is None:
         return []
     from trl_drgrpo.process_rewards.named import step_reward
 
-    return [step_reward(each) for each in as_list(step_reward_funcs)]
+    return [step_reward(source) for source in as_list(step_reward_funcs)]
 
 
 def _check_inputs(
     args: DrGRPOConfig,
-    reward_funcs: list[Any],
-    steps: list[Any],
-    train_dataset: Any,
-    eval_dataset: Any,
-    others: dict[str, Any],
+    reward_funcs: list["RewardSource"],
+    steps: list["StepRewardFunction"],
+    train_dataset: "Data | None",
+    eval_dataset: "EvalData | None",
+    others: dict[str, object],
 ) -> None:
     """Configuration, functions and data against each other. `others`: what else may write completions."""
     has_environments = others["environment_factory"] is not None
@@ -206,7 +223,9 @@ def _check_inputs(
             _check_golds([*reward_funcs, *steps], field, dataset)
 
 
-def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dict[str, Any]) -> Rules:
+def _contradictions(
+    args: DrGRPOConfig, rewards: list["RewardSource"], steps: list["StepRewardFunction"], others: dict[str, object]
+) -> Rules:
     """Settings that do not fit the functions, and what else writes completions."""
     if not (rewards or steps or others["environment_factory"] is not None):
         # The sentence before the comma is TRL's, for those who search for it.
@@ -239,8 +258,8 @@ def _contradictions(args: Any, rewards: list[Any], steps: list[Any], others: dic
         yield from step_contradictions(args, steps)
 
 
-def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
-    """What is allowed, and should be known."""
+def _warn(args: DrGRPOConfig, steps: list["StepRewardFunction"]) -> None:
+    """Warn of settings that are allowed, and should be known."""
     warn_of_distorted_sampling(args)
     if steps:
         from trl_drgrpo.config.step_preflight import warn_of_steps
@@ -253,7 +272,7 @@ def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
         )
 
 
-def named_splits(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
+def named_splits(train_dataset: "Data | None", eval_dataset: "EvalData | None") -> dict[str, "Data"]:
     """The datasets of a run, by field."""
     several = eval_dataset if isinstance(eval_dataset, dict) else {}
     splits = {"train_dataset": train_dataset, "eval_dataset": None if several else eval_dataset}
@@ -261,7 +280,7 @@ def named_splits(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
     return {field: dataset for field, dataset in splits.items() if dataset is not None}
 
 
-def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:
+def _refuse_images(args: DrGRPOConfig, dataset: "Data") -> None:
     """Options under which rows of several generations become one batch, or go on from a prefix: of text only."""
     images = {"image", "images"}.intersection(dataset.column_names or ())
     chosen = {"dynamic_sampling": False, "curriculum": False, "forks": 1}
@@ -273,21 +292,20 @@ def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:
 def _check_sharding(args: DrGRPOConfig) -> None:
     """On CPUs accelerate trains whole copies of the model where FSDP is asked for, and says nothing."""
     by_launcher = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    processes: Any = args.distributed_state
+    processes = args.distributed_state
     if (args.fsdp or by_launcher) and processes.distributed_type == DistributedType.MULTI_CPU:
         got = "from the launcher, on CPUs" if by_launcher else f"{shortened(args.fsdp)}, on CPUs"
         remedy = "On CPUs accelerate would train full copies of the model: remove it."
         raise InputError("fsdp", got, "GPUs to shard a model on", remedy)
 
 
-def _check_trackers(given: Any) -> None:
+def _check_trackers(report_to: str | list[str] | None) -> None:
     """Trackers that transformers does not know, and those that it says are not installed."""
     from transformers.integrations import get_available_reporting_integrations
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     available = get_available_reporting_integrations()
-    names = [given] if isinstance(given, str) else given or []
-    for name in names:
+    for name in as_list(report_to):
         if name in ("all", "none"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:
@@ -298,24 +316,24 @@ def _check_trackers(given: Any) -> None:
             raise InputError("report_to", f"{name}, but {name} is not installed", f"the package {name}", remedy)
 
 
-def _model_id(model: Any) -> str:
+def _model_id(model: object) -> str:
     return str(getattr(getattr(model, "config", None), "_name_or_path", ""))
 
 
-def _reward_names(reward_funcs: list[Any]) -> list[str]:
-    """As the trainer will call them: a model by the last part of its id."""
+def _reward_names(reward_funcs: list["RewardSource"]) -> list[str]:
+    """Names that the trainer will give the rewards: a model's is the last part of its id."""
     ids = [f if isinstance(f, str) else _model_id(f) for f in reward_funcs if isinstance(f, (str, nn.Module))]
     functions = [reward_name(f) for f in reward_funcs if not isinstance(f, (str, nn.Module))]
     return [*functions, *(name.rstrip("/").split("/")[-1] for name in ids)]
 
 
-def _check_columns(funcs: list[Any], columns: list[str]) -> None:
+def _check_columns(funcs: Sequence["RewardSource | StepRewardFunction"], columns: list[str]) -> None:
     for func in funcs:
         if callable(func) and not isinstance(func, nn.Module):
             check_columns(func, columns, reward_name(func))
 
 
-def _check_golds(funcs: list[Any], field: str, dataset: Any) -> None:
+def _check_golds(funcs: Sequence["RewardSource | StepRewardFunction"], field: str, dataset: "Data") -> None:
     """The values of the columns that reward functions require."""
     needed = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
     values = column_values(dataset, list(dict.fromkeys(name for names in needed.values() for name in names)))
@@ -353,7 +371,7 @@ def _check_installed_optimizer(args: DrGRPOConfig) -> None:
         raise InputError("optim", name, "an optimizer that is installed", f"{problem!s:.300}.")
 
 
-def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
+def _check_size(args: DrGRPOConfig, dataset: "Data") -> None:
     rows = known_length(dataset)
     if rows is not None:
         needed = args.generation_batch_size // args.num_generations  # type: ignore[operator]  # set by TRL
@@ -363,7 +381,7 @@ def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
             raise InputError("train_dataset", f"{rows} prompts", expected, remedy)
 
 
-def _check_prompts(field: str, dataset: Any) -> None:
+def _check_prompts(field: str, dataset: "Data") -> None:
     """The column, and what it holds."""
     columns = dataset.column_names
     if columns is not None and "prompt" not in columns:

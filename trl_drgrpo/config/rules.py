@@ -1,4 +1,4 @@
-"""What a configuration must not be: under its condition each rule has field, value, expected, what to do.
+"""Rules that refuse configurations: under its condition each has field, value, expected, what to do.
 
 `DrGRPOConfig` calls `validate` when it is built and, as its fields may be assigned to, when a trainer takes it and
 when training starts. Messages name the bias that a value would bring back and the class of TRL to use for the other
@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, in_one
 from trl_drgrpo.common.generation import that_do_something
@@ -19,6 +19,9 @@ from trl_drgrpo.config.best_metric import best_metric_rules
 from trl_drgrpo.config.field_kinds import check_choices, check_keys, check_kinds
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
 from trl_drgrpo.objective import step_choices
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ def refuse(errors: Iterable[InputError]) -> None:
         raise error
 
 
-def validate(config: Any) -> None:
+def validate(config: "DrGRPOConfig") -> None:
     """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other. `config` has
     `scale_rewards` as TRL's string and `step_separator` as a list."""
     check_kinds(config)
@@ -65,7 +68,7 @@ _REMOVE = "Remove it: Dr. GRPO sets it."
 OBJECTIVE = ("loss_type", "scale_rewards", "multi_objective_aggregation", "sync_ref_model")
 
 
-def contradictions(c: Any) -> Rules:
+def contradictions(c: "DrGRPOConfig") -> Rules:
     """Values of [`OBJECTIVE`] under which the run would not be Dr. GRPO any more."""
     if c.loss_type != "dr_grpo":
         bias = _BIAS_OF_LOSS.get(c.loss_type, "It is not the objective of Dr. GRPO.")
@@ -94,7 +97,7 @@ def contradictions(c: Any) -> Rules:
         yield InputError("sync_ref_model", "True", "False", remedy)
 
 
-def _check_ranges(config: Any) -> None:
+def _check_ranges(config: "DrGRPOConfig") -> None:
     """Numbers out of range, also where `generation_kwargs` override the fields of the same names."""
 
     def readable(values: Mapping[str, Any]) -> Mapping[str, Any]:  # -1: vLLM's way to switch it off
@@ -107,7 +110,7 @@ def _check_ranges(config: Any) -> None:
         raise error.under(f"generation_kwargs: {error.field}") from None
 
 
-def _values(c: Any) -> Rules:
+def _values(c: "DrGRPOConfig") -> Rules:
     for name in ("reward_weights", "step_reward_weights"):
         weights = getattr(c, name)
         if weights is not None and not (isinstance(weights, (list, tuple)) and all(map(Range().allows, weights))):
@@ -132,7 +135,7 @@ def _values(c: Any) -> Rules:
         yield InputError("dynamic_sampling", repr(c.dynamic_sampling), "True, False or 'dapo'", remedy)
 
 
-def _pairs(c: Any) -> Rules:
+def _pairs(c: "DrGRPOConfig") -> Rules:
     """Fields that can have one value only beside another setting."""
     skipped = {"dynamic_sampling": False, "curriculum": False}
     no_forks = {"fork_depth": 1, "fork_threshold": None, "fork_at": "drawn"}
@@ -174,7 +177,7 @@ _ONE_RATIO = "One ratio per row averages the rewards of the branches over the ro
 _AFTER_THE_CUT = "It would match only a branch's text after the cut: remove it."
 
 
-def _forks(c: Any) -> Rules:
+def _forks(c: "DrGRPOConfig") -> Rules:
     """Groups have room for forks, and credit is theirs."""
     if c.forks == 1:
         return
@@ -194,7 +197,7 @@ def _forks(c: Any) -> Rules:
         yield InputError("step_separator", "'turn' with forks", "separators, 're:<pattern>' or 'tokens:<n>'", remedy)
 
 
-def distorted(config: Any) -> Iterator[tuple[str, Any, Any]]:
+def distorted(config: "DrGRPOConfig") -> Iterator[tuple[str, Any, Any]]:
     """Fields that let completions be sampled from another distribution than the policy, as a message names them:
     field, value, and the value that switches it off. `generation_kwargs` override the fields of the same names."""
     given = config.generation_kwargs or {}
@@ -202,7 +205,7 @@ def distorted(config: Any) -> Iterator[tuple[str, Any, Any]]:
         yield f"generation_kwargs: {name}" if name in given else name, value, off
 
 
-def refuse_distorted_sampling(config: Any, remedy: str, beside: str = "") -> None:
+def refuse_distorted_sampling(config: "DrGRPOConfig", remedy: str, beside: str = "") -> None:
     """Refuse `top_p`, `repetition_penalty` and the like, wherever they are set.
 
     Args:
@@ -217,7 +220,7 @@ def refuse_distorted_sampling(config: Any, remedy: str, beside: str = "") -> Non
         raise InputError(field, f"{value}{beside}", f"{off}, so that the policy is sampled as it is", remedy)
 
 
-def warn_of_distorted_sampling(config: Any) -> None:
+def warn_of_distorted_sampling(config: "DrGRPOConfig") -> None:
     """Says once per run what such a setting makes of the gradient, where nothing corrects for it."""
     if found := [f"{field}={value}" for field, value, _ in distorted(config)]:
         logger.warning(
@@ -249,7 +252,7 @@ _UNSOUND = {
 }
 
 
-def _generation(c: Any) -> Rules:
+def _generation(c: "DrGRPOConfig") -> Rules:
     """Ways to generate that train something else than the configuration says."""
     given = c.generation_kwargs or {}
     # Without a limit of completions, that of the whole context is none of them.
@@ -286,7 +289,7 @@ def _generation(c: Any) -> Rules:
         yield InputError("vllm_importance_sampling_clip_max", got, "a number", remedy)
 
 
-def _rows(c: Any) -> int:
+def _rows(c: "DrGRPOConfig") -> int:
     """Rows of a generation batch over all processes, also before TRL's constructor has filled them in."""
     steps = c.steps_per_generation or c.gradient_accumulation_steps
     return c.generation_batch_size or c.per_device_train_batch_size * _processes() * steps
@@ -296,7 +299,7 @@ def _processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _groups(c: Any) -> Rules:
+def _groups(c: "DrGRPOConfig") -> Rules:
     """A generation batch that would cut a prompt's group in two."""
     if _rows(c) % (c.num_generations or 1):
         got = (
@@ -311,13 +314,13 @@ def _groups(c: Any) -> Rules:
         yield InputError("num_generations", got, "a divisor of the generation batch", remedy)
 
 
-def validate_batch(config: Any) -> None:
+def validate_batch(config: "DrGRPOConfig") -> None:
     """Refuse a generation batch that was worked out before a field behind it was assigned to, and one whose groups
     cannot fork on these processes."""
     refuse(_batch(config))
 
 
-def _batch(c: Any) -> Rules:
+def _batch(c: "DrGRPOConfig") -> Rules:
     batch, steps, processes = c.per_device_train_batch_size, c.steps_per_generation or 1, c.world_size
     rows = batch * steps
     if c.generation_batch_size != rows * processes:

@@ -1,17 +1,21 @@
 """Step reward functions against the configuration: what does not fit, and what should be known."""
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.rules import Rules
 from trl_drgrpo.rewards.columns import parameters
 from trl_drgrpo.rewards.contract import declared, reward_name
 
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.process_rewards.scoring import StepRewardFunction
+
 logger = logging.getLogger(__name__)
 
 
-def step_contradictions(args: Any, steps: list[Any]) -> Rules:
+def step_contradictions(args: "DrGRPOConfig", steps: list["StepRewardFunction"]) -> Rules:
     """Settings that do not fit step reward functions."""
     cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
     for func in steps:
@@ -39,7 +43,7 @@ def step_contradictions(args: Any, steps: list[Any]) -> Rules:
         yield InputError("mask_truncated_completions", got, "False", remedy)
 
 
-def warn_of_steps(args: Any, steps: list[Any]) -> None:
+def warn_of_steps(args: "DrGRPOConfig", steps: list["StepRewardFunction"]) -> None:
     """Warn about step reward functions that are allowed but may surprise."""
     if later := _declaring(steps, "is_causal", False):
         logger.warning(
@@ -67,24 +71,28 @@ def warn_of_steps(args: Any, steps: list[Any]) -> None:
         )
 
 
-def _declaring(funcs: list[Any], attribute: str, value: bool | None) -> list[Any]:
+def _declaring(funcs: list["StepRewardFunction"], attribute: str, value: bool | None) -> list["StepRewardFunction"]:
     """The functions that declare this of themselves; `None`: those that declare nothing."""
-    said = [(func, declared(func, attribute)) for func in funcs]
-    return [func for func, given in said if (None if given is None else bool(given)) is value]
+    matching = []
+    for func in funcs:
+        declaration = declared(func, attribute)
+        if (None if declaration is None else bool(declaration)) is value:
+            matching.append(func)
+    return matching
 
 
-def _quoted(funcs: list[Any]) -> str:
+def _quoted(funcs: list["StepRewardFunction"]) -> str:
     return ", ".join(repr(reward_name(func)) for func in funcs)
 
 
-def _causal_remedies(funcs: list[Any]) -> str:
+def _causal_remedies(funcs: list["StepRewardFunction"]) -> str:
     """How scores come to read no later text: as a scorer of ours says, else by a declaration."""
     by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
     said = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
     return " ".join(dict.fromkeys(said))
 
 
-def _is_rule_of_a_step(func: Any) -> bool:
+def _is_rule_of_a_step(func: "StepRewardFunction") -> bool:
     """Tell whether it is a rule for one step where a function of whole batches is due."""
     names = {parameter.name for parameter in parameters(func) or ()}
     return "step" in names and "steps" not in names

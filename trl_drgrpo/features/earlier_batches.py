@@ -1,4 +1,4 @@
-"""What the credit of a batch takes from the batches before it; what a batch itself had changed would bias it."""
+"""Statistics of earlier batches that the credit of a batch uses: its own would bias it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

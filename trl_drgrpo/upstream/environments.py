@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
@@ -26,8 +26,12 @@ from trl_drgrpo.process_rewards.turns import (
     matched_frac,
 )
 from trl_drgrpo.rewards.contract import OnError, at_once, reward_number
+from trl_drgrpo.upstream.argument_types import EnvironmentFactory
 from trl_drgrpo.upstream.hooks import Feature
 from trl_drgrpo.upstream.private_state import swapped
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ class EnvironmentTurns(Feature):
         `InputError`: A factory that cannot be called, or shares its environments; a method that cannot be called.
     """
 
-    def __init__(self, environment_factory: Any = None, on_error: OnError = "raise"):
+    def __init__(self, environment_factory: EnvironmentFactory | None = None, on_error: OnError = "raise"):
         super().__init__()
         self.failures = Failures(raises=on_error == "raise")
         self.factory, probes = _probed(environment_factory)
@@ -75,7 +79,7 @@ class EnvironmentTurns(Feature):
     def _that_define(self, name: str) -> list[type]:
         return [each for each in self.classes if hasattr(each, name)]
 
-    def choose(self, segmenter: StepSegmenter | None, args: Any) -> None:
+    def choose(self, segmenter: StepSegmenter | None, args: "DrGRPOConfig") -> None:
         """Decide what is used, once it is known how completions are cut.
 
         Args:
@@ -134,7 +138,7 @@ class EnvironmentTurns(Feature):
         original = inspect.getattr_static(environment_class, name)
         is_async = inspect.iscoroutinefunction(original)
 
-        async def later(environment: Any, /, *args: Any, **columns: Any) -> Any:
+        async def later(environment: object, /, *args: Any, **columns: Any) -> Any:
             row = next((i for i, other in enumerate(self.trainer.environments or ()) if other is environment), None)
             if name == "reset" and row == 0:
                 self.failures.rows.clear()  # a batch begins
@@ -145,7 +149,7 @@ class EnvironmentTurns(Feature):
                     return value
                 return reward_number(value, f"{environment_class.__name__}.{name}", f"for row {row}")
 
-        def now(environment: Any, /, *args: Any, **columns: Any) -> Any:
+        def now(environment: object, /, *args: Any, **columns: Any) -> Any:
             return at_once(later(environment, *args, **columns))
 
         return later if is_async else now
@@ -209,31 +213,32 @@ def check_tools(field: str, tools: Iterable[Any]) -> None:
             raise InputError(field, f"{name}: {error}", expected, remedy) from error
 
 
-def _probed(environment_factory: Any) -> tuple[Any, list[Any]]:
+def _probed(environment_factory: EnvironmentFactory | None) -> tuple[EnvironmentFactory | None, list[object]]:
     """The factory, or the dict of them, that hands out what was made here first; and what was made."""
     if environment_factory is None:
         return None, []
-    is_dict = isinstance(environment_factory, dict)
-    factories = environment_factory if is_dict else {None: environment_factory}
-    handing, probes = {}, []
-    for name, factory in factories.items():
-        if not callable(factory):
-            got = type(factory).__name__ + (f" for {name!r}" if is_dict else "")
-            remedy = "Pass the class, or a function that makes one environment per rollout."
-            raise InputError("environment_factory", got, "a class or a function", remedy)
-        handing[name], probe = _handing_out(factory)
+    if not isinstance(environment_factory, dict):
+        factory, probe = _handing_out(environment_factory)
+        return factory, [probe]
+    factories = {}
+    probes = []
+    for name, factory in environment_factory.items():
+        factories[name], probe = _handing_out(factory, f" for {name!r}")
         probes.append(probe)
-    return (handing if is_dict else handing[None]), probes
+    return factories, probes
 
 
-def _handing_out(factory: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
+def _handing_out(factory: Callable[[], object], place: str = "") -> tuple[Callable[[], object], object]:
     """A factory whose first two products are there already, and the first: all are new ones of one class."""
-    made: list[Any] = []
+    if not callable(factory):
+        remedy = "Pass the class, or a function that makes one environment per rollout."
+        raise InputError("environment_factory", type(factory).__name__ + place, "a class or a function", remedy)
+    made: list[object] = []
 
-    def make() -> Any:
+    def make() -> object:
         new = factory()
         name = type(new).__name__
-        if any(new is each for each in made):
+        if any(new is environment for environment in made):
             remedy = "Make one in each call: rows that share one would play each other's game."
             raise InputError("environment_factory", f"the same {name} twice", "a new environment per call", remedy)
         if made and type(new) is not type(made[0]):

@@ -297,7 +297,7 @@ class HostTrainer(Hooks, PrivateState):
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but a finished run that is resumed is finished: there it trains one more step."""
+        """End a finished run that is resumed: transformers would train one more step."""
         if self.state.global_step >= self.state.max_steps:
             return [], None
         return super().get_batch_samples(*args, **kwargs)
@@ -401,28 +401,28 @@ class HostTrainer(Hooks, PrivateState):
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """As [`trl.GRPOTrainer.create_model_card`], with a text that states the objective, data, rewards and results.
-        An argument that is left out is that of an earlier call."""
+        """Write a card that states the objective, data, rewards and results, as
+        [`trl.GRPOTrainer.create_model_card`]. An argument that is left out is that of an earlier call."""
         arguments: CardArguments = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
         with self.describing(CARD), self.writing_card(arguments) as completed:
             super().create_model_card(**completed)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, with the run's card beside an adapter, in the place of PEFT's. A `DiskFullError` says
-        what is saved."""
+        """Save as transformers does, with the run's card beside an adapter, in the place of PEFT's. A `DiskFullError`
+        says what is saved."""
         folder = Path(output_dir or self.args.output_dir)
         with self.writing(folder):
             super().save_model(output_dir, _internal_call)
             self.on_model_saved(folder)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; a Hub that cannot be reached, or refuses, is one clear error before anything was
+        """Open the repository; a Hub that cannot be reached, or refuses, is one clear error before anything was
         trained."""
         with self.opening_repository():
             super().init_hf_repo(*args, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; whatever goes wrong, the model is saved locally. A `PushError` says where, and how to
-        push it later."""
+        """Push as transformers does; whatever goes wrong, the model is saved locally. A `PushError` says where, and
+        how to push it later."""
         with self.pushing():
             return super().push_to_hub(*args, **kwargs)

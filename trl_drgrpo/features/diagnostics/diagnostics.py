@@ -12,6 +12,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +96,8 @@ class PhaseClock:
         if self._is_running or self._began is None:
             yield
             return
-        self._is_running, start = True, self._clock()
+        self._is_running = True
+        start = self._clock()
         try:
             yield
         finally:
@@ -161,9 +164,8 @@ class BatchSnapshot:
         self, batch: CreditedBatch, first_row: int, stop_token_ids: Collection[int], recorded: Collection[int]
     ):
         self.batch, self.first_row = batch, first_row
-        self._recorded = [
-            i for i in range(len(batch.scored.prompts)) if (first_row + i) // batch.num_generations in recorded
-        ]
+        rows = range(len(batch.scored.prompts))
+        self._recorded = [i for i in rows if (first_row + i) // batch.num_generations in recorded]
         advantages = batch.token_advantages
         tensors = {
             "rewards": batch.rewards,
@@ -175,24 +177,27 @@ class BatchSnapshot:
             "token advantages": advantages[self._recorded],
             "token masks": batch.trained_mask[self._recorded],
         }
-        if (weights := batch.row_weights) is not None:
+        weights = batch.row_weights
+        if weights is not None:
             tensors["weights"] = weights
-        copied = to_host(tensors)
-        self.rewards, self._advantages = copied["rewards"], copied["row advantages"]
-        self._token_advantages, self._token_masks = copied["token advantages"], copied["token masks"]
-        self.per_func = [copied[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
+        numbers = to_host(tensors)
+        self.rewards = numbers["rewards"]
+        self._advantages = numbers["row advantages"]
+        self._token_advantages = numbers["token advantages"]
+        self._token_masks = numbers["token masks"]
+        self.per_func = [numbers[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
         ids = batch.scored.completion_ids
-        written = zip(ids, copied["tokens"], copied["trained"], strict=True)
+        counts = zip(ids, numbers["tokens"], numbers["trained"], strict=True)
         self.own: dict[str, list[Any]] = {
             # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
-            "lengths": [len(row) - int(tokens - trained) for row, tokens, trained in written],
-            "trained": [int(tokens) for tokens in copied["trained"]],
-            "gradient_weights": copied["gradient_weight"],
+            "lengths": [len(row) - int(tokens - trained) for row, tokens, trained in counts],
+            "trained": [int(tokens) for tokens in numbers["trained"]],
+            "gradient_weights": numbers["gradient_weight"],
             "truncated": [len(row) > 0 and row[-1] not in stop_token_ids for row in ids],
             "texts": [hash(tuple(row)) for row in ids],
         }
         if weights is not None:
-            self.own["weights"] = copied["weights"]
+            self.own["weights"] = numbers["weights"]
 
     def records(
         self, names: Sequence[str], correct: Sequence[bool | None] | None, aligner: Aligner
@@ -203,7 +208,8 @@ class BatchSnapshot:
         scored, steps, forks = self.batch.scored, self.batch.steps, self.batch.forks
         width = self.batch.trained_mask.size(1)
         for n, i in enumerate(self._recorded):
-            row, ids = self.first_row + i, list(scored.completion_ids[i])
+            row = self.first_row + i
+            ids = list(scored.completion_ids[i])
             tokens = slice(n * width, n * width + len(ids))
             spans = spans_of(
                 ids,
@@ -231,12 +237,18 @@ class BatchSnapshot:
 
 def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """Flat lists of numbers from tensors of one device, in one transfer (as float32)."""
-    flat: list[Any] = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()]).tolist()
-    result, start = {}, 0
-    for name, tensor in tensors.items():
-        result[name] = flat[start : start + tensor.numel()]
-        start += tensor.numel()
-    return result
+    flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()])
+    numbers = iter(flat.tolist())
+    return {name: list(islice(numbers, tensor.numel())) for name, tensor in tensors.items()}
+
+
+@dataclass
+class _SeenBatch:
+    """This rank's look at a batch."""
+
+    snapshot: BatchSnapshot
+    correct: list[bool | None] | None  # of each row of all ranks
+    records: list[dict[str, Any]]  # this rank's
 
 
 class Diagnostics(DescribingFeature):
@@ -263,7 +275,8 @@ class Diagnostics(DescribingFeature):
         self.correctness_rule: CorrectnessRule | None = None
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
-        self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
+        self._counted_in = ("", 0)  # mode and step
+        self._counted_groups = 0  # seen in it
         self._details: dict[str, float | None] = {}  # metrics of the newest log that trackers do not get
         self._of_step: dict[str, float] = {}  # metrics of the newest step alone
         self._epoch_began_at = 0
@@ -380,9 +393,13 @@ class Diagnostics(DescribingFeature):
     def on_credit(self, batch: CreditedBatch) -> None:
         """Statistics of the batch go to the log, some of its groups to the run log."""
         seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
-        everyone = self.trainer.gathered([(seen[0].own, seen[2]) if seen else None])
-        metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, everyone), otherwise={})
-        if (step_rewards := batch.step_rewards) is not None:
+        rows_and_records = None if seen is None else (seen.snapshot.own, seen.records)
+        of_ranks = self.trainer.gathered([rows_and_records])
+        metrics: dict[str, float] = {}
+        if seen is not None:  # else it is said already
+            metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, of_ranks), otherwise={})
+        step_rewards = batch.step_rewards
+        if step_rewards is not None:
             metrics |= self.describing.value(
                 "The statistics of the steps",
                 lambda: step_statistics(step_rewards, batch.rewards.tolist()),
@@ -390,45 +407,54 @@ class Diagnostics(DescribingFeature):
             )
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
-    def _look_at(self, batch: CreditedBatch) -> tuple[BatchSnapshot, list[bool | None] | None, list[dict[str, Any]]]:
-        """This rank's part: its rows, correctness of each row of all ranks, and its recorded rows."""
+    def _look_at(self, batch: CreditedBatch) -> _SeenBatch:
         trainer = self.trainer
-        wanted = trainer.args.record_groups if trainer.args.run_log and trainer.state.max_steps else 0
-        recorded = recorded_groups(len(batch.rewards) // batch.num_generations, wanted)
-        seen = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, set(recorded))
+        groups = len(batch.rewards) // batch.num_generations
+        is_recorded = trainer.args.run_log and trainer.state.max_steps > 0
+        recorded = recorded_groups(groups, trainer.args.record_groups) if is_recorded else []
+        snapshot = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, set(recorded))
         rule = self.correctness_rule
-        correct = rule.judge(seen.per_func[rule.index]) if rule else None
-        return seen, correct, list(seen.records(trainer.reward_func_names, correct, self._aligner))
+        correct = rule.judge(snapshot.per_func[rule.index]) if rule else None
+        return _SeenBatch(snapshot, correct, list(snapshot.records(trainer.reward_func_names, correct, self._aligner)))
 
-    def _described(self, seen: Any, everyone: list[Any]) -> dict[str, float]:
-        """The batch's metrics, from what the ranks have seen; the main process writes down what they recorded."""
-        if seen is None:
-            return {}  # said already
-        if None in everyone:
+    def _described(
+        self, seen: _SeenBatch, of_ranks: Sequence[tuple[dict[str, list[Any]], list[dict[str, Any]]] | None]
+    ) -> dict[str, float]:
+        """Metrics of the batch, from the rows and records of all ranks. The main process writes the records down."""
+        described = [of_rank for of_rank in of_ranks if of_rank is not None]
+        if len(described) < len(of_ranks):
             raise RuntimeError("another process could not describe its rows; its log says why")
-        snapshot, correct, _ = seen
+        snapshot = seen.snapshot
         batch = snapshot.batch
-        columns = {name: [value for own, _ in everyone for value in own[name]] for name in snapshot.own}
+        columns: dict[str, list[Any]] = {name: [] for name in snapshot.own}
+        records: list[dict[str, Any]] = []
+        for rows_of_rank, records_of_rank in described:
+            records += records_of_rank
+            for name, values in columns.items():
+                values += rows_of_rank[name]
         rows = BatchRows(  # of all ranks, in their order
             num_generations=batch.num_generations,
             rewards=snapshot.rewards,
-            correct=correct,
+            correct=seen.correct,
             copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
             **columns,
         )
-        trains, step = self.trainer.model.training, self.trainer.state.global_step
-        if trains:
+        is_training = self.trainer.model.training
+        mode = "train" if is_training else "eval"
+        step = self.trainer.state.global_step + is_training
+        if is_training:
             self._new_tokens += sum(rows.lengths)
-        mode, step = ("train", step + 1) if trains else ("eval", step)
-        # Earlier batches of the step: one that accumulates, and an evaluation, may generate several.
-        first_group = self._counted[2] if self._counted[:2] == (mode, step) else 0
-        self._counted = (mode, step, first_group + len(rows.groups))
-        records = [record for _, each in everyone for record in each]
+        # A step that accumulates, and an evaluation, may generate several batches.
+        if self._counted_in != (mode, step):
+            self._counted_in = (mode, step)
+            self._counted_groups = 0
+        first_group = self._counted_groups
+        self._counted_groups += len(rows.groups)
         if records and self.trainer.accelerator.is_main_process:
             with self.describing("The run log's completions"):
                 groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
                 self.run_log.completions(groups)
-        return batch_statistics(rows, trains)
+        return batch_statistics(rows, is_training)
 
     # Run log and warnings, on the main process
 

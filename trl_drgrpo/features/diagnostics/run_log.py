@@ -136,7 +136,7 @@ def spans_of(
         start = stop
 
 
-def logged_prompt(prompt: Any) -> str:
+def logged_prompt(prompt: object) -> str:
     """A prompt to be read: a text as it is, messages as `role: content`, one after the other, images as `<image>`.
 
     Example:
@@ -154,7 +154,7 @@ def logged_prompt(prompt: Any) -> str:
     )
 
 
-def _content(content: Any) -> str:
+def _content(content: object) -> str:
     if isinstance(content, list):
         return "".join(_content(part) for part in content)
     if isinstance(content, Mapping):
@@ -163,15 +163,15 @@ def _content(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def short_text(value: Any) -> str:
+def short_text(value: object) -> str:
     """A dataset's value as at most 500 characters; images as `<image>`."""
-    if isinstance(value, list | tuple) and value and all(_is_image(each) for each in value):
+    if isinstance(value, list | tuple) and value and all(_is_image(item) for item in value):
         return "<image>" * len(value)
     text = "<image>" if _is_image(value) else str(value)
     return text if len(text) <= COLUMN_CHARACTERS else text[: COLUMN_CHARACTERS - 3] + "..."
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: object) -> bool:
     """Pillow's, without importing it; or the bytes of one."""
     is_stored = isinstance(value, Mapping) and set(value) == {"bytes", "path"}
     return is_stored or isinstance(value, bytes) or (hasattr(value, "getpixel") and hasattr(value, "mode"))
@@ -284,7 +284,7 @@ class RunLog:
             ) from error
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
+def to_json(value: object, indent: int | None = None) -> str:
     """JSON as strict readers take it: NaN and infinity are null, characters stay as they are.
 
     Lone surrogates, which a completion's text may hold and UTF-8 cannot, become U+FFFD.

@@ -98,20 +98,20 @@ def distance_from_usual(value: float, usual: Sequence[float]) -> float:
     ```
     """
     median = statistics.median(usual)
-    spread = MAD_TO_STD * statistics.median(abs(each - median) for each in usual)
+    spread = MAD_TO_STD * statistics.median(abs(value - median) for value in usual)
     floor = max(abs(median) / 10, 1e-12)
     return (value - median) / max(spread, floor)
 
 
-def finite(value: Any) -> float | None:
+def finite(value: object) -> float | None:
     """A number as it is, anything else as `None`."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def mean_of(values: Sequence[float | None]) -> float:
     """Mean of a metric that may be missing; 0 where it always is."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else 0.0
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else 0.0
 
 
 def span_of(readings: Sequence[Sequence[Any]]) -> str:
@@ -446,7 +446,7 @@ _RANGES = {
 }
 
 
-def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
+def warning_thresholds(setting: object) -> dict[str, dict[str, float]]:
     """
     All thresholds of each watched cause, from `run_warnings` as configured; empty: silence. Refuses a cause or
     threshold that does not exist, and a value out of its range.

@@ -307,14 +307,14 @@ class FastPath(Feature):
     # Loss
 
     def loss_without_forward(self, inputs: Rollouts) -> torch.Tensor | None:
-        """As in [`Hooks`]: a slot that the plan left empty."""
+        """Return a loss of 0 for a slot that the plan left empty."""
         plan = plan_of(inputs)
         if plan is None or plan["rows"]:
             return None
         return torch.zeros((), device=self.trainer.accelerator.device, requires_grad=True)
 
     def computing_loss(self, inputs: Rollouts) -> AbstractContextManager[None]:
-        """As in [`Hooks`]: the rows of a planned micro-batch are scored in its packs."""
+        """Score the rows of a planned micro-batch in its packs."""
         plan = plan_of(inputs)
         return nullcontext() if plan is None else swapped(self, _packs=plan["packs"])
 
@@ -324,7 +324,7 @@ class FastPath(Feature):
         return 1.0 if plan is None else plan["rows"] / plan["nominal_rows"]
 
     def loss_metrics(self, inputs: Rollouts, metrics: Metrics) -> Metrics:
-        """As in [`Hooks`]: summed over an optimizer step, so that their meaning is that of stock micro-batches."""
+        """Sum metrics over an optimizer step, so that they mean the same as those of stock micro-batches."""
         plan = plan_of(inputs)
         if plan is None or self._window_metrics is None:
             return metrics

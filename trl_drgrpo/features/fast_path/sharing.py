@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Device:
-    """What planning knows of a type of device.
+    """Costs on a type of device.
 
     Args:
         attention (`float`): How much slower attention does a query-key pair than a matrix product its multiplications.

@@ -116,7 +116,7 @@ def _attended(
     is_causal: bool = False,
     **named: Any,
 ) -> torch.Tensor:
-    """As `scaled_dot_product_attention`, block by block; that itself where queries or keys are not the packs'."""
+    """Attend block by block; in one piece where queries or keys are not the packs'."""
     packs, _, width, _ = attn_mask.shape
     if not all(
         states.shape[::2] == (packs, width) and states.size(1) == query.size(1) for states in (query, key, value)

@@ -43,7 +43,7 @@ class WindowTotals(TypedDict):
 
 
 class MicroBatchPlan(TypedDict):
-    """What a planned micro-batch has beside its tensors."""
+    """Facts of a planned micro-batch beside its tensors."""
 
     rows: int  # on the rank that has most of them, fillers included
     nominal_rows: int  # of a stock micro-batch

@@ -231,7 +231,7 @@ def reward_rows(trainer: "TrainerProtocol") -> list[tuple[str, str, str]]:
 
 
 def _source(func: "StepRewardFunction") -> str:
-    """Of a model that scores steps: its id with the revision, or the name of its folder."""
+    """Source of a model that scores steps: its id with the revision, or the name of its folder."""
     source = getattr(func, "source", "")
     name, at_revision, revision = source.partition(" at revision ")
     if not source or is_hub_id(name):

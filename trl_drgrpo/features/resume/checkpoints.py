@@ -186,7 +186,7 @@ def newest_complete_checkpoint(output_dir: Path) -> Path | None:
 
 
 def state_or_none(checkpoint: Path) -> dict[str, Any] | None:
-    """As `read_state`, without an error for one that cannot be read."""
+    """Read the state as `read_state` does; `None` where it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return read_state(checkpoint)
 
@@ -252,7 +252,7 @@ def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, c
 
 
 def check_output_of_run(output_dir: Path, resume: str | bool | None, inputs: Mapping[str, str]) -> None:
-    """As [`check_output_folder`]; a run of ours that goes on may write where it did."""
+    """Refuse a folder as [`check_output_folder`] does; a run of ours that goes on may write where it did."""
     if not (resume and states_in(output_dir)):
         check_output_folder("output_dir", str(output_dir), inputs)
 

@@ -1,4 +1,4 @@
-"""What only a run that goes on from a checkpoint needs: is it the same run, what differs, and its state."""
+"""Going on from a checkpoint: is it the same run, what differs, and its state."""
 
 import json
 import logging
