@@ -43,17 +43,6 @@ from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths
 from trl_drgrpo.single_gpu.peft_adapters import note_base_revision, prepare_adapters
 from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, context_length, embedding_rows
-from trl_drgrpo.upstream.argument_types import (
-    Data,
-    EnvironmentFactory,
-    EvalData,
-    OneOrMore,
-    Optimizers,
-    Policy,
-    Processor,
-    RewardSource,
-    StepRewardSource,
-)
 from trl_drgrpo.upstream.batches import (
     CreditedBatch,
     DatasetRow,
@@ -70,6 +59,17 @@ from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.steps import StepSegmenter
+    from trl_drgrpo.upstream.argument_types import (
+        Data,
+        EnvironmentFactory,
+        EvalData,
+        OneOrMore,
+        Optimizers,
+        Policy,
+        Processor,
+        RewardSource,
+        StepRewardSource,
+    )
 
 FeatureSource = Feature | type[Feature]
 
@@ -150,25 +150,25 @@ class DrGRPOTrainer(HostTrainer):
 
     def __init__(
         self,
-        model: Policy,
-        reward_funcs: OneOrMore[RewardSource] | None = None,
+        model: "Policy",
+        reward_funcs: "OneOrMore[RewardSource] | None" = None,
         args: GRPOConfig | None = None,
-        train_dataset: Data | None = None,
-        eval_dataset: EvalData | None = None,
-        processing_class: Processor | None = None,
+        train_dataset: "Data | None" = None,
+        eval_dataset: "EvalData | None" = None,
+        processing_class: "Processor | None" = None,
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: Optimizers = (None, None),
+        optimizers: "Optimizers" = (None, None),
         quantization_config: QuantizationConfigMixin | None = None,
         peft_config: PeftConfig | None = None,
         tools: list[Callable] | None = None,
         rollout_func: Callable | None = None,
-        environment_factory: EnvironmentFactory | None = None,
+        environment_factory: "EnvironmentFactory | None" = None,
         *,
-        step_reward_funcs: OneOrMore[StepRewardSource] | None = None,
+        step_reward_funcs: "OneOrMore[StepRewardSource] | None" = None,
         step_segmenter: "StepSegmenter | None" = None,
         advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
-        features: OneOrMore[FeatureSource] = (),
+        features: "OneOrMore[FeatureSource]" = (),
         **parent_kwargs: Any,
     ):
         require_seams()
@@ -241,7 +241,7 @@ class DrGRPOTrainer(HostTrainer):
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
         self.later = LaterAssignments(args, args_of_user)
 
-    def _build_features(self, run: Prepared, optimizers: Optimizers) -> None:
+    def _build_features(self, run: Prepared, optimizers: "Optimizers") -> None:
         self.resume = Resume(self, optimizers[0])
         self.fast_path = FastPath(self)
         self.diagnostics = Diagnostics(self, self.fast_path.speed)
@@ -260,7 +260,7 @@ class DrGRPOTrainer(HostTrainer):
         for feature in self.features:
             feature.trainer = self
 
-    def _add_features(self, features: OneOrMore[FeatureSource], args: DrGRPOConfig) -> None:
+    def _add_features(self, features: "OneOrMore[FeatureSource]", args: DrGRPOConfig) -> None:
         """Build the user's features and list them behind this package's own."""
         for feature in as_list(features):
             if isinstance(feature, type) and issubclass(feature, Feature):
@@ -269,7 +269,9 @@ class DrGRPOTrainer(HostTrainer):
                 remedy = "Derive it from trl_drgrpo.Feature; a plain TrainerCallback goes into callbacks."
                 raise InputError("features", shortened(feature), "features, or classes of them", remedy)
             if isinstance(feature, LossTerm):
-                _check_loss_term(feature, args)
+                from trl_drgrpo.upstream.loss_terms import check_loss_term
+
+                check_loss_term(feature, args)
             feature.trainer = self
             self.features = [*self.features, feature]
         self.check_owners()
@@ -484,19 +486,3 @@ class DrGRPOTrainer(HostTrainer):
         if self.args.beta_warmup_steps and self.model.training:
             logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
         super().add_to_log(logs)
-
-
-def _check_loss_term(term: LossTerm, args: DrGRPOConfig) -> None:
-    """Refuse settings under which a term would not be what it says."""
-    refused = {}
-    if term.reads_all_rows:
-        remedy = f"Skipped groups would be missing from {term.name}, which reads all rows: turn it off."
-        refused |= {"dynamic_sampling": (False, remedy), "curriculum": (False, remedy)}
-    if term.replaces_policy_loss:
-        remedy = f"It belongs to the clipped loss, which {term.name} replaces: remove it, or put it into the term."
-        refused |= dict.fromkeys(("delta", "off_policy_mask_threshold"), (None, remedy))
-        refused["top_entropy_quantile"] = (1.0, remedy)
-    for name, (expected, remedy) in refused.items():
-        value = getattr(args, name)
-        if value != expected:
-            raise InputError(name, f"{value!r} with {term.name}", repr(expected), remedy)

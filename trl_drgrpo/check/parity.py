@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -45,7 +45,7 @@ class PlainHeadOutput:
     aux_loss: None = None
 
 
-def use_plain_lm_head(model: PreTrainedModel) -> None:
+def use_plain_lm_head(model: torch.nn.Module) -> None:
     """Serve TRL's fused head by a plain log-softmax in the model's own dtype, for calculations in float64.
 
     TRL 1.16 computes per-token log-probabilities in a chunked kernel that is float32 whatever the model is. The
@@ -70,7 +70,8 @@ def use_plain_lm_head(model: PreTrainedModel) -> None:
         kwargs.update(use_cache=False)
         logits = fused_forward(*args, **kwargs).logits
         if shift_labels is None:
-            logits, shift_labels = logits[:, :-1], labels[:, 1:]
+            logits = logits[:, :-1]
+            shift_labels = cast(torch.Tensor, labels)[:, 1:]
         log_probs = logits.log_softmax(dim=-1)  # (B, T - 1, V)
         unscored = shift_labels == -100
         token_log_probs = log_probs.gather(-1, shift_labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -143,7 +144,7 @@ class Recording:
     rollouts: list[Rollouts]
 
 
-def build_policy(lora: bool) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
+def build_policy(lora: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The tiny model in float64, with random adapters if asked for, and its tokenizer."""
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
@@ -236,7 +237,8 @@ def record(
         if trainer.ref_model is not None and not isinstance(trainer, DrGRPOTrainer):
             in_double_precision(trainer.ref_model)  # loaded from disk, so without what the policy was given
         if plain_head:
-            for served in (model.get_base_model() if lora else model, trainer.ref_model):
+            base = model.get_base_model() if isinstance(model, PeftModel) else model
+            for served in (base, trainer.ref_model):
                 if served is not None:
                     use_plain_lm_head(served)
         # So that micro-batches stay planned, unless the loss that is watched is somebody's own.

@@ -4,18 +4,16 @@ Byte-level BPE without merges (256 bytes and three special tokens) and a randoml
 parameters: no download, every string tokenizes, and the model runs through the same code as a large one.
 """
 
-from typing import Protocol, TypeVar
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -71,7 +69,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCau
         return Qwen2ForCausalLM(config)
 
 
-def in_double_precision(model: Model) -> Model:
+def in_double_precision(model: Any) -> Any:
     """The model in float64 all the way: transformers computes RMS norms and rotary angles in float32 by itself.
 
     Without this, two runs that differ in padding agree to 1e-7 at best, however exact everything else is.
@@ -94,17 +92,10 @@ def in_double_precision(model: Model) -> Model:
     return model
 
 
-class RotaryEmbedding(Protocol):
-    """A module of transformers."""
-
-    inv_freq: torch.Tensor
-    attention_scaling: float
-
-
 class _RotaryInDouble(torch.nn.Module):
     """Rotary angles in float64, from the frequencies of transformers' own module."""
 
-    def __init__(self, rotary: RotaryEmbedding):
+    def __init__(self, rotary: Any):
         super().__init__()
         self.frequencies = rotary.inv_freq.double()
         self.scaling = rotary.attention_scaling

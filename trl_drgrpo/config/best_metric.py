@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
     from trl import GRPOConfig
 
+    from trl_drgrpo.config.config import DrGRPOConfig
+
 logger = logging.getLogger(__name__)
 
-Metrics = dict[str, float | None]  # of an evaluation, by name
+Metrics = dict[str, float]  # of an evaluation, by name; TRL logs None where no completion had a reward
 
 PREFIX = "eval_"
 _DEFAULT = "eval_reward"
@@ -78,20 +80,22 @@ def prepare_early_stopping(
         logger.warning(_CHOSEN, _DEFAULT)
 
 
-def best_metric_rules(config: "GRPOConfig") -> Iterator[InputError]:
+def best_metric_rules(config: "DrGRPOConfig") -> Iterator[InputError]:
     """Values by which the best checkpoint would be any, or the worst."""
-    metric = (config.metric_for_best_model or "").removeprefix(PREFIX)
+    name = config.metric_for_best_model or ""
+    metric = name.removeprefix(PREFIX)
     if metric == "loss":
         remedy = _NO_LOSS.format(_DEFAULT)
-        yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
+        yield InputError("metric_for_best_model", name, "a metric of the answers", remedy)
     if metric.endswith(_OF_THE_MACHINE):
         remedy = f"It says nothing of the answers. Compare by the reward: {_DEFAULT}."
-        yield InputError("metric_for_best_model", config.metric_for_best_model, "a metric of the answers", remedy)
+        yield InputError("metric_for_best_model", name, "a metric of the answers", remedy)
     if metric in _MORE_IS_BETTER and config.greater_is_better is False:
         remedy = "The checkpoint with the lowest would be the best: remove it."
         yield InputError("greater_is_better", f"False with {config.metric_for_best_model}", "True", remedy)
     if config.lr_scheduler_type in _BY_METRIC:
-        expected, mode = "max" if config.greater_is_better else "min", (config.lr_scheduler_kwargs or {}).get("mode")
+        expected = "max" if config.greater_is_better else "min"
+        mode = (config.lr_scheduler_kwargs or {}).get("mode")
         if mode in ("min", "max") and mode != expected:
             got = f"{mode!r} with greater_is_better={config.greater_is_better}"
             remedy = "The learning rate would fall while the metric gets better: remove it."

@@ -285,6 +285,7 @@ class DrGRPOConfig(GRPOConfig):
         generation_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
         chat_template_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
         gradient_checkpointing_kwargs: dict[str, Any] | None = None  # pyright: ignore
+        lr_scheduler_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __new__(cls, *args: Any, **fields: Any) -> Self:
         """Names that do not exist, all in one error, where `__init__` would be a bare `TypeError` of the first."""

@@ -16,14 +16,15 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.ranges import RANGES
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-    from trl import GRPOConfig
+
+    from trl_drgrpo.config.config import DrGRPOConfig
 
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 _WORDS |= {list: "a list", type(None): "None"}
@@ -52,7 +53,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
 
 
 ConfigClass = TypeVar("ConfigClass", bound=type)
-Hint = type | types.UnionType | types.GenericAlias  # the annotation of a field
+Hint: TypeAlias = Any  # the annotation of a field: a class, a generic alias, a union, or a special form
 
 
 def with_help(config_class: ConfigClass) -> ConfigClass:
@@ -70,7 +71,7 @@ def described(docstring: str) -> dict[str, str]:
     return {name: re.sub(r'`"([^`"]*)"`', r"'\1'", text) for name, text in plain.items()}
 
 
-def read_mappings(config: "GRPOConfig") -> None:
+def read_mappings(config: "DrGRPOConfig") -> None:
     """Replaces mappings that were written as JSON text, as a command line does, by the mappings."""
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
@@ -81,7 +82,7 @@ def read_mappings(config: "GRPOConfig") -> None:
                 raise InputError(name, shortened(value), "a JSON mapping", f"It is not valid JSON: {error}.") from None
 
 
-def check_kinds(config: "GRPOConfig") -> None:
+def check_kinds(config: "DrGRPOConfig") -> None:
     """Refuses a value of another kind than its field takes. `config` has been through [`read_mappings`].
 
     Raises:
@@ -98,7 +99,7 @@ def check_kinds(config: "GRPOConfig") -> None:
         _check_kind(name, value, members, _ALSO.get(name, ()))
 
 
-def check_choices(config: "GRPOConfig") -> None:
+def check_choices(config: "DrGRPOConfig") -> None:
     """Refuses a text that is none of those that its field takes: of the annotation, TRL's metadata, or the table
     below. Numbers and booleans are judged elsewhere."""
     hints, choices = _hints(type(config)), _choices()
@@ -137,7 +138,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
     }
 
 
-def check_keys(config: "GRPOConfig") -> None:
+def check_keys(config: "DrGRPOConfig") -> None:
     """Refuses a key of a mapping that nobody would read, and a value that its reader would refuse in the run.
 
     Raises:
@@ -243,7 +244,7 @@ def _fits(kind: Hint, value: object) -> bool:
 # Who reads the mappings ----------------------------------------------------------------------------------------------
 
 
-def _keys(config: "GRPOConfig") -> dict[str, Mapping[str, Hint] | None]:
+def _keys(config: "DrGRPOConfig") -> dict[str, Mapping[str, Hint] | None]:
     """Keys that each mapping may have, with their kinds; `None`: any."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
     from torch.utils.checkpoint import checkpoint
@@ -281,7 +282,7 @@ def _sampling_keys() -> Mapping[str, Hint]:
     return known | {key: kinds[kind] | None for key, kind in documented if kind in kinds}
 
 
-def _check_sampling(config: "GRPOConfig") -> None:
+def _check_sampling(config: "DrGRPOConfig") -> None:
     """Keys that `GenerationConfig` refuses, and such under which nothing is sampled: greedy search, beams."""
     given = config.generation_kwargs
     if config.use_vllm or not given:
@@ -299,7 +300,7 @@ def _check_sampling(config: "GRPOConfig") -> None:
         raise InputError(f"generation_kwargs: {key}", shortened(given[key]), "sampling", remedy)
 
 
-def _schedule(config: "GRPOConfig") -> None:
+def _schedule(config: "DrGRPOConfig") -> None:
     """Builds the scheduler of the run around one number: what it refuses, it refuses here."""
     if config.lr_scheduler_type in ("greedy", "linear", "constant") or not config.learning_rate:
         return
@@ -314,7 +315,7 @@ def _schedule(config: "GRPOConfig") -> None:
             rate(step)
 
 
-def _check_optimizer(config: "GRPOConfig") -> None:
+def _check_optimizer(config: "DrGRPOConfig") -> None:
     """`optim_args` as the optimizer of the run reads them: a key that changes nothing, whatever its value, is none."""
     if not config.optim_args:
         return
@@ -336,7 +337,9 @@ def _check_optimizer(config: "GRPOConfig") -> None:
         raise InputError("optim_args", repr(config.optim_args), "values that fit", f"{problem!s:.200}.")
 
 
-def optimizer_of(config: "GRPOConfig", arguments: str | None) -> tuple[type["Optimizer"], dict[str, Any]] | Exception:
+def optimizer_of(
+    config: "DrGRPOConfig", arguments: str | None
+) -> tuple[type["Optimizer"], dict[str, Any]] | Exception:
     """Class and keywords of the optimizer of a run with these `optim_args`, or the error that transformers raises."""
     from transformers import Trainer
     from transformers.training_args import OptimizerNames

@@ -204,7 +204,8 @@ def _check_inputs(
         names, step_names = _reward_names(reward_funcs), [reward_name(func) for func in steps]
         if args.correct_reward is not None:
             CorrectnessRule(names, args.correct_reward)
-        check_best_metric(args, names, step_names, eval_dataset if isinstance(eval_dataset, dict) else ())
+        sets = [str(name) for name in eval_dataset] if isinstance(eval_dataset, dict) else ()
+        check_best_metric(args, names, step_names, sets)
     _warn(args, steps)
     for field, dataset in named_splits(train_dataset, eval_dataset).items():
         if not isinstance(dataset, (Dataset, IterableDataset)):
@@ -293,7 +294,8 @@ def _check_sharding(args: DrGRPOConfig) -> None:
     """On CPUs accelerate trains whole copies of the model where FSDP is asked for, and says nothing."""
     by_launcher = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     processes = args.distributed_state
-    if (args.fsdp or by_launcher) and processes.distributed_type == DistributedType.MULTI_CPU:
+    on_cpus = processes is not None and processes.distributed_type == DistributedType.MULTI_CPU
+    if (args.fsdp or by_launcher) and on_cpus:
         got = "from the launcher, on CPUs" if by_launcher else f"{shortened(args.fsdp)}, on CPUs"
         remedy = "On CPUs accelerate would train full copies of the model: remove it."
         raise InputError("fsdp", got, "GPUs to shard a model on", remedy)
@@ -335,13 +337,14 @@ def _check_columns(funcs: Sequence["RewardSource | StepRewardFunction"], columns
 
 def _check_golds(funcs: Sequence["RewardSource | StepRewardFunction"], field: str, dataset: "Data") -> None:
     """The values of the columns that reward functions require."""
-    needed = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
+    columns = dataset.column_names or []
+    needed = {reward_name(func): gold_columns(func, columns) for func in funcs if callable(func)}
     values = column_values(dataset, list(dict.fromkeys(name for names in needed.values() for name in names)))
     for func in funcs:
         ask(func, "check_values", values)
     for column, found in values.items():
         if found.nulls:
-            readers = ", ".join(name for name, columns in needed.items() if column in columns)
+            readers = ", ".join(name for name, gold in needed.items() if column in gold)
             _warn_once(
                 f"{field}: the column {column} is null in {found.nulls} of {found.rows} rows, first in row "
                 f"{found.first_null} (from 0). {readers} gets None there; this package's own rewards skip such rows. "

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, in_one
@@ -68,7 +69,7 @@ _REMOVE = "Remove it: Dr. GRPO sets it."
 OBJECTIVE = ("loss_type", "scale_rewards", "multi_objective_aggregation", "sync_ref_model")
 
 
-def contradictions(c: "DrGRPOConfig") -> Rules:
+def contradictions(c: "DrGRPOConfig | SimpleNamespace") -> Rules:
     """Values of [`OBJECTIVE`] under which the run would not be Dr. GRPO any more."""
     if c.loss_type != "dr_grpo":
         bias = _BIAS_OF_LOSS.get(c.loss_type, "It is not the objective of Dr. GRPO.")
@@ -118,7 +119,8 @@ def _values(c: "DrGRPOConfig") -> Rules:
     if c.logging_strategy == "steps" and c.logging_steps == 0:
         remedy = "Set logging_strategy='no' to turn logging off."
         yield InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)
-    longest, context = c.max_completion_length, c.vllm_max_model_length
+    longest = c.max_completion_length
+    context = c.vllm_max_model_length
     if longest is None and c.loss_normalizer is None:
         remedy = (
             "Without a length limit there is no default constant to divide by: set loss_normalizer, for example to "
@@ -126,7 +128,7 @@ def _values(c: "DrGRPOConfig") -> Rules:
         )
         got = "None together with max_completion_length=None"
         yield InputError("loss_normalizer", got, "a positive number of tokens", remedy)
-    if c.use_vllm and None not in (context, longest) and longest >= context:
+    if c.use_vllm and longest is not None and context is not None and longest >= context:
         remedy = "Prompt and completion share that length: raise it, or lower max_completion_length."
         got = f"{longest} with vllm_max_model_length={context}"
         yield InputError("max_completion_length", got, f"less than {context}", remedy)

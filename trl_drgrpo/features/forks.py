@@ -269,9 +269,9 @@ class ForkedRollouts(Feature):
         self._noted = {}
         cuts = batch.forks.cuts[batch.own_rows]
         rows = zip(batch.token_advantages.cpu(), cuts, batch.scored.completion_ids, strict=True)
-        behind = [bool(row[cut[-1] :].any()) for row, cut, ids in rows if cut[-1] < len(ids)]
-        if behind:
-            metrics["forks/live_frac"] = sum(behind) / len(behind)
+        is_live = [bool(row[cut[-1] :].any()) for row, cut, ids in rows if cut[-1] < len(ids)]  # behind the last cut
+        if is_live:
+            metrics["forks/live_frac"] = sum(is_live) / len(is_live)
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ from trl_drgrpo.upstream.private_state import swapped
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +173,28 @@ class EnvironmentTurns(Feature):
 
     def _begun(self) -> list[int]:
         return [len(keys) for keys in self._record.state_keys] if self._record else []
+
+
+def withhold_turn_methods(trainer: "HostTrainer") -> None:
+    """Take methods of turns out of the tools that TRL has made of environments: it spares `reset` and `get_reward`.
+    Another tool of the same name stays."""
+    if not trainer.tools:
+        return
+
+    def hidden_methods(environment: object) -> list[object]:
+        return [getattr(environment, name) for name in TURN_METHODS if hasattr(type(environment), name)]
+
+    # TRL describes the methods of the first environment of each pool to the model, and calls those of each row's.
+    of_pools: list[object] = []
+    for pool in trainer._environment_pool.values():
+        of_pools += hidden_methods(pool[0])
+    for tools in (trainer.tools, *trainer._env_tools.values()):
+        tools[:] = [tool for tool in tools if tool not in of_pools]
+    for row, environment in enumerate(trainer.environments or ()):
+        of_row = hidden_methods(environment)
+        for callable_tools in (trainer._sync_tool_dicts[row], trainer._async_tool_dicts[row]):
+            for name in [name for name, tool in callable_tools.items() if tool in of_row]:
+                del callable_tools[name]
 
 
 class ToolLoop:

@@ -18,7 +18,6 @@ from trl import GRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.generation import end_tokens, own_settings, without_own_settings
 from trl_drgrpo.rewards.contract import RewardFunction
-from trl_drgrpo.upstream.argument_types import Data, EvalData, Processor
 from trl_drgrpo.upstream.batches import DatasetRow, Rollouts
 from trl_drgrpo.upstream.description import DescriptionGuard
 from trl_drgrpo.upstream.hooks import Completions, Feature
@@ -26,6 +25,7 @@ from trl_drgrpo.upstream.logged_metrics import LoggedMetrics
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.argument_types import Data, EvalData, Processor
     from trl_drgrpo.upstream.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
@@ -73,10 +73,10 @@ class PrivateState(GRPOTrainer):
     model: PreTrainedModel  # or PEFT's wrapper of one
     model_wrapped: torch.nn.Module
     optimizer: torch.optim.Optimizer | None
-    processing_class: Processor
+    processing_class: "Processor"
     reward_funcs: list[RewardFunction | PreTrainedModel]
-    train_dataset: Data
-    eval_dataset: EvalData | None
+    train_dataset: "Data"
+    eval_dataset: "EvalData | None"
     max_completion_length: float | None  # while a loss is computed, see `Hooks.loss_constants`
     _buffered_inputs: list[Rollouts] | None
     train_sampler: Any = None  # the newest that TRL made
@@ -125,7 +125,7 @@ class PrivateState(GRPOTrainer):
         return args.num_generations if self.model.training else args.num_generations_eval or args.num_generations
 
     @property
-    def training_examples(self) -> Data:
+    def training_examples(self) -> "Data":
         """The training set as the dataloader reads it: without the columns that transformers leaves out."""
         dataset = self.train_dataset
         if isinstance(dataset, Dataset) and self.args.remove_unused_columns:
@@ -145,8 +145,8 @@ class PrivateState(GRPOTrainer):
         """Micro-batches processed so far: TRL decides by it when to generate and which slice of a batch is due."""
         return self._step
 
-    @micro_step.setter
-    def micro_step(self, value: int) -> None:
+    def set_micro_step(self, value: int) -> None:
+        """Go on from a number of processed micro-batches."""
         self._step = value
 
     def refuse_late_changes(self) -> None:
@@ -190,38 +190,14 @@ class PrivateState(GRPOTrainer):
         """Micro-batches of the current generation batch; `None` when the next step generates anyway."""
         return None if self._step % self.generate_every == 0 else self._buffered_inputs
 
-    @pending_rollouts.setter
-    def pending_rollouts(self, micro_batches: list[Rollouts] | None) -> None:
+    def set_pending_rollouts(self, micro_batches: list[Rollouts] | None) -> None:
+        """Go on with these micro-batches of the current generation batch."""
         self._buffered_inputs = micro_batches
 
     @property
     def buffered_rollouts(self) -> list[Rollouts]:
         """Micro-batches of the current generation batch, also those that are done."""
         return self._buffered_inputs or []
-
-    def withhold_from_model(self, methods: Sequence[str]) -> None:
-        """Take methods of environments out of the tools that TRL has made of them: it spares `reset` and `get_reward`.
-
-        Args:
-            methods (sequence of `str`): Names. Another tool of the same name stays.
-        """
-        if self.environment_factories is None or not self.tools:
-            return
-
-        def hidden_methods(environment: object) -> list[object]:
-            return [getattr(environment, name) for name in methods if hasattr(type(environment), name)]
-
-        # TRL describes the methods of the first environment of each pool to the model, and calls those of each row's.
-        of_pools: list[object] = []
-        for pool in self._environment_pool.values():
-            of_pools += hidden_methods(pool[0])
-        for tools in (self.tools, *self._env_tools.values()):
-            tools[:] = [tool for tool in tools if tool not in of_pools]
-        for row, environment in enumerate(self.environments or ()):
-            of_row = hidden_methods(environment)
-            for callable_tools in (self._sync_tool_dicts[row], self._async_tool_dicts[row]):
-                for name in [name for name, tool in callable_tools.items() if tool in of_row]:
-                    del callable_tools[name]
 
     def run_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine, from the event loop on which TRL runs asynchronous methods of environments."""

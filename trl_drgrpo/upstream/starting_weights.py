@@ -24,12 +24,12 @@ from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.upstream.argument_types import Policy
 from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
 from trl_drgrpo.upstream.private_state import swapped
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.argument_types import Policy
     from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 # Values of `init_lora_weights` that subtract the new adapter from the base's weights.
@@ -56,7 +56,7 @@ class Start:
 
 
 @contextmanager
-def starting_weights(trainer: "HostTrainer", model: Policy, args: "DrGRPOConfig | None") -> Iterator[Start]:
+def starting_weights(trainer: "HostTrainer", model: "Policy", args: "DrGRPOConfig | None") -> Iterator[Start]:
     """
     Give TRL's constructor, which runs inside the block, its models.
 

@@ -8,7 +8,6 @@ Importing this module imports TRL's trainer (6-10 s). A TRL outside the supporte
 (`config/config.py`), which every trainer needs first.
 """
 
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, Trainer
@@ -25,9 +24,8 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from trl_drgrpo.common.disk import working_directory_kept
-from trl_drgrpo.common.errors import InputError, UpstreamError
+from trl_drgrpo.common.errors import UpstreamError
 from trl_drgrpo.common.secrets import without_secrets
-from trl_drgrpo.upstream.argument_types import ScoringModel
 from trl_drgrpo.upstream.batches import (
     DatasetRow,
     Rollouts,
@@ -36,18 +34,18 @@ from trl_drgrpo.upstream.batches import (
     TokenBatch,
     joined_rows,
     token_batch,
-    trained_mask,
     whole_row,
 )
 from trl_drgrpo.upstream.checkpoint_weights import load_default_adapter, load_translated, without_tied
 from trl_drgrpo.upstream.description import CARD
-from trl_drgrpo.upstream.hooks import CardArguments, Completions, Hooks, LossTerm, Metrics, owned
+from trl_drgrpo.upstream.hooks import CardArguments, Completions, Hooks, Metrics, owned
 from trl_drgrpo.upstream.private_state import PrivateState, swapped
 from trl_drgrpo.upstream.seams import patched_by
 from trl_drgrpo.upstream.starting_weights import add_reference_adapter, starting_weights
 from trl_drgrpo.upstream.versions import brief_bars
 
 if TYPE_CHECKING:
+    from trl_drgrpo.upstream.argument_types import ScoringModel
     from trl_drgrpo.upstream.environments import ToolLoop
     from trl_drgrpo.upstream.vllm_adapters import VLLMSync
 
@@ -72,6 +70,7 @@ class HostTrainer(Hooks, PrivateState):
     _uploads_reported: Sequence[Future[Any]] = ()  # those whose end was looked at
     _tool_loop: "ToolLoop | None" = None  # while tools are called
     _scored: list[ScoredTokens] | None = None  # what was scored for a loss that has additional terms
+    vllm_lora: str  # set where the run has vLLM
     _begins_rows = False  # whether the next generation is of a batch's first completions
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
@@ -129,9 +128,9 @@ class HostTrainer(Hooks, PrivateState):
 
     def _withhold_turn_methods(self) -> None:
         if self.environment_factories is not None:
-            from trl_drgrpo.process_rewards.turns import TURN_METHODS
+            from trl_drgrpo.upstream.environments import withhold_turn_methods
 
-            self.withhold_from_model(TURN_METHODS)
+            withhold_turn_methods(self)
 
     def _environment_of(self, row: DatasetRow) -> str | None:
         """Name of the environment that a row asks for, where the run has several."""
@@ -197,7 +196,7 @@ class HostTrainer(Hooks, PrivateState):
             self._scored.append(scored)
         return scored
 
-    def score_as_trl(self, model: ScoringModel, tokens: TokenBatch) -> ScoredTokens:
+    def score_as_trl(self, model: "ScoringModel", tokens: TokenBatch) -> ScoredTokens:
         """TRL's own way to compute log-probabilities and entropies of completion tokens."""
         return super()._get_per_token_logps_and_entropies(
             model,
@@ -255,45 +254,13 @@ class HostTrainer(Hooks, PrivateState):
         with self.computing_loss(inputs), swapped(self, **replaced):
             loss = super()._compute_loss(model, inputs_of_trl)
             if terms:
-                loss = loss + self._loss_of_terms(inputs, terms, logged)
+                from trl_drgrpo.upstream.loss_terms import loss_of_terms
+
+                [scored] = self._scored or []
+                loss = loss + loss_of_terms(self, inputs, terms, scored, logged)
         with self.describing("The metrics of the loss"):
             for name, values in self.loss_metrics(inputs, logged).items():
                 self._metrics[mode][name].extend(values)
-        return loss
-
-    def _loss_of_terms(self, inputs: Rollouts, terms: Sequence[LossTerm], logged: Metrics) -> torch.Tensor:
-        """Additional terms over the divisor of TRL's loss, which has just been computed. Each logs its mean per
-        token."""
-        from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
-
-        [(logps, entropies, _)] = self._scored or []
-        if entropies is None:
-            raise UpstreamError("TRL's loss computes no entropies, which loss terms rely on. Remove the loss terms.")
-        tokens = loss_tokens(
-            logps,
-            entropies,
-            inputs["advantages"],
-            trained_mask(inputs),
-            inputs.get("old_per_token_logps"),
-            inputs.get("ref_per_token_logps"),
-        )
-        # As TRL divides for `dr_grpo`: its `max_completion_length` is L here, see `loss_constants`.
-        divisor = len(tokens.mask) * cast(float, self.max_completion_length)
-        if self.model.training:
-            divisor = divisor * self.current_gradient_accumulation_steps
-        loss = torch.zeros((), device=logps.device)
-        for term in terms:
-            # vLLM's correction weighs the policy's loss in TRL, and so what stands in its place.
-            weights = inputs.get("importance_sampling_ratio") if term.replaces_policy_loss else None
-            total = summed_term(term.name, term.per_token_loss(tokens), tokens, weights)
-            sums = torch.stack([total.detach(), tokens.mask.sum().to(total.dtype)])
-            sums = cast(torch.Tensor, self.accelerator.gather(sums))
-            sum_of_ranks, tokens_of_ranks = sums.view(-1, 2).sum(dim=0).tolist()
-            if not math.isfinite(sum_of_ranks):
-                remedy = "Look for a division by zero, a logarithm of 0 or an overflow in it."
-                raise InputError(term.name, f"a loss of {sum_of_ranks}", "finite numbers", remedy)
-            logged[f"loss_term/{term.name}"].append(sum_of_ranks / max(tokens_of_ranks, 1.0))
-            loss = loss + total / divisor
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:

@@ -222,8 +222,8 @@ class VLLMSync(of_trl.VLLMGeneration):
         client.model, self.unload = name, weakref.finalize(self, unload_adapter, client.base_url, name)
 
     def begin_with_server(self, client: "VLLMClient") -> bool:
-        """Tell whether adapters travel to a server, tried with the first. If not, the log says why, or an `InputError` how
-        to start the server, where weights cannot travel either."""
+        """Tell whether adapters travel to a server, tried with the first. If not, the log says why, or an `InputError`
+        how to start the server, where weights cannot travel either."""
         info: dict[str, Any] = {}
         try:
             info = client.get_server_info()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
@@ -14,10 +14,10 @@ from trl.import_utils import is_vllm_available
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.generation import VLLM_RANKS
-from trl_drgrpo.upstream.argument_types import Policy
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.argument_types import Policy
 
 Quantization = QuantizationConfigMixin | dict[str, Any]  # as the trainer is given it, or as config.json holds it
 
@@ -81,7 +81,11 @@ class _MergedReader:
             layers = self.layers[id(param)]
             params = {id(p): p for layer in layers for p in layer.get_base_layer().parameters()}
             own = {key: p.data for key, p in params.items()}
-            merged_before = [(layer, list(layer.merged_adapters)) for root in layers for layer in _tuner_layers(root)]
+            merged_before = [
+                (layer, list(layer.merged_adapters))
+                for root in layers
+                for layer in _tuner_layers(cast(torch.nn.Module, root))
+            ]
             try:
                 for p in params.values():
                     p.data = p.data.clone()  # PEFT adds the adapter to whatever lies here
@@ -96,7 +100,7 @@ class _MergedReader:
         return self._newest[id(param)]
 
 
-def _tuner_layers(module: torch.nn.Module | BaseTunerLayer) -> list[BaseTunerLayer]:
+def _tuner_layers(module: torch.nn.Module) -> list[BaseTunerLayer]:
     return [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
 
 
@@ -127,7 +131,7 @@ def why_merged(adapter: PeftConfig | None) -> str | None:
 
 def refuse_unsendable(
     args: "DrGRPOConfig",
-    model: Policy,
+    model: "Policy",
     quantization_config: Quantization | None = None,
     peft_config: PeftConfig | None = None,
 ) -> None:
@@ -171,7 +175,7 @@ def refuse_unsendable(
         raise InputError("use_vllm", "True with a base in 4 bits", "the package vllm-bnb-plugin", remedy)
 
 
-def _quantization(args: "DrGRPOConfig", model: Policy, asked: Quantization | None) -> str | None:
+def _quantization(args: "DrGRPOConfig", model: "Policy", asked: Quantization | None) -> str | None:
     """How the base is quantized, or will be, in words; `None`: it is not, or its weights are dequantized."""
     if not isinstance(model, str):
         named = [f"loaded in {bits} bits" for bits in (4, 8) if getattr(model, f"is_loaded_in_{bits}bit", False)]

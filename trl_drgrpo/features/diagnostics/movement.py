@@ -110,10 +110,10 @@ class MovementWatch(DescribingFeature):
 
 def _sample(model: torch.nn.Module, elements: int) -> list[_Sample]:
     """About `elements` elements of the trainable parameters, the same number of each, evenly spread."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
-    per_parameter = max(1, elements // max(1, len(named)))
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
+    per_parameter = max(1, elements // max(1, len(trained)))
     samples = []
-    for name, parameter in named:
+    for name, parameter in trained:
         count = min(parameter.numel(), per_parameter)
         index = torch.arange(count, device=parameter.device) * (parameter.numel() // count)
         start = parameter.detach().reshape(-1)[index].clone()

@@ -176,8 +176,8 @@ class ProgressCallback(DescribingCallback):
 
     def _print_step(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         self._last_step_printed = state.global_step
-        left = "" if self._bar is not None else self._left(state)
-        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{left}")
+        time_left = "" if self._bar is not None else self._left(state)
+        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{time_left}")
 
     def _print(self, line: str) -> None:
         self._last_line = self._clock()
@@ -199,11 +199,11 @@ class ProgressCallback(DescribingCallback):
             self._bar.update(self._task, completed=state.global_step, status=status)
 
     def _left(self, state: TrainerState) -> str:
-        done = state.global_step - self._first_step
-        left = state.max_steps - state.global_step
-        if not done or left <= 0:
+        steps_done = state.global_step - self._first_step
+        steps_left = state.max_steps - state.global_step
+        if not steps_done or steps_left <= 0:
             return ""
-        return f"  {spoken_time((self._clock() - self._began) / done * left)} left"
+        return f"  {spoken_time((self._clock() - self._began) / steps_done * steps_left)} left"
 
 
 @contextmanager

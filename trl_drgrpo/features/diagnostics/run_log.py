@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # the command line reads the names of files here, before anyt
 COLUMN_CHARACTERS = 500
 
 
-def recorded_groups(groups: int, wanted: int) -> list[int]:
+def recorded_groups(groups: int, most: int) -> list[int]:
     """
-    Chooses `wanted` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
+    Chooses `most` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
 
     Example:
 
@@ -39,8 +39,8 @@ def recorded_groups(groups: int, wanted: int) -> list[int]:
 
     ```
     """
-    kept = groups if wanted < 0 else min(groups, wanted)
-    return [i * groups // kept for i in range(kept)]
+    count = groups if most < 0 else min(groups, most)
+    return [i * groups // count for i in range(count)]
 
 
 def group_records(
@@ -311,18 +311,19 @@ def _append(path: Path, text: str) -> None:
 
 
 def _thin(path: Path, most: int) -> None:
-    """Leaves out every second step of the older half of a file's steps where it has more than so many bytes. The file
+    """Leave out every second step of the older half of a file's steps where it has more than so many bytes. The file
     is whole at any time."""
     if not path.exists() or path.stat().st_size <= most:
         return
     with path.open("rb") as file:
-        steps = sorted({step for line in file if (step := _step_of(line)) is not None})
-    dropped = set(steps[1 : len(steps) // 2 : 2])
+        steps = {_step_of(line) for line in file}
+    ordered = sorted(step for step in steps if step is not None)
+    dropped = set(ordered[1 : len(ordered) // 2 : 2])
     if not dropped:
         return
     part = path.with_suffix(".part")
-    with path.open("rb") as file, part.open("wb") as kept:
-        kept.writelines(line for line in file if _step_of(line) not in dropped)
+    with path.open("rb") as file, part.open("wb") as thinned:
+        thinned.writelines(line for line in file if _step_of(line) not in dropped)
     part.replace(path)
 
 

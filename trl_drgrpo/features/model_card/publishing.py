@@ -19,13 +19,13 @@ from huggingface_hub import ModelCardData, constants
 
 from trl_drgrpo.common.errors import DivergedError, InputError, PushError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES, is_unreachable
-from trl_drgrpo.upstream.argument_types import Optimizers
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.description import CARD
 from trl_drgrpo.upstream.hooks import CardArguments, Feature
 from trl_drgrpo.upstream.private_state import swapped
 
 if TYPE_CHECKING:
+    from trl_drgrpo.upstream.argument_types import Optimizers
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ModelCard(Feature):
         optimizers (`tuple`, *optional*): Optimizer and scheduler that the trainer was given.
     """
 
-    def __init__(self, trainer: "TrainerProtocol", optimizers: Optimizers = (None, None)):
+    def __init__(self, trainer: "TrainerProtocol", optimizers: "Optimizers" = (None, None)):
         super().__init__(trainer)
         self._optimizers = optimizers
         self._newest: ScoredBatch | None = None

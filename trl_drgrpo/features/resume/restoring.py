@@ -126,7 +126,7 @@ def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoi
         message = "Batch sizes changed (%s): completions not trained on yet are generated again."
         logger.warning(message, ", ".join(f"{name} {was} -> {now}" for name, was, now in other))
         return
-    trainer.micro_step = state["micro_step"]
+    trainer.set_micro_step(state["micro_step"])
     if not state["has_rollouts"]:
         return
     args, rank, device = trainer.args, trainer.accelerator.process_index, trainer.accelerator.device
@@ -141,7 +141,7 @@ def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoi
         message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
         logger.warning(message, " and ".join(sorted(missing)))
     else:
-        trainer.pending_rollouts = rollouts
+        trainer.set_pending_rollouts(rollouts)
 
 
 def load_rollouts(checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]) -> list[Rollouts] | None:
@@ -153,9 +153,7 @@ def load_rollouts(checkpoint: Path, rank: int, device: torch.device, files: dict
         return None
     try:
         # Not onto the device at once: torch reads no storage onto "cpu:0", a process's name for its CPU.
-        micro_batches: list[Rollouts] = send_to_device(
-            torch.load(source, map_location="cpu", weights_only=True), device
-        )
+        micro_batches = send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
     except (OSError, EOFError, RuntimeError, ValueError) as error:
         logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
         return None

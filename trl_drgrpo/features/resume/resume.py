@@ -201,8 +201,8 @@ class Resume(Feature):
         if trainer.micro_step > self._micro_step:
             newest = (trainer.micro_step - 1) // trainer.generate_every
             if newest != self._micro_step // trainer.generate_every:
-                trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
-        trainer.micro_step = self._micro_step
+                trainer.set_pending_rollouts(None)  # those at hand are newer than the step that the run resumes from
+        trainer.set_micro_step(self._micro_step)
         self._restore_random_state()
 
     # Checkpoints

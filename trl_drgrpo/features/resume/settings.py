@@ -17,10 +17,10 @@ from datasets import Dataset
 from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS, adapter_facts, fields_of
 from trl_drgrpo.rewards.options import reward_options
-from trl_drgrpo.upstream.argument_types import Data
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
 if TYPE_CHECKING:
+    from trl_drgrpo.upstream.argument_types import Data
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 ON_RESUME = {
@@ -151,7 +151,7 @@ def weights_mark(weights: Mapping[str, torch.Tensor]) -> str:
     return f"{sum(weight.numel() for weight in weights.values()):,} weights ({digest.hexdigest()[:8]})"
 
 
-def dataset_mark(dataset: Data) -> str | None:
+def dataset_mark(dataset: "Data") -> str | None:
     """Number of rows, columns, and a checksum of at most 5,000 rows, evenly spaced; `None` for streamed data.
 
     Example:
