@@ -226,11 +226,7 @@ class DrGRPOTrainer(HostTrainer):
             memory_watch = built("memory_watch", run.given)
             if memory_watch is not None:
                 self.add_callback(memory_watch)
-        for feature in self.features:
-            self.add_callback(feature)
-            feature.on_trainer_built()
-        if self.step_scorer:
-            self.step_scorer.on_trainer_built(self)
+        self._introduce_features()
         splits = named_splits(train_dataset, eval_dataset)
         if run.embeddings is None:
             check_vocabulary(
@@ -275,6 +271,13 @@ class DrGRPOTrainer(HostTrainer):
             feature.trainer = self
             self.features = [*self.features, feature]
         self.check_owners()
+
+    def _introduce_features(self) -> None:
+        for feature in self.features:
+            self.add_callback(feature)
+            feature.on_trainer_built()
+        if self.step_scorer:
+            self.step_scorer.on_trainer_built(self)
 
     def load_policy(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         return load_policy(load, name, options)

@@ -240,7 +240,7 @@ def record(
             base = model.get_base_model() if isinstance(model, PeftModel) else model
             for served in (base, trainer.ref_model):
                 if served is not None:
-                    use_plain_lm_head(served)
+                    use_plain_lm_head(cast(torch.nn.Module, served))
         # So that micro-batches stay planned, unless the loss that is watched is somebody's own.
         vars(recorded_loss)["watches_only"] = "compute_loss" not in getattr(trainer, "own_losses", ())
         compute_loss, trainer.compute_loss = trainer.compute_loss, recorded_loss

@@ -175,10 +175,10 @@ class EnvironmentTurns(Feature):
         return [len(keys) for keys in self._record.state_keys] if self._record else []
 
 
-def withhold_turn_methods(trainer: "HostTrainer") -> None:
+def withhold_turn_methods(host: "HostTrainer") -> None:
     """Take methods of turns out of the tools that TRL has made of environments: it spares `reset` and `get_reward`.
     Another tool of the same name stays."""
-    if not trainer.tools:
+    if not host.tools:
         return
 
     def hidden_methods(environment: object) -> list[object]:
@@ -186,13 +186,13 @@ def withhold_turn_methods(trainer: "HostTrainer") -> None:
 
     # TRL describes the methods of the first environment of each pool to the model, and calls those of each row's.
     of_pools: list[object] = []
-    for pool in trainer._environment_pool.values():
+    for pool in host._environment_pool.values():
         of_pools += hidden_methods(pool[0])
-    for tools in (trainer.tools, *trainer._env_tools.values()):
+    for tools in (host.tools, *host._env_tools.values()):
         tools[:] = [tool for tool in tools if tool not in of_pools]
-    for row, environment in enumerate(trainer.environments or ()):
+    for row, environment in enumerate(host.environments or ()):
         of_row = hidden_methods(environment)
-        for callable_tools in (trainer._sync_tool_dicts[row], trainer._async_tool_dicts[row]):
+        for callable_tools in (host._sync_tool_dicts[row], host._async_tool_dicts[row]):
             for name in [name for name, tool in callable_tools.items() if tool in of_row]:
                 del callable_tools[name]
 

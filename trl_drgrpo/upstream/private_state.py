@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -72,6 +72,7 @@ class PrivateState(GRPOTrainer):
     args: "DrGRPOConfig"
     model: PreTrainedModel  # or PEFT's wrapper of one
     model_wrapped: torch.nn.Module
+    ref_model: PreTrainedModel | None
     optimizer: torch.optim.Optimizer | None
     processing_class: "Processor"
     reward_funcs: list[RewardFunction | PreTrainedModel]
@@ -84,17 +85,23 @@ class PrivateState(GRPOTrainer):
     stop_strings: "StopStrings | None" = None  # texts that end a completion
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     features: Sequence[Feature]
+    _describing: DescriptionGuard | None = None  # asked for before the constructor has run
+    _logged_metrics: LoggedMetrics | None = None
     _tr_loss: torch.Tensor  # of the steps since the last log, set when training begins
 
-    @cached_property
+    @property
     def describing(self) -> DescriptionGuard:
         """Guards what describes the run, see `description.py`."""
-        return DescriptionGuard()
+        if self._describing is None:
+            self._describing = DescriptionGuard()
+        return self._describing
 
-    @cached_property
+    @property
     def logged_metrics(self) -> LoggedMetrics:
         """The numbers since the last log."""
-        return LoggedMetrics(self)
+        if self._logged_metrics is None:
+            self._logged_metrics = LoggedMetrics(self)
+        return self._logged_metrics
 
     @property
     def unwrapped_model(self) -> PreTrainedModel:
