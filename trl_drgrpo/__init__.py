@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.lora_presets import lora_preset as lora_preset
     from trl_drgrpo.single_gpu.lora_presets import preset_arguments as preset_arguments
     from trl_drgrpo.trainer import DrGRPOTrainer as DrGRPOTrainer
+    from trl_drgrpo.upstream.batches import CreditedBatch as CreditedBatch
     from trl_drgrpo.upstream.batches import RolloutBatch as RolloutBatch
     from trl_drgrpo.upstream.hooks import Feature as Feature
     from trl_drgrpo.upstream.hooks import LossTerm as LossTerm
     from trl_drgrpo.upstream.seams import check_upstream as check_upstream
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol as TrainerProtocol
 
 # Modules that register names, by the kind of the name. They are imported when a name of that kind is first looked up;
 # of a package that is listed, its modules are, too.

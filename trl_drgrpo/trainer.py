@@ -11,11 +11,13 @@
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from peft import PeftConfig
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import TrainOutput
+from transformers.utils.quantization_config import QuantizationConfigMixin
 from trl import GRPOConfig
 
 from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
@@ -34,25 +36,43 @@ from trl_drgrpo.features.resume.divergence import DivergenceGuard
 from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.objective.advantages import AdvantageBaseline, combine_rewards, group_advantages
 from trl_drgrpo.objective.step_choices import StepBaseline, StepCredit
+from trl_drgrpo.process_rewards.step_fields import StepFields
 from trl_drgrpo.process_rewards.without_outcome import process_only
-from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
+from trl_drgrpo.rewards.contract import checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths
 from trl_drgrpo.single_gpu.peft_adapters import note_base_revision, prepare_adapters
 from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, context_length, embedding_rows
-from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
-from trl_drgrpo.upstream.hooks import Feature, LossTerm
+from trl_drgrpo.upstream.batches import (
+    CreditedBatch,
+    DatasetRow,
+    RolloutBatch,
+    Rollouts,
+    ScoredBatch,
+    checked_advantages,
+    refuse_infinite,
+    trained_mask,
+)
+from trl_drgrpo.upstream.hooks import Feature, LossTerm, Model
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 from trl_drgrpo.upstream.versions import untested_versions
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.scoring import StepRewardFunction
     from trl_drgrpo.process_rewards.steps import StepSegmenter
+    from trl_drgrpo.upstream.argument_types import (
+        Data,
+        EnvironmentFactory,
+        EvalData,
+        OneOrMore,
+        Optimizers,
+        Policy,
+        Processor,
+        RewardSource,
+        StepRewardSource,
+    )
 
-EvalData = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
-RewardSource = RewardFunction | str | PreTrainedModel  # a name is that of a reward model
-StepRewardSource: TypeAlias = "StepRewardFunction | str | dict[str, Any]"
+FeatureSource = Feature | type[Feature]
 
 
 class DrGRPOTrainer(HostTrainer):
@@ -129,29 +149,28 @@ class DrGRPOTrainer(HostTrainer):
     }
     args: DrGRPOConfig
     dataset_name: str | None = None  # what the run log calls the data; its builder's name by default
-    _batch: Any = None  # the newest ScoredBatch
 
     def __init__(
         self,
-        model: str | PreTrainedModel | Any,
-        reward_funcs: RewardSource | Sequence[RewardSource] | None = None,
+        model: "Policy",
+        reward_funcs: "OneOrMore[RewardSource] | None" = None,
         args: GRPOConfig | None = None,
-        train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: EvalData | None = None,
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        train_dataset: "Data | None" = None,
+        eval_dataset: "EvalData | None" = None,
+        processing_class: "Processor | None" = None,
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-        quantization_config: Any = None,
-        peft_config: Any = None,
+        optimizers: "Optimizers" = (None, None),
+        quantization_config: QuantizationConfigMixin | None = None,
+        peft_config: PeftConfig | None = None,
         tools: list[Callable] | None = None,
         rollout_func: Callable | None = None,
-        environment_factory: Any = None,
+        environment_factory: "EnvironmentFactory | None" = None,
         *,
-        step_reward_funcs: "StepRewardSource | Sequence[StepRewardSource] | None" = None,
+        step_reward_funcs: "OneOrMore[StepRewardSource] | None" = None,
         step_segmenter: "StepSegmenter | None" = None,
         advantage_func: Callable[[RolloutBatch], torch.Tensor] | None = None,
-        features: Feature | type[Feature] | Sequence[Feature | type[Feature]] = (),
+        features: "OneOrMore[FeatureSource]" = (),
         **parent_kwargs: Any,
     ):
         vanished = require_seams()
@@ -175,11 +194,12 @@ class DrGRPOTrainer(HostTrainer):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
-        self.step_scorer, self.step_separator = run.step_scorer, run.step_separator
-        self.advantage_func, self.given_optimizers = advantage_func, optimizers
+        self.step_scorer = run.step_scorer
+        self.step_separator = run.step_separator
+        self.advantage_func = advantage_func
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
-        self._build_features(run)
+        self._build_features(run, optimizers)
         self._add_features(features, args)
         if vanished or untested_versions():  # a proof on a tiny model, made once for these versions
             from trl_drgrpo.host_proof.keeping import require_proof
@@ -188,50 +208,64 @@ class DrGRPOTrainer(HostTrainer):
             self.fast_path.speed.bar(require_proof(DrGRPOTrainer, args, vanished, settings))
         if processing_class is None:
             processing_class = adapters_tokenizer(model, args.trust_remote_code)
-        data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
-        rest = (run.quantization_config, peft_config, tools, rollout_func, run.turns.factory)
-        super().__init__(model, run.rewards, args, *data, *rest, **parent_kwargs)
+        super().__init__(
+            model,
+            run.rewards,
+            args,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            reward_processing_classes,
+            callbacks,
+            optimizers,
+            run.quantization_config,
+            peft_config,
+            tools,
+            rollout_func,
+            run.turns.factory,
+            **parent_kwargs,
+        )
         # Behind the rewards that were passed TRL has added those of environments: ours lose a row where one fails.
         for i, outcome_reward in enumerate(reversed(self.turns.outcome_rewards), start=1):
-            self.reward_funcs[-i] = cast(Any, checked_reward(outcome_reward, name=self.reward_func_names[-i]))
+            self.reward_funcs[-i] = checked_reward(outcome_reward, name=self.reward_func_names[-i])
         if not self.in_lockstep:  # there, a process may hold a part of the model and of each gradient only
             self.features = [*self.features, self.movement_watch]
             memory_watch = built("memory_watch", run.arguments)
             if memory_watch is not None:
                 self.add_callback(memory_watch)
-        for feature in self.features:
-            self.add_callback(feature)
-            feature.on_trainer_built()
-        if self.step_scorer:
-            self.step_scorer.on_trainer_built(self)
+        self._introduce_features()
         splits = named_splits(train_dataset, eval_dataset)
         if run.embeddings is None:
-            rows = embedding_rows(self.accelerator.unwrap_model(self.model))
-            check_vocabulary(self.processing_class, rows, splits, args.chat_template_kwargs)
+            check_vocabulary(
+                self.processing_class, embedding_rows(self.unwrapped_model), splits, args.chat_template_kwargs
+            )
         if rollout_func is None:
             context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
         if self.passed_args is not None:
             self.passed_with = dict(vars(self.passed_args))
 
-    def _build_features(self, run: Prepared) -> None:
-        self.resume, self.diagnostics, self.fast_path = Resume(self), Diagnostics(self), FastPath(self)
-        self.earlier, self.model_card, self.movement_watch = EarlierBatches(self), ModelCard(self), MovementWatch(self)
+    def _build_features(self, run: Prepared, optimizers: "Optimizers") -> None:
+        self.resume = Resume(self, optimizers[0])
+        self.fast_path = FastPath(self)
+        self.diagnostics = Diagnostics(self, self.fast_path.speed)
+        self.earlier = EarlierBatches(self)
+        self.model_card = ModelCard(self, optimizers)
+        self.movement_watch = MovementWatch(self)
         # Options: what the run does not ask for stands there as `config/options.py` has it.
         self.sampling = built("sampling", run.arguments, self)
-        self.forks, self.turns = built("forks", run.arguments, self, run.segmenter), run.turns
+        self.forks = built("forks", run.arguments, self, run.segmenter)
+        self.turns = run.turns
         self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
-        first = [DivergenceGuard(self), self.resume, self.diagnostics, self.fast_path]
+        core = [DivergenceGuard(self, self.resume), self.resume, self.diagnostics, self.fast_path]
         others = [self.sampling, self.forks, self.earlier, self.model_card, self.turns]
-        self.features = [*first, *(each for each in others if isinstance(each, Feature))]
+        self.features = [*core, *(part for part in others if isinstance(part, Feature))]
         for feature in self.features:
             feature.trainer = self
 
-    def _add_features(
-        self, features: Feature | type[Feature] | Sequence[Feature | type[Feature]], args: DrGRPOConfig
-    ) -> None:
-        """Builds the user's features and lists them behind this package's own."""
+    def _add_features(self, features: "OneOrMore[FeatureSource]", args: DrGRPOConfig) -> None:
+        """Build the user's features and list them behind this package's own."""
         for feature in as_list(features):
             if isinstance(feature, type) and issubclass(feature, Feature):
                 feature = feature(self)
@@ -239,24 +273,32 @@ class DrGRPOTrainer(HostTrainer):
                 remedy = "Derive it from trl_drgrpo.Feature; a plain TrainerCallback goes into callbacks."
                 raise InputError("features", shortened(feature), "features, or classes of them", remedy)
             if isinstance(feature, LossTerm):
-                _check_loss_term(feature, args)
+                from trl_drgrpo.upstream.loss_terms import check_loss_term
+
+                check_loss_term(feature, args)
             feature.trainer = self
             self.features = [*self.features, feature]
         self.check_owners()
 
-    def load_policy(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+    def _introduce_features(self) -> None:
+        for feature in self.features:
+            self.add_callback(feature)
+            feature.on_trainer_built()
+        if self.step_scorer:
+            self.step_scorer.on_trainer_built(self)
+
+    def load_policy(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         return load_policy(load, name, options)
 
-    def load_reward_model(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+    def load_reward_model(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         return load_reward_model(load, name, options)
 
     def on_built(self, trainable_values: dict[str, torch.Tensor]) -> None:
         prepare_adapters(self.model, trainable_values, self.args.adapter_dtype)
-        options: Any = self.args.model_init_kwargs or {}
-        note_base_revision(self.model, options.get("revision"))
+        note_base_revision(self.model, (self.args.model_init_kwargs or {}).get("revision"))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As [`trl.GRPOTrainer.train`], with these differences.
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train as [`trl.GRPOTrainer.train`] does, with these differences.
 
         A run begins only in a folder that holds no other one, unless `overwrite_output_dir` is set, and to which no
         other process writes; when a reward function fails, a checkpoint is saved before the error; on SIGTERM, one is
@@ -280,8 +322,8 @@ class DrGRPOTrainer(HostTrainer):
             self.is_in_train = False  # which transformers leaves as it is after an error
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`. Of several
-        evaluation sets each has all its metrics under its name: `eval_<name>_reward`."""
+        """Evaluate as in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`. Of
+        several evaluation sets each has all its metrics under its name: `eval_<name>_reward`."""
         if not self.is_in_train:
             self.refuse_lost_assignments()
         try:
@@ -296,45 +338,44 @@ class DrGRPOTrainer(HostTrainer):
 
     # Rewards become advantages
 
-    def on_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+    def on_rows(self, rows: Sequence[DatasetRow]) -> None:
         """Check rows of a stream that the checks before the run have not seen."""
+        super().on_rows(rows)
         field = "train_dataset" if self.model.training else "eval_dataset"
-        data: Any = getattr(self, field)
+        data = getattr(self, field)
         splits = data.values() if isinstance(data, dict) else [data]
         if not all(hasattr(split, "__len__") for split in splits):
             check_batch(rows, field)
 
     def on_rewards(self, batch: ScoredBatch) -> None:
-        """Keep the batch. Infinite rewards are caught here, whoever gave them: a model, an environment, a function."""
+        """Refuse infinite rewards, whoever gave them: a model, an environment, a function."""
         for i, name in enumerate(self.reward_func_names):
             refuse_infinite(batch.rewards_per_func[:, i], f"reward function '{name}'", self.args.on_reward_error)
-        self._batch = batch
 
-    def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
+    def on_rollouts(self, batch: ScoredBatch, rollouts: Rollouts) -> Rollouts:
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
-        steps = self.step_scorer.fields(self, self._batch, rollouts) if self.step_scorer else {}
-        self._batch.rewards_per_func[self.turns.failed_rows()] = torch.nan
-        rewards = combine_rewards(self._batch.rewards_per_func, self.reward_weights)
+        steps = self.step_scorer.fields(self, batch, rollouts) if self.step_scorer else StepFields()
+        batch.rewards_per_func[self.turns.failed_rows()] = torch.nan
+        rewards = combine_rewards(batch.rewards_per_func, self.reward_weights)
         refuse_infinite(rewards, "weighted sum of the rewards", self.args.on_reward_error)
         if self.reward_func_names == [process_only.__name__]:  # a row is as scorable as its steps
-            empty = [bool(row) and all(each is None for each in row) for row in steps["step_rewards"]]
-            rewards = rewards.masked_fill(torch.tensor(empty, device=rewards.device), torch.nan)
-        mask = rollouts["completion_mask"]
-        batch = RolloutBatch(
-            scored=self._batch,
+            is_unscorable = [bool(row) and set(row) == {None} for row in steps.step_rewards or ()]
+            rewards = rewards.masked_fill(torch.tensor(is_unscorable, device=rewards.device), torch.nan)
+        rewarded = RolloutBatch(
+            **vars(steps),
+            scored=batch,
             rewards=rewards,
-            completion_mask=mask,
-            trained_mask=mask * rollouts.get("tool_mask", 1),
+            completion_mask=rollouts["completion_mask"],
+            trained_mask=trained_mask(rollouts),
             num_generations=self.group_size,
-            own_rows=self.own_rows,
+            own_rows=batch.rows_of_rank(self.accelerator.process_index),
             training=self.model.training,
             forks=self.forks.of_all_ranks,
-            **steps,
         )
-        advantages = self._advantages_given(batch)
+        advantages = self._checked_advantages(rewarded)
         rollouts["advantages"] = advantages
         ratios = rollouts.get("importance_sampling_ratio")
-        credited = CreditedBatch(**vars(batch), advantages=advantages, sampling_ratios=ratios)
+        credited = CreditedBatch(**vars(rewarded), advantages=advantages, sampling_ratios=ratios)
         means = self.describing.value(
             "The table of completions", lambda: credited.row_advantages.tolist(), otherwise=[]
         )
@@ -354,35 +395,32 @@ class DrGRPOTrainer(HostTrainer):
             `torch.Tensor`: One advantage per row of this rank `(b,)`, or of all ranks `(B,)`, or one per token of this
             rank's rows `(b, T)`; any dtype and device. They must be finite. Tokens that are not trained on get 0.
         """
-        args, forks, rows = self.args, batch.forks, batch.own_rows
-        if forks is None:
-            baseline = cast(AdvantageBaseline, args.advantage_baseline)
-            outcome = group_advantages(batch.rewards, batch.num_generations, baseline)  # (B,)
-        else:  # siblings are compared: (b, T)
-            from trl_drgrpo.objective.fork_advantages import fork_token_advantages
-
-            outcome = fork_token_advantages(batch.rewards, batch.num_generations, forks, batch.trained_mask, rows)
-        outcome = outcome / self.earlier.divisor(batch)
+        args = self.args
+        outcome = self._outcome_advantages(batch) / self.earlier.divisor(batch)  # (B,), with forks (b, T)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
         from trl_drgrpo.objective.step_advantages import broadcast_to_tokens, step_advantages, with_closings
 
-        is_baseline, unscorable = args.process_role == "baseline", batch.rewards.isnan()
-        outcome_weight, process_weight = args.outcome_weight, args.process_weight
-        apart = forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
-        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=apart)
         rule = cast(StepCredit, args.step_credit)
-        if forks is not None:
+        unscorable = batch.rewards.isnan()
+        is_baseline = args.process_role == "baseline"
+        outcome_weight = args.outcome_weight
+        process_weight = args.process_weight
+        apart = batch.forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
+        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=apart)
+        if batch.forks is not None:
             from trl_drgrpo.objective.fork_advantages import fork_step_advantages
 
-            credits = fork_step_advantages(rewards, ends, batch.num_generations, forks, rule, unscorable)
+            credits = fork_step_advantages(rewards, ends, batch.num_generations, batch.forks, rule, unscorable)
         elif is_baseline:
             scored = outcome.masked_fill(unscorable, torch.nan)
             credits, metrics = self.earlier.value_baseline.subtract(
                 scored, rewards, ends, batch.num_generations, update=batch.training
             )
             self.log_batch({f"process/baseline_{name}": [value] for name, value in metrics.items()}, {})
-            outcome_weight, process_weight = 0.0, outcome_weight  # the outcome is in it
+            # The credits hold the outcome already.
+            process_weight = outcome_weight
+            outcome_weight = 0.0
         else:
             credits = step_advantages(
                 rewards,
@@ -393,10 +431,22 @@ class DrGRPOTrainer(HostTrainer):
                 state_keys=batch.state_keys,
                 unscorable=unscorable,
             )
+        rows = batch.own_rows
         process = broadcast_to_tokens(credits[rows], ends[rows], batch.trained_mask)  # (b, T)
         if outcome.dim() == 1:
             outcome = outcome[rows].to(process.device).unsqueeze(1)
         return outcome_weight * outcome + process_weight * process
+
+    def _outcome_advantages(self, batch: RolloutBatch) -> torch.Tensor:
+        """Advantages of the outcome rewards: `(B,)`; with forks, whose siblings are compared, `(b, T)`."""
+        if batch.forks is None:
+            baseline = cast(AdvantageBaseline, self.args.advantage_baseline)
+            return group_advantages(batch.rewards, batch.num_generations, baseline)
+        from trl_drgrpo.objective.fork_advantages import fork_token_advantages
+
+        return fork_token_advantages(
+            batch.rewards, batch.num_generations, batch.forks, batch.trained_mask, batch.own_rows
+        )
 
     @property
     def own_advantages(self) -> str | None:
@@ -406,7 +456,7 @@ class DrGRPOTrainer(HostTrainer):
         is_own = type(self).compute_advantages is not DrGRPOTrainer.compute_advantages
         return f"method {type(self).__name__}.compute_advantages" if is_own else None
 
-    def _advantages_given(self, batch: RolloutBatch) -> torch.Tensor:
+    def _checked_advantages(self, batch: RolloutBatch) -> torch.Tensor:
         """Checked result of `advantage_func` or `compute_advantages` for a batch."""
         if self.advantage_func is None:
             return checked_advantages(self.compute_advantages(batch), batch, "compute_advantages")
@@ -422,24 +472,9 @@ class DrGRPOTrainer(HostTrainer):
         """Id of the run that trains or has trained last; kept when it is resumed."""
         return self.resume.run_id
 
-    @property
-    def newest_rows(self) -> Sequence[dict[str, Any]]:
-        """This rank's rows of the data in the newest generation batch, with the prompts that environments have added
-        to; none before the first."""
-        if self._batch is None:
-            return ()
-        rows = zip(self._batch.inputs, self._batch.prompts, strict=True)
-        return [{**row, "prompt": prompt} for row, prompt in rows]
-
-    @property
-    def own_rows(self) -> slice:
-        """This rank's rows of the newest generation batch among those of all ranks."""
-        rows, rank = len(self._batch.prompts), self.accelerator.process_index
-        return slice(rank * rows, (rank + 1) * rows)
-
     # Advantages become a loss
 
-    def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def loss_constants(self, inputs: Rollouts) -> dict[str, float]:
         """The objective's two constants, under the names by which TRL's loss reads them.
 
         TRL divides the summed token losses by its rows times `self.max_completion_length`, and weighs KL by
@@ -453,25 +488,11 @@ class DrGRPOTrainer(HostTrainer):
     def beta_at(self, step: int) -> float:
         """KL weight of an optimizer step, counted from 0: `beta * min(1, (step + 1) / beta_warmup_steps)`."""
         warmup_steps = self.args.beta_warmup_steps
-        return self.beta * min(1.0, (step + 1) / warmup_steps) if warmup_steps else self.beta
+        if not warmup_steps:
+            return self.beta
+        return self.beta * min(1.0, (step + 1) / warmup_steps)
 
-    def add_to_log(self, logs: dict[str, Any]) -> None:
+    def add_to_log(self, logs: dict[str, float]) -> None:
         if self.args.beta_warmup_steps and self.model.training:
             logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
         super().add_to_log(logs)
-
-
-def _check_loss_term(term: LossTerm, args: DrGRPOConfig) -> None:
-    """Refuse settings under which a term would not be what it says."""
-    refused = {}
-    if term.reads_all_rows:
-        remedy = f"Skipped groups would be missing from {term.name}, which reads all rows: turn it off."
-        refused |= {"dynamic_sampling": (False, remedy), "curriculum": (False, remedy)}
-    if term.replaces_policy_loss:
-        remedy = f"It belongs to the clipped loss, which {term.name} replaces: remove it, or put it into the term."
-        refused |= dict.fromkeys(("delta", "off_policy_mask_threshold"), (None, remedy))
-        refused["top_entropy_quantile"] = (1.0, remedy)
-    for name, (expected, remedy) in refused.items():
-        value = getattr(args, name)
-        if value != expected:
-            raise InputError(name, f"{value!r} with {term.name}", repr(expected), remedy)

@@ -255,7 +255,7 @@ def variance(sizes: dict[str, Any], folder: Path, name: str) -> dict[str, Any]:
         advantages = {}
         for arm, trainer in trainers.items():
             trainer.on_rewards(sampled.scored)
-            given = trainer.on_rollouts(dict(rollouts))["advantages"]
+            given = trainer.on_rollouts(sampled.scored, dict(rollouts))["advantages"]
             advantages[arm] = (given if given.dim() == 2 else given.unsqueeze(1)) * trained  # (B, T)
         if number < WARM_UP_BATCHES:
             continue

@@ -75,10 +75,12 @@ class Mismatched(DrGRPOTrainer):
     def weights(self, mode, seed):
         """The metrics of a generation batch that begin with `sampling/weight`; the same seed is the same noise."""
         self.noise.manual_seed(seed)
-        self.mark_step()
+        self.logged_metrics.begin_step()
         with swapped(self, vllm_importance_sampling_mode=mode):
             self.sample_rollouts([{"prompt": "1+1="}] * self.args.per_device_train_batch_size)
-        return {name: value for name, value in self.step_metrics().items() if name.startswith("sampling/weight")}
+        return {
+            name: value for name, value in self.logged_metrics.of_step().items() if name.startswith("sampling/weight")
+        }
 
 
 def alternating(completions, **kwargs):

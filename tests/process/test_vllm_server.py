@@ -156,10 +156,10 @@ def test_branches_begin_with_the_tokens_of_their_parent(run, settings):
     class Noting(DrGRPOTrainer):
         noted = ()
 
-        def on_rollouts(self, rollouts):
+        def on_rollouts(self, batch, rollouts):
             forks = self.forks.newest
-            self.noted = (*self.noted, (forks, self._batch, rollouts["sampling_per_token_logps"].clone()))
-            return super().on_rollouts(rollouts)
+            self.noted = (*self.noted, (forks, batch, rollouts["sampling_per_token_logps"].clone()))
+            return super().on_rollouts(batch, rollouts)
 
     trainer, server = run(Noting, forks=2, step_separator=["tokens:1"])
     assert max(logged(trainer, GAP)) < 1e-4  # of prefixes, too

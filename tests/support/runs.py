@@ -105,8 +105,8 @@ class Keeping:
 
     credits: tuple = ()
 
-    def on_rollouts(self, rollouts):
-        self.rollouts = super().on_rollouts(rollouts)
+    def on_rollouts(self, batch, rollouts):
+        self.rollouts = super().on_rollouts(batch, rollouts)
         return self.rollouts
 
     def on_credit(self, batch):

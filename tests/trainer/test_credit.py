@@ -90,8 +90,9 @@ def credit(trained):
             if steps is not None:
                 scorer = StepScorer([lambda **call: steps], step_segmenter("tokens:4"), None, "raise")
                 changed.enter_context(swapped(trained, step_scorer=scorer))
-            trained.on_rewards(ScoredBatch(rewards, [{"prompt": ""}] * rows, texts, texts, ids))
-            return trained.on_rollouts(rollouts)["advantages"]
+            batch = ScoredBatch(rewards, [{"prompt": ""}] * rows, texts, texts, ids)
+            trained.on_rewards(batch)
+            return trained.on_rollouts(batch, rollouts)["advantages"]
 
     return credit
 
@@ -363,9 +364,11 @@ def test_the_ratios_of_a_generation_engine_are_logged_by_length_and_correctness(
         ratio[:, :2] = ratio[-1, 8:] = 9.0  # not trained on
         long, short = 12 / 10, 8 / 6
     with swapped(trained.model, training=True), swapped(trained.diagnostics.correctness_rule, threshold=1.0):
-        trained.mark_step()
+        trained.logged_metrics.begin_step()
         credit(column([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]), tool_mask=tools, ratio=ratio)
-        logged = {name: value for name, value in trained.step_metrics().items() if name.startswith("sampling/")}
+        logged = {
+            name: value for name, value in trained.logged_metrics.of_step().items() if name.startswith("sampling/")
+        }
     assert logged == pytest.approx(
         {
             "sampling/weight_q1_mean": 0.75 * short,

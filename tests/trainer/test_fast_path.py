@@ -327,8 +327,8 @@ def test_attention_that_plans_every_width_anew_is_off_while_packs_run(micro_batc
 
 def test_inputs_that_cannot_be_regrouped_stay_with_trl(train, caplog):
     class Images(Watching):
-        def on_rollouts(self, rollouts):
-            return {**super().on_rollouts(rollouts), "anything_new": torch.zeros(len(rollouts["advantages"]))}
+        def on_rollouts(self, batch, rollouts):
+            return {**super().on_rollouts(batch, rollouts), "anything_new": torch.zeros(len(rollouts["advantages"]))}
 
     with caplog.at_level("INFO"):
         ours = weights(train(trainer_class=Images))

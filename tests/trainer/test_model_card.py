@@ -255,7 +255,7 @@ def test_fields_of_trl_that_are_none_break_no_description(plain_card, tmp_path):
     fields = [field.name for field in dataclasses.fields(trainer.args) if "None" in str(field.type)]
     for name in {*fields, "max_grad_norm"}.difference(filled_in):
         with swapped(trainer.args, **{name: None}):
-            card_text(trainer, trainer.model, False, tmp_path, None)
+            card_text(trainer, tmp_path)
             run_facts(trainer, None)
             setup_of(trainer.args, trainer.model)
 
@@ -379,7 +379,7 @@ def test_the_snippet_samples_as_the_run_did(run, monkeypatch, capsys):
 def test_the_snippet_of_code_that_must_be_trusted_says_so(plain_card):
     trainer, _ = plain_card
     with swapped(trainer.args, model_init_kwargs={"trust_remote_code": True}):
-        text = card_text(trainer, trainer.model, False, Path(trainer.args.output_dir), None)
+        text = card_text(trainer, Path(trainer.args.output_dir))
     assert text.count("trust_remote_code=True") >= 2
     assert "trust_remote_code=True" not in plain_card[1].text
 
@@ -396,7 +396,7 @@ def test_an_adapter_names_the_revision_of_its_base(train, saved_model, monkeypat
     trainer.save_model()
     assert PeftConfig.from_pretrained(trainer.args.output_dir).revision == "v2"
     monkeypatch.setattr(cards, "base_model_of", lambda model: "Qwen/Qwen3-0.6B")
-    text = card_text(trainer, trainer.model, True, Path(trainer.args.output_dir), None)
+    text = card_text(trainer, Path(trainer.args.output_dir))
     assert "[Qwen/Qwen3-0.6B](https://huggingface.co/Qwen/Qwen3-0.6B), revision v2." in text
 
 

@@ -34,6 +34,7 @@ ON_USE = (
     "single_gpu.memory",
     "single_gpu.merging",
     "upstream.completion_tables",
+    "upstream.loss_terms",
     "upstream.stop_strings",
     "upstream.vllm_adapters",
     "upstream.weight_sync",

@@ -51,8 +51,8 @@ class WrongWeight(DrGRPOTrainer):
 class StdLeftOn(DrGRPOTrainer):
     """The other half of the trap: the right loss on advantages divided by a standard deviation."""
 
-    def on_rollouts(self, rollouts):
-        rollouts = super().on_rollouts(rollouts)
+    def on_rollouts(self, batch, rollouts):
+        rollouts = super().on_rollouts(batch, rollouts)
         rollouts["advantages"] = rollouts["advantages"] / rollouts["advantages"].std()
         return rollouts
 

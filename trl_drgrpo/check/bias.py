@@ -42,6 +42,7 @@ from trl_drgrpo.config.rules import refuse_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR, Push, decision_scores, stop_push
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import CreditedBatch, TokenBatch, token_batch
+from trl_drgrpo.upstream.batches import Rollouts as TrainedRows
 from trl_drgrpo.upstream.private_state import swapped
 
 
@@ -382,7 +383,7 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
         raise InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
 
 
-def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, dict[str, Any]]]:
+def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, TrainedRows]]:
     """Generation batches as the training loop would see them, with the tensors that TRL trains on; without end.
 
     Args:
@@ -461,12 +462,12 @@ def push_table(found: dict[str, dict[str, Push]]) -> str:
     return "\n".join([title, *_table(["correct answers", "incorrect answers"], rows)])
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Estimates, however nested, as plain types for JSON; unknown values (NaN) are `None`."""
     if dataclasses.is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return None if value != value else value
 
 

@@ -315,7 +315,7 @@ class TrainerCredit:
         return advantages if advantages.dim() == 2 else advantages.unsqueeze(1) * mask
 
     @cached_property
-    def trainer(self) -> Any:
+    def trainer(self) -> DrGRPOTrainer:
         """A trainer of the tiny model; it never trains."""
         with tempfile.TemporaryDirectory() as output_dir:
             trainer = DrGRPOTrainer(
@@ -338,10 +338,11 @@ class TrainerCredit:
                 ids = [*self.tokenizer.encode(row.text), *[self.tokenizer.eos_token_id] * row.closing]
             self._ids[row], self._scored[row] = ids, row
         rows = [row for row in rows if row.text is not None and self.judge]
-        if not rows:
+        scorer = self.trainer.step_scorer
+        if not rows or scorer is None:
             return
         ids = [self._ids[row] for row in rows]
-        scores = self.trainer.step_scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
+        scores = scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
         for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
             closing = steps.closing is not None
             paid: Any = (*rewards, 0.0) if closing else tuple(rewards)

@@ -5,13 +5,16 @@ are short enough to matter within a few tokens. No weights are loaded.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 LAYERS = (2, 8)  # tried one after the other; and as many as there are kinds of them
 WIDTH, HEADS, HEAD_WIDTH = 64, 4, 16
@@ -57,7 +60,9 @@ def read_config(model: str, trust_remote_code: bool = False) -> Any:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def small_model(config: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
+def small_model(
+    config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", trust_remote_code: bool = False
+) -> "PreTrainedModel":
     """Build a random model of a configuration, the same weights every time.
 
     Args:
@@ -81,7 +86,7 @@ def small_model(config: Any, tokenizer: Any, trust_remote_code: bool = False) ->
     raise InputError("--model", config.model_type, expected, f"transformers says: {problems[0]}")
 
 
-def _attempts(config: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
+def _attempts(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
     """Ways to make it small: the whole model, its text part alone, with more layers, and in the model's own width."""
     parts = [config]
     if (text := config.get_text_config(decoder=True)) is not config:
@@ -92,7 +97,9 @@ def _attempts(config: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
             yield {"part": part, "widths": widths, "layers": layers}
 
 
-def _built(config: Any, attempt: dict[str, Any], tokenizer: Any, trust_remote_code: bool) -> Any:
+def _built(
+    config: "PreTrainedConfig", attempt: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", trust_remote_code: bool
+) -> Any:
     import transformers
     from transformers import AutoModelForCausalLM
 
@@ -122,7 +129,7 @@ def _built(config: Any, attempt: dict[str, Any], tokenizer: Any, trust_remote_co
     return model.train()
 
 
-def _smaller(fields: dict[str, Any], tokenizer: Any, widths: bool, least: int) -> dict[str, Any]:
+def _smaller(fields: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", widths: bool, least: int) -> dict[str, Any]:
     """Fields of a smaller configuration of the same kind."""
     depth = next((fields[name] for name in _LAYERS if isinstance(fields.get(name), int)), 0)
     layers = _kept_layers(fields, depth, least)
@@ -159,7 +166,7 @@ def _kept_layers(fields: dict[str, Any], depth: int, least: int) -> list[int]:
     return sorted(kept)
 
 
-def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
+def _narrow(name: str, value: object, fields: dict[str, Any]) -> Any:
     if name in _KEY_VALUE_HEADS and isinstance(value, int):
         heads = fields.get("num_attention_heads") or fields.get("n_head") or value
         shared = heads // value
@@ -204,7 +211,7 @@ def _shallow(vision: dict[str, Any], text: dict[str, Any], widths: bool) -> dict
     return small
 
 
-def _vocabulary(fields: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+def _vocabulary(fields: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     """Special tokens, within the tokenizer's vocabulary."""
     size = len(tokenizer)
     special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 from trl_drgrpo.common.errors import InputError
 
 if TYPE_CHECKING:
+    from transformers import TrainerCallback
     from trl import GRPOConfig
 
     from trl_drgrpo.config.config import DrGRPOConfig
 
 logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float]  # of an evaluation, by name; TRL logs None where no completion had a reward
 
 PREFIX = "eval_"
 _DEFAULT = "eval_reward"
@@ -45,7 +48,7 @@ def needs_best_metric(config: "GRPOConfig") -> bool:
     return bool(config.load_best_model_at_end or config.save_strategy == "best" or follows)
 
 
-def choose_best_metric(config: "DrGRPOConfig") -> None:
+def choose_best_metric(config: "GRPOConfig") -> None:
     """Set the metric, and the direction in which it is better, where they are left out; say so."""
     if config.metric_for_best_model is None and needs_best_metric(config):
         config.metric_for_best_model = _DEFAULT
@@ -56,12 +59,14 @@ def choose_best_metric(config: "DrGRPOConfig") -> None:
         config.lr_scheduler_kwargs = {"mode": _mode(config), **(config.lr_scheduler_kwargs or {})}
 
 
-def _mode(config: "DrGRPOConfig") -> str:
+def _mode(config: "GRPOConfig") -> str:
     """Return the direction of a schedule that follows the metric; torch's own default is for a loss."""
     return "max" if config.greater_is_better else "min"
 
 
-def prepare_early_stopping(config: "DrGRPOConfig", callbacks: Iterable[Any]) -> None:
+def prepare_early_stopping(
+    config: "GRPOConfig", callbacks: "Iterable[TrainerCallback | type[TrainerCallback]]"
+) -> None:
     """Give transformers' callback the metric that it compares by; refuse it where nothing is evaluated, which it
     would find out when training begins."""
     from transformers import EarlyStoppingCallback
@@ -141,12 +146,12 @@ def check_best_metric(
         raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the evaluations", remedy)
 
 
-def with_best_metric(args: "DrGRPOConfig", metrics: dict[str, Any]) -> dict[str, Any]:
+def with_best_metric(args: "GRPOConfig", metrics: Metrics) -> Metrics:
     """Return the metrics of an evaluation in training, with a value for `metric_for_best_model`.
 
     Args:
         args ([`DrGRPOConfig`]): As above.
-        metrics (`dict[str, Any]`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
+        metrics (`dict`): Metrics of the evaluation. `None`, where no completion had a reward, becomes the
             worst value there is: no checkpoint is the best by it.
 
     Raises:
@@ -165,7 +170,7 @@ def with_best_metric(args: "DrGRPOConfig", metrics: dict[str, Any]) -> dict[str,
     return metrics
 
 
-def metrics_by_set(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
+def metrics_by_set(metrics: Metrics, prefix: str) -> Metrics:
     """Return the metrics of one of several evaluation sets; those that TRL logs without its name have it as well.
 
     Args:

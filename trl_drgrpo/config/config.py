@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import logging
 from dataclasses import MISSING, dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
@@ -35,6 +35,9 @@ require_supported_trl()
 
 import torch  # noqa: E402  # the version is judged before anything heavy loads
 from trl import GRPOConfig  # noqa: E402
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.argument_types import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -305,6 +308,17 @@ class DrGRPOConfig(GRPOConfig):
     step_reward_weights: list[float] | None = None
     deepseekmath_step_std: bool = False
 
+    if TYPE_CHECKING:  # TRL declares these wider; they are set, and mappings read, once a configuration is built
+        output_dir: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
+        num_generations: int = 8  # pyright: ignore[reportIncompatibleVariableOverride]
+        generation_batch_size: int = 8  # pyright: ignore[reportIncompatibleVariableOverride]
+        steps_per_generation: int = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+        model_init_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+        generation_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+        chat_template_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None  # pyright: ignore
+        lr_scheduler_kwargs: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __post_init__(self):
         values_before = dict(vars(self))
         self._spell_out()
@@ -430,7 +444,7 @@ class DrGRPOConfig(GRPOConfig):
             self.bf16 = False
 
 
-def dr_grpo_config(args: GRPOConfig | None, model: Any) -> DrGRPOConfig:
+def dr_grpo_config(args: GRPOConfig | None, model: "Policy") -> DrGRPOConfig:
     """Return a trainer's configuration, checked, as a [`DrGRPOConfig`]; for `None` the defaults, with an `output_dir`
     named after the model."""
     if isinstance(args, DrGRPOConfig):

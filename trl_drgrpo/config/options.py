@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScores
+    from trl_drgrpo.process_rewards.steps import StepSegmenter
+    from trl_drgrpo.upstream.argument_types import EnvironmentFactory
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class OptionArguments:
     """
 
     args: "DrGRPOConfig"
-    environment_factory: Any = None
-    steps: Sequence[Any] = ()
+    environment_factory: "EnvironmentFactory | None" = None
+    steps: Sequence["StepRewardFunction"] = ()
 
 
 class NoForks:
@@ -43,14 +46,14 @@ class NoTurns:
     outcome_rewards: Sequence[Any] = ()
     lost_rows: Sequence[int] = ()
 
-    def choose(self, segmenter: Any, args: Any) -> None:
+    def choose(self, segmenter: "StepSegmenter | None", args: "DrGRPOConfig") -> None:
         """Chooses nothing."""
 
     def failed_rows(self) -> list[int]:
         """No rows."""
         return []
 
-    def state_keys(self, steps: Any) -> None:
+    def state_keys(self, steps: "StepScores") -> None:
         """No states."""
 
 

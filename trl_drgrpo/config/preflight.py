@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
@@ -29,12 +30,29 @@ from trl_drgrpo.single_gpu.peft_adapters import choose_quantization
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
+    from torch import Tensor
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
     from trl_drgrpo.config.options import NoTurns
-    from trl_drgrpo.process_rewards.scoring import StepScorer
+    from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer
     from trl_drgrpo.process_rewards.steps import StepSegmenter
+    from trl_drgrpo.upstream.argument_types import (
+        Data,
+        EnvironmentFactory,
+        EvalData,
+        OneOrMore,
+        Policy,
+        Processor,
+        RewardSource,
+        StepRewardSource,
+    )
+    from trl_drgrpo.upstream.batches import RolloutBatch
     from trl_drgrpo.upstream.environments import EnvironmentTurns
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Trackers that nothing but their package of the same name can be missing for.
 _TRACKERS = ("clearml", "codecarbon", "dvclive", "mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb")
@@ -61,26 +79,26 @@ class Prepared:
     segmenter: "StepSegmenter | None"
     step_separator: list[str]
     step_scorer: "StepScorer | None"
-    quantization_config: Any
+    quantization_config: "QuantizationConfigMixin | None"
     embeddings: int | None
 
 
 def prepare(
     args: DrGRPOConfig,
-    model: Any,
-    reward_funcs: Any,
-    train_dataset: Any,
+    model: "Policy",
+    reward_funcs: "OneOrMore[RewardSource] | None",
+    train_dataset: "Data | None",
     *,
-    eval_dataset: Any = None,
-    processing_class: Any = None,
-    step_reward_funcs: Any = None,
+    eval_dataset: "EvalData | None" = None,
+    processing_class: "Processor | None" = None,
+    step_reward_funcs: "OneOrMore[StepRewardSource] | None" = None,
     step_segmenter: "StepSegmenter | None" = None,
-    advantage_func: Any = None,
-    quantization_config: Any = None,
-    peft_config: Any = None,
-    tools: Any = None,
-    rollout_func: Any = None,
-    environment_factory: Any = None,
+    advantage_func: "Callable[[RolloutBatch], Tensor] | None" = None,
+    quantization_config: "QuantizationConfigMixin | None" = None,
+    peft_config: "PeftConfig | None" = None,
+    tools: Sequence[Callable[..., object]] | None = None,
+    rollout_func: Callable[..., object] | None = None,
+    environment_factory: "EnvironmentFactory | None" = None,
 ) -> Prepared:
     """Check a trainer's arguments, each and against each other, and put its rewards together.
 
@@ -123,8 +141,7 @@ def prepare(
     if advantage_func is not None and not callable(advantage_func):
         got = type(advantage_func).__name__
         raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
-    init: Any = args.model_init_kwargs  # a mapping by now
-    quantization_config = choose_quantization(model, peft_config, quantization_config, init)
+    quantization_config = choose_quantization(model, peft_config, quantization_config, args.model_init_kwargs)
     embeddings = check_model(args, model, outcome_funcs, quantization_config, peft_config)
     if processing_class is None and isinstance(model, nn.Module) and not _model_id(model):
         remedy = "There is no folder to load one from: pass processing_class=tokenizer."
@@ -138,14 +155,14 @@ def prepare(
     return Prepared(rewards, arguments, turns, segmenter, separator, scorer, quantization_config, embeddings)
 
 
-def as_list(argument: Any) -> list[Any]:
+def as_list(argument: "OneOrMore[T] | None") -> list[T]:
     """Return an argument that may be one value, several, or none."""
     if argument is None:
         return []
-    return list(argument) if isinstance(argument, (list, tuple)) else [argument]
+    return list(argument) if isinstance(argument, (list, tuple)) else [cast(T, argument)]
 
 
-def _step_rewards(step_reward_funcs: Any) -> list[Any]:
+def _step_rewards(step_reward_funcs: "OneOrMore[StepRewardSource] | None") -> list["StepRewardFunction"]:
     if step_reward_funcs is None:
         return []
     from trl_drgrpo.process_rewards.named import step_reward
@@ -243,7 +260,7 @@ def _contradictions(args: DrGRPOConfig, rewards: list[Any], steps: list[Any], wr
         yield from step_contradictions(args, steps)
 
 
-def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
+def _warn(args: DrGRPOConfig, steps: list["StepRewardFunction"]) -> None:
     """Warn of what is allowed and may surprise."""
     warn_of_distorted_sampling(args)
     if steps:
@@ -258,7 +275,7 @@ def _warn(args: DrGRPOConfig, steps: list[Any]) -> None:
         )
 
 
-def named_splits(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
+def named_splits(train_dataset: "Data | None", eval_dataset: "EvalData | None") -> dict[str, "Data"]:
     """The datasets of a run, by field."""
     several = eval_dataset if isinstance(eval_dataset, dict) else {}
     splits = {"train_dataset": train_dataset, "eval_dataset": None if several else eval_dataset}
@@ -266,7 +283,7 @@ def named_splits(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
     return {field: dataset for field, dataset in splits.items() if dataset is not None}
 
 
-def _refuse_images(args: DrGRPOConfig, dataset: Any) -> None:
+def _refuse_images(args: DrGRPOConfig, dataset: "Data") -> None:
     """Refuse options under which rows of several generations become one batch, or go on from a prefix: of text
     only."""
     images = {"image", "images"}.intersection(dataset.column_names or ())
@@ -305,11 +322,11 @@ def _check_trackers(report_to: str | list[str] | None) -> None:
             raise InputError("report_to", f"{name}, but {name} is not installed", f"the package {name}", remedy)
 
 
-def _model_id(model: Any) -> str:
+def _model_id(model: object) -> str:
     return str(getattr(getattr(model, "config", None), "_name_or_path", ""))
 
 
-def _reward_names(reward_funcs: list[Any]) -> list[str]:
+def _reward_names(reward_funcs: list["RewardSource"]) -> list[str]:
     """Return the names that the trainer will use: of a model the last part of its id."""
     functions: list[str] = []
     models: list[str] = []
@@ -322,15 +339,17 @@ def _reward_names(reward_funcs: list[Any]) -> list[str]:
     return functions + models
 
 
-def _check_columns(funcs: list[Any], columns: list[str]) -> None:
+def _check_columns(funcs: Sequence["RewardSource | StepRewardFunction"], columns: list[str]) -> None:
     for func in funcs:
         if callable(func) and not isinstance(func, nn.Module):
             check_columns(func, columns, reward_name(func))
 
 
-def _check_golds(funcs: list[Any], field: str, dataset: Any) -> None:
+def _check_golds(funcs: Sequence["RewardSource | StepRewardFunction"], field: str, dataset: "Data") -> None:
     """Check the values of the columns that reward functions require."""
-    columns_of = {reward_name(func): gold_columns(func, dataset.column_names) for func in funcs if callable(func)}
+    columns_of = {
+        reward_name(func): gold_columns(func, dataset.column_names or []) for func in funcs if callable(func)
+    }
     columns = dict.fromkeys(column for columns in columns_of.values() for column in columns)
     values_of = column_values(dataset, list(columns))
     for func in funcs:
@@ -368,7 +387,7 @@ def _check_installed_optimizer(args: DrGRPOConfig) -> None:
         raise InputError("optim", name, "an optimizer that is installed", f"{problem!s:.300}.")
 
 
-def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
+def _check_size(args: DrGRPOConfig, dataset: "Data") -> None:
     rows = known_length(dataset)
     if rows is not None:
         needed = args.generation_batch_size // args.num_generations  # type: ignore[operator]  # set by TRL
@@ -378,7 +397,7 @@ def _check_size(args: DrGRPOConfig, dataset: Any) -> None:
             raise InputError("train_dataset", f"{rows} prompts", expected, remedy)
 
 
-def _check_prompts(field: str, dataset: Any) -> None:
+def _check_prompts(field: str, dataset: "Data") -> None:
     """Refuse data without the column, or with something else in it than prompts."""
     columns = dataset.column_names
     if columns is not None and "prompt" not in columns:

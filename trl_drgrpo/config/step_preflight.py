@@ -11,13 +11,14 @@ from trl_drgrpo.rewards.contract import declared, reward_name
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.process_rewards.scoring import StepRewardFunction
 
 logger = logging.getLogger(__name__)
 
 StepRewards = Sequence[Callable[..., Any]]
 
 
-def step_contradictions(args: "DrGRPOConfig", steps: StepRewards) -> Rules:
+def step_contradictions(args: "DrGRPOConfig", steps: list["StepRewardFunction"]) -> Rules:
     """Settings that do not fit step reward functions."""
     cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
     for func in steps:
@@ -45,7 +46,7 @@ def step_contradictions(args: "DrGRPOConfig", steps: StepRewards) -> Rules:
         yield InputError("mask_truncated_completions", got, "False", remedy)
 
 
-def warn_of_steps(args: "DrGRPOConfig", steps: StepRewards) -> None:
+def warn_of_steps(args: "DrGRPOConfig", steps: list["StepRewardFunction"]) -> None:
     """Warn about step reward functions that are allowed but may surprise."""
     not_causal = _declaring(steps, "is_causal", False)
     if not_causal:
@@ -76,7 +77,7 @@ def warn_of_steps(args: "DrGRPOConfig", steps: StepRewards) -> None:
         )
 
 
-def _declaring(funcs: StepRewards, attribute: str, value: bool | None) -> StepRewards:
+def _declaring(funcs: list["StepRewardFunction"], attribute: str, value: bool | None) -> list["StepRewardFunction"]:
     """Return the functions that declare this of themselves; for `None` those that declare nothing."""
     declaring = []
     for func in funcs:
@@ -88,18 +89,18 @@ def _declaring(funcs: StepRewards, attribute: str, value: bool | None) -> StepRe
     return declaring
 
 
-def _quoted(funcs: StepRewards) -> str:
+def _quoted(funcs: list["StepRewardFunction"]) -> str:
     return ", ".join(repr(reward_name(func)) for func in funcs)
 
 
-def _causal_remedies(funcs: StepRewards) -> str:
+def _causal_remedies(funcs: list["StepRewardFunction"]) -> str:
     """Say how scores come to read no later text: in the words of a scorer of ours, else by a declaration."""
     by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
     remedies = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
     return " ".join(dict.fromkeys(remedies))
 
 
-def _is_rule_of_a_step(func: Callable[..., Any]) -> bool:
+def _is_rule_of_a_step(func: "StepRewardFunction") -> bool:
     """Tell whether it is a rule for one step where a function of whole batches is due."""
     names = {parameter.name for parameter in parameters(func) or ()}
     return "step" in names and "steps" not in names

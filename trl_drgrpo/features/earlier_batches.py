@@ -1,4 +1,4 @@
-"""What the credit of a batch takes from the batches before it; what a batch itself had changed would bias it."""
+"""Statistics of earlier batches that the credit of a batch uses: its own would bias it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ from trl_drgrpo.upstream.hooks import Feature
 
 if TYPE_CHECKING:
     from trl_drgrpo.objective.value_baseline import ValueBaseline
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 
 class EarlierBatches(Feature):
@@ -23,7 +24,7 @@ class EarlierBatches(Feature):
         value_baseline ([`ValueBaseline`]): The coefficient of step scores that are subtracted.
     """
 
-    def __init__(self, trainer: Any = None):
+    def __init__(self, trainer: "TrainerProtocol | None" = None):
         super().__init__(trainer)
         self.reward_scale = RunningRewardScale()
         self._rewards: list[torch.Tensor] = []  # of all ranks, by round of the batch at hand
@@ -50,7 +51,7 @@ class EarlierBatches(Feature):
         for rewards in self._rewards:
             self.reward_scale.update(rewards)
 
-    def add_to_log(self, logs: dict[str, Any]) -> None:
+    def add_to_log(self, logs: dict[str, float]) -> None:
         if self.trainer.args.scale_by_running_std and self.trainer.model.training:
             logs["drgrpo/reward_scale"] = self.reward_scale.std
 

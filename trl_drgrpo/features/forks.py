@@ -16,15 +16,19 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
+from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, ScoredBatch, Text
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
+
+if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.scoring import StepScorer
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +86,7 @@ def step_means(values: Sequence[float], step_ends: Sequence[int]) -> list[float]
     return [sum(values[start : end + 1]) / (end + 1 - start) for start, end in zip(starts, step_ends, strict=True)]
 
 
-_Row = tuple[list[Any], ...]  # token ids, and log-probabilities where known
+_Row = tuple[list[int], list[float]]  # token ids, and log-probabilities of some backends, else none
 
 
 def _rows(completions: Completions) -> list[_Row]:
@@ -101,10 +105,11 @@ class ForkedRollouts(Feature):
         newest ([`Forks`], *optional*): Of this rank's rows of the newest batch; `None` where it did not fork.
     """
 
-    def __init__(self, trainer: Any, segmenter: StepSegmenter):
+    def __init__(self, trainer: "TrainerProtocol", segmenter: StepSegmenter):
         super().__init__(trainer)
         self.segmenter = segmenter
         self.newest: Forks | None = None
+        self._dataset_rows: Sequence[DatasetRow] = ()  # this rank's, of the batch at hand
         self.batches = 0  # forked so far, rounds of dynamic sampling counted: the position of the random choices
         self.mean_length: float | None = None  # of completions of earlier batches, in tokens; newer ones weigh more
         self.batch_lengths: list[int] = []  # of the parents of all ranks, over the rounds of the batch at hand
@@ -144,46 +149,54 @@ class ForkedRollouts(Feature):
             mean = sum(self.batch_lengths) / len(self.batch_lengths)
             self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
 
-    def rolling_out(self) -> AbstractContextManager[Any]:
+    def on_rows(self, rows: Sequence[DatasetRow]) -> None:
+        self._dataset_rows = rows
+
+    def rolling_out(self) -> AbstractContextManager[None]:
         self.newest = None
         return nullcontext()
 
     def completing(self, prompt_ids: list[list[int]], num_generations: int, generate: Generate) -> Completions:
-        """As in [`Hooks`]: completions of this rank's rows; leaves of a node are consecutive."""
+        """Sample completions of this rank's rows; leaves of a node are consecutive."""
         if not (self.trainer.model.training and self.is_on):
             return generate(prompt_ids, num_generations)
-        args, prompts = self.trainer.args, prompt_ids[:: self.leaves]
+        args = self.trainer.args
+        prompts = prompt_ids[:: self.leaves]
         parents = generate(prompts, num_generations // self.leaves)
         rows = _rows(parents)
-        cuts: list[list[int]] = [[] for _ in prompts]
-        lengths = [len(ids) for ids, _ in rows]
-        sampled, before = sum(lengths), [0] * len(prompts)
+        cuts: list[list[int]] = [[] for _ in rows]
+        parent_lengths = [len(ids) for ids, _ in rows]
+        sampled_tokens = sum(parent_lengths)
         for level in range(args.fork_depth):
-            found = self._cuts(prompts, [ids for ids, _ in rows], before, level)
-            branches = self._continued(prompts, rows, found, generate)
-            for place, of_parent in zip(found, branches, strict=True):
-                sampled += sum(len(ids) - place for ids, _ in of_parent[1:]) if place is not None else 0
-            ends = [len(ids) if place is None else place for place, (ids, _) in zip(found, rows, strict=True)]
-            cuts = [[*row, end] for row, end in zip(cuts, ends, strict=True) for _ in range(args.forks)]
-            before = [row[-1] for row in cuts]
-            prompts = [prompt for prompt in prompts for _ in range(args.forks)]
-            rows = [row for of_parent in branches for row in of_parent]
+            last_cuts = [of_row[-1] if of_row else 0 for of_row in cuts]
+            new_cuts = self._cuts(prompts, [ids for ids, _ in rows], last_cuts, level)
+            branches = self._continued(prompts, rows, new_cuts, generate)
+            next_prompts, next_cuts, next_rows = [], [], []
+            for i, cut in enumerate(new_cuts):
+                if cut is not None:
+                    sampled_tokens += sum(len(ids) - cut for ids, _ in branches[i][1:])
+                end = len(rows[i][0]) if cut is None else cut
+                next_prompts += [prompts[i]] * args.forks
+                next_cuts += [[*cuts[i], end]] * args.forks
+                next_rows += branches[i]
+            prompts, cuts, rows = next_prompts, next_cuts, next_rows
         completions = [ids for ids, _ in rows]
         log_probs = None if parents[1] is None else [values for _, values in rows]
         self.newest = Forks(args.forks, cuts)
-        self._note(self.newest, lengths, sampled, completions)
+        self._note(self.newest, parent_lengths, sampled_tokens, completions)
         return completions, log_probs
 
     def _cuts(
         self, prompts: list[list[int]], completions: list[list[int]], before: list[int], level: int
     ) -> list[int | None]:
-        """Tokens before the next cut of each row; `None`: there is none."""
-        args, tokenizer = self.trainer.args, self.trainer.text_tokenizer
+        """Tokens before the next cut of each row; `None`: there is none. `before`: the same of the last cut."""
+        args = self.trainer.args
+        tokenizer = self.trainer.text_tokenizer
         ends = [self.segmenter(ids, tokenizer).ends for ids in completions]
         self.segmenter.warn_of_looking_ahead("forks", completions, tokenizer)
         places = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
         measures: Sequence[Sequence[float | None]] = places
-        thresholds = [args.fork_threshold] * len(places)
+        thresholds = [args.fork_threshold or 0.0] * len(places)
         if args.fork_at == "drawn":
             parent = args.forks**level  # rows of one parent, so far
             first = self.trainer.accelerator.process_index * len(prompts) // parent
@@ -199,16 +212,14 @@ class ForkedRollouts(Feature):
 
     def _doubts(self, completions: list[list[int]]) -> list[list[float | None]]:
         """`1 - score` of each step."""
-        inputs = self.trainer.rollout_inputs
-        rows = [inputs[i * len(inputs) // len(completions)] for i in range(len(completions))]
-        texts = self.trainer.text_tokenizer.batch_decode(completions, skip_special_tokens=True)
+        rows = [self._dataset_rows[i * len(self._dataset_rows) // len(completions)] for i in range(len(completions))]
+        texts: list[Text] = list(self.trainer.text_tokenizer.batch_decode(completions, skip_special_tokens=True))
         if not isinstance(rows[0]["prompt"], str):
             texts = [[{"role": "assistant", "content": text}] for text in texts]
         batch = ScoredBatch(torch.empty(len(rows), 0), rows, [row["prompt"] for row in rows], texts, completions)
+        scorer = cast("StepScorer", self.trainer.step_scorer)  # the checks before the run refuse doubt without one
         with self.trainer.scoring():
-            scores, _, _ = self.trainer.step_scorer.score_batch(
-                batch, None, self.trainer.text_tokenizer, self.trainer.state
-            )
+            scores, _, _ = scorer.score_batch(batch, None, self.trainer.text_tokenizer, self.trainer.state)
         return [[None if score is None else 1.0 - score for score in row] for row in scores.rewards]
 
     def _continued(
@@ -216,31 +227,30 @@ class ForkedRollouts(Feature):
     ) -> list[list[_Row]]:
         """The branches of each row, its own continuation first; those of a row without a cut are the row itself."""
         more = self.trainer.args.forks - 1
-        branches = [[row] * (more + 1) for row in rows]
-        found = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
-        asked = self._as_many_everywhere(found, [len(ids) for ids, _ in rows])
-        if not asked:
-            return branches
         limit = self.trainer.args.max_completion_length
-        starts = [prompts[i] + rows[i][0][:cut] for i, cut in asked for _ in range(more)]
-        limits = None if limit is None else [limit - cut for _, cut in asked for _ in range(more)]
-        sampled = _rows(generate(starts, more, limits))
-        for place, (i, cut) in enumerate(found):
-            new = sampled[place * more : (place + 1) * more]
-            branches[i][1:] = [tuple((a[:cut] + b)[:limit] for a, b in zip(rows[i], own, strict=True)) for own in new]
+        branches = [[row] * (more + 1) for row in rows]
+        cut_rows = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
+        # Every process has to ask for the same number of rows. A spare one has a token to go.
+        spare = cut_rows[-1] if cut_rows else (0, max(0, len(rows[0][0]) - 1))
+        most = max(self.trainer.gathered([len(cut_rows)]))
+        starts: list[list[int]] = []
+        limits: list[int] = []
+        for i, cut in cut_rows + [spare] * (most - len(cut_rows)):
+            starts += [prompts[i] + rows[i][0][:cut]] * more
+            limits += [(limit or 0) - cut] * more
+        if not starts:
+            return branches
+        sampled = _rows(generate(starts, more, None if limit is None else limits))
+        for number, (i, cut) in enumerate(cut_rows):
+            ids, log_probs = rows[i]
+            for branch, (new_ids, new_log_probs) in enumerate(sampled[number * more : (number + 1) * more], start=1):
+                branches[i][branch] = ((ids[:cut] + new_ids)[:limit], (log_probs[:cut] + new_log_probs)[:limit])
         return branches
-
-    def _as_many_everywhere(self, found: list[tuple[int, int]], lengths: list[int]) -> list[tuple[int, int]]:
-        """These rows and cuts, and as many more as it takes for every process to ask for the same number. `lengths`:
-        of all rows."""
-        most = max(self.trainer.gathered([len(found)]))
-        spare = found[-1] if found else (0, max(0, lengths[0] - 1))  # which has one token to go
-        return found + [spare] * (most - len(found))
 
     # What is said and kept
 
     def _note(self, forks: Forks, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
-        """Keep what the metrics are made of, and how long completions are."""
+        """Keep the numbers that metrics are made of, and how long completions are."""
         cut = [row[0] / len(ids) for row, ids in zip(forks.cuts, completions, strict=True) if row[0] < len(ids)]
         self._noted = {
             "forks/cut_frac": len(cut) / len(completions),
@@ -255,12 +265,13 @@ class ForkedRollouts(Feature):
         """Log the forks of a batch."""
         if not self._noted or batch.forks is None:
             return
-        metrics, self._noted = self._noted, {}
+        metrics = self._noted
+        self._noted = {}
         cuts = batch.forks.cuts[batch.own_rows]
         rows = zip(batch.token_advantages.cpu(), cuts, batch.scored.completion_ids, strict=True)
-        behind = [bool(row[cut[-1] :].any()) for row, cut, ids in rows if cut[-1] < len(ids)]
-        if behind:
-            metrics["forks/live_frac"] = sum(behind) / len(behind)
+        is_live = [bool(row[cut[-1] :].any()) for row, cut, ids in rows if cut[-1] < len(ids)]  # behind the last cut
+        if is_live:
+            metrics["forks/live_frac"] = sum(is_live) / len(is_live)
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
     def state_dict(self) -> dict[str, Any] | None:

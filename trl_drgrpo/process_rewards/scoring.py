@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trl_drgrpo.common.errors import InputError, RewardError
+from trl_drgrpo.process_rewards.step_fields import StepFields
 from trl_drgrpo.process_rewards.steps import Steps, StepSegmenter, one_step_frac
 from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.rewards.columns import ALWAYS_PASSED
@@ -29,6 +30,12 @@ from trl_drgrpo.rewards.contract import (
     reward_name,
     reward_number,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, TrainerState
+
+    from trl_drgrpo.upstream.batches import Rollouts, ScoredBatch
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -143,20 +150,20 @@ class StepScorer:
         self._has_warned_of_one_step = False
         self._silent = dict.fromkeys(self.names, 0)  # batches in a row without any score
 
-    def on_trainer_built(self, trainer: Any) -> None:
+    def on_trainer_built(self, trainer: "TrainerProtocol") -> None:
         """Introduce the trainer to the functions that have a method of this name."""
         for func in self.funcs:
             hook = getattr(func, "on_trainer_built", None)
             if hook is not None:
                 hook(trainer)
 
-    def fields(self, trainer: Any, batch: Any, rollouts: dict[str, Any]) -> dict[str, Any]:
+    def fields(self, trainer: "TrainerProtocol", batch: "ScoredBatch", rollouts: "Rollouts") -> StepFields:
         """The fields of [`RolloutBatch`] that step rewards fill.
 
         Args:
             trainer ([`DrGRPOTrainer`]): Gets the metrics and columns to log.
             batch ([`ScoredBatch`]): As in `score_batch`.
-            rollouts (`dict[str, Any]`): The same rows, as TRL trains on them.
+            rollouts ([`Rollouts`]): The same rows, as TRL trains on them.
         """
         args = trainer.args
         tokenizer = trainer.text_tokenizer
@@ -173,7 +180,7 @@ class StepScorer:
         everywhere = trainer.gathered(list(zip(steps.rewards, steps.ends, strict=True)))  # a group may straddle ranks
         rewards, ends = ([list(row) for row in rows] for rows in zip(*everywhere, strict=True))
         state_keys = trainer.turns.state_keys(steps)
-        return {"steps": steps, "step_rewards": rewards, "step_ends": ends, "state_keys": state_keys}
+        return StepFields(steps=steps, step_rewards=rewards, step_ends=ends, state_keys=state_keys)
 
     def score(
         self,
@@ -230,7 +237,11 @@ class StepScorer:
         return StepScores(steps, _weighted_sum(per_func, self.weights, steps), per_func)
 
     def score_batch(
-        self, batch: Any, tool_mask: list[list[int]] | None, tokenizer: Any, trainer_state: Any
+        self,
+        batch: "ScoredBatch",
+        tool_mask: list[list[int]] | None,
+        tokenizer: "PreTrainedTokenizerBase",
+        trainer_state: "TrainerState",
     ) -> tuple[StepScores, dict[str, list[float]], dict[str, list[Any]]]:
         """Score a generation batch of the trainer, see `score`.
 

@@ -1,20 +1,52 @@
 """Inputs of the hooks: a generation batch on its way from rewards to advantages, and tokens to be scored."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils.logging import get_logger
 
 from trl_drgrpo.common.errors import RewardError
+from trl_drgrpo.process_rewards.step_fields import StepFields
 
 if TYPE_CHECKING:
     from trl_drgrpo.objective.fork_advantages import Forks
-    from trl_drgrpo.process_rewards.scoring import RaggedRewards, StepScores
 
 logger = get_logger(__name__)
+
+DatasetRow = dict[str, Any]  # `prompt`, and the columns that reward functions read
+Text = str | list[dict[str, Any]]  # of a prompt or a completion: plain, or messages
+
+
+class Rollouts(TypedDict):
+    """Rows as TRL trains on them: this rank's generation batch, or a micro-batch of it. `b` rows; prompts of `P`
+    tokens are padded on the left, completions of `T` tokens on the right. Images and what a newer TRL may add come
+    under further keys."""
+
+    prompt_ids: torch.Tensor  # (b, P)
+    prompt_mask: torch.Tensor
+    completion_ids: torch.Tensor  # (b, T)
+    completion_mask: torch.Tensor
+    advantages: torch.Tensor  # (b,) or (b, T)
+    tool_mask: NotRequired[torch.Tensor]  # (b, T), 0 on tokens that a tool wrote
+    old_per_token_logps: NotRequired[torch.Tensor]  # (b, T)
+    ref_per_token_logps: NotRequired[torch.Tensor]
+    sampling_per_token_logps: NotRequired[torch.Tensor]
+    importance_sampling_ratio: NotRequired[torch.Tensor]  # (b, 1) or (b, T)
+    num_items_in_batch: NotRequired[torch.Tensor]  # scalar
+
+
+def trained_mask(rollouts: Rollouts) -> torch.Tensor:
+    """`(b, T)`: 1 for completion tokens of the policy, 0 for padding and for tokens that a tool wrote."""
+    mask = rollouts["completion_mask"]
+    return mask * rollouts["tool_mask"] if "tool_mask" in rollouts else mask
+
+
+def tensors_of(rollouts: Rollouts) -> dict[str, torch.Tensor]:
+    """The tensors of some rows, by key."""
+    return {key: value for key, value in rollouts.items() if isinstance(value, torch.Tensor)}
 
 
 @dataclass(frozen=True)
@@ -28,15 +60,20 @@ class ScoredBatch:
     """
 
     rewards_per_func: torch.Tensor
-    inputs: list[dict[str, Any]]
-    prompts: list[Any]
-    completions: list[Any]
+    inputs: list[DatasetRow]
+    prompts: list[Text]
+    completions: list[Text]
     completion_ids: list[list[int]]
-    environments: list[Any] | None = None
+    environments: list[object] | None = None
+
+    def rows_of_rank(self, rank: int) -> slice:
+        """A rank's rows among those of all ranks: each has as many."""
+        rows = len(self.prompts)
+        return slice(rank * rows, (rank + 1) * rows)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutBatch:
+class RolloutBatch(StepFields):
     """A generation batch with its rewards: what advantages are computed from.
 
     Groups may straddle ranks, so rewards are those of all ranks (`B` rows); tokens are this rank's (`b` rows).
@@ -49,13 +86,7 @@ class RolloutBatch:
         num_generations (`int`): G; rows `g * G` to `(g + 1) * G - 1` of all ranks are one group.
         own_rows (`slice`): This rank's rows among those of all ranks.
         training (`bool`): Whether it is trained on; `False` in an evaluation.
-        steps ([`StepScores`], *optional*): This rank's steps and their rewards.
-        step_rewards (`B` lists of `K_i` floats, *optional*): Reward of each step, over all ranks; `None` = unscorable.
-        step_ends (`B` lists of ints, *optional*):
-            Inclusive last token of each step, over all ranks. One more than there are rewards where a closing follows:
-            the tokens behind the last separator, EOS as a rule.
-        state_keys (`B` lists of hashables, *optional*):
-            The state of the environment that each turn begins in, over all ranks; `None` = unknown.
+        steps, step_rewards, step_ends, state_keys: As in [`StepFields`].
         forks ([`Forks`], *optional*): Where rows of all ranks forked; `None`: they did not.
     """
 
@@ -66,10 +97,6 @@ class RolloutBatch:
     num_generations: int
     own_rows: slice
     training: bool = True
-    steps: "StepScores | None" = None
-    step_rewards: "RaggedRewards | None" = None
-    step_ends: list[list[int]] | None = None
-    state_keys: list[list[Hashable | None]] | None = None
     forks: "Forks | None" = None
 
 
@@ -137,7 +164,7 @@ ScoredTokens = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # 
 
 
 def refuse_infinite(rewards: torch.Tensor, field: str, on_error: str) -> None:
-    """An error where a reward is beyond float32; with `on_error="unscorable"` NaN in its place, in `rewards`."""
+    """Raise where a reward is beyond float32; with `on_error="unscorable"` put NaN in its place, in `rewards`."""
     infinite = rewards.isinf()
     if not infinite.any():
         return
@@ -149,7 +176,7 @@ def refuse_infinite(rewards: torch.Tensor, field: str, on_error: str) -> None:
     rewards[infinite] = torch.nan
 
 
-def checked_advantages(advantages: Any, batch: RolloutBatch, source: str) -> torch.Tensor:
+def checked_advantages(advantages: object, batch: RolloutBatch, source: str) -> torch.Tensor:
     """Advantages of this rank's rows, as somebody's function gave them for a batch.
 
     Args:
@@ -175,9 +202,12 @@ def checked_advantages(advantages: Any, batch: RolloutBatch, source: str) -> tor
     advantages = advantages.detach().to(trained.device, torch.float32)
     if advantages.dim() == 2:
         advantages = torch.where(trained, advantages, 0.0)
-    if len(invalid := (~advantages.isfinite()).nonzero()):
+    invalid = (~advantages.isfinite()).nonzero()
+    if len(invalid):
         row, *token = invalid[0].tolist()
-        where = f"row {row}" + (f", token {token[0]}{_step_at(batch, row, token[0])}" if token else "")
+        where = f"row {row}"
+        if token:
+            where += f", token {token[0]}{_step_at(batch, row, token[0])}"
         value = advantages[tuple(invalid[0])]
         remedy = "Return 0 for a row without a reward."
         if value.isinf():
@@ -207,44 +237,49 @@ OF_THE_BATCH = ("num_items_in_batch",)
 KNOWN = frozenset((*OF_PROMPTS, *OF_COMPLETIONS, *OF_EITHER, *OF_THE_BATCH))
 
 
-def unknown_keys(inputs: dict[str, Any]) -> list[str]:
+def unknown_keys(inputs: Mapping[str, object]) -> list[str]:
     """Keys whose rows cannot be cut out: images and whatever a newer TRL may add."""
     return sorted(key for key, value in inputs.items() if key not in KNOWN and value is not None)
 
 
-def row_of(inputs: dict[str, Any], index: int) -> dict[str, torch.Tensor]:
+def row_of(inputs: Rollouts, index: int) -> dict[str, torch.Tensor]:
     """One row, without padding columns, on the CPU."""
-    prompt, completion = inputs["prompt_mask"][index].bool(), inputs["completion_mask"].size(1)
+    is_prompt = inputs["prompt_mask"][index].bool().cpu()
+    width = inputs["completion_mask"].size(1)
     row = {}
-    for key, value in inputs.items():
-        if value is None or key in OF_THE_BATCH:
+    for key, rows in tensors_of(inputs).items():
+        if key in OF_THE_BATCH:
             continue
-        row[key] = value[index].cpu()
+        value = rows[index].cpu()
         if key in OF_PROMPTS:
-            row[key] = row[key][prompt.cpu()]
-        elif key not in OF_COMPLETIONS and row[key].dim() and row[key].size(0) not in (1, completion):
-            raise ValueError(f"{key}: a row of {tuple(row[key].shape)} is neither per row nor per token")
+            value = value[is_prompt]
+        elif key not in OF_COMPLETIONS and value.dim() and value.size(0) not in (1, width):
+            raise ValueError(f"{key}: a row of {tuple(value.shape)} is neither per row nor per token")
+        row[key] = value
     return row
 
 
 def whole_row(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> dict[str, torch.Tensor]:
     """A row of nothing but tokens, as [`row_of`] gives one."""
-    tokens = {"prompt_ids": prompt_ids, "completion_ids": completion_ids}
-    row = {key: torch.tensor(ids, dtype=torch.long) for key, ids in tokens.items()}
-    return row | {key.replace("_ids", "_mask"): torch.ones_like(ids) for key, ids in row.items()}
+    row = {}
+    for name, ids in (("prompt", prompt_ids), ("completion", completion_ids)):
+        row[f"{name}_ids"] = torch.tensor(ids, dtype=torch.long)
+        row[f"{name}_mask"] = torch.ones_like(row[f"{name}_ids"])
+    return row
 
 
-def token_batch(inputs: dict[str, Any], **scoring: Any) -> TokenBatch:
-    """The tokens of a micro-batch, to be scored. `scoring`: further fields of [`TokenBatch`]."""
+def token_batch(inputs: Rollouts, batch_size: int | None = None, compute_entropy: bool = False) -> TokenBatch:
+    """The tokens of a micro-batch, to be scored; further arguments as in [`TokenBatch`]."""
     return TokenBatch(
         torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
         torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
         inputs["completion_ids"].size(1),
-        **scoring,
+        batch_size,
+        compute_entropy,
     )
 
 
-def joined_rows(rows: Sequence[dict[str, torch.Tensor]], pad_token_id: int, device: Any) -> dict[str, torch.Tensor]:
+def joined_rows(rows: Sequence[dict[str, torch.Tensor]], pad_token_id: int, device: torch.device | None) -> Rollouts:
     """Rows as one batch: prompts padded on the left, completions on the right.
 
     Args:
@@ -262,4 +297,4 @@ def joined_rows(rows: Sequence[dict[str, torch.Tensor]], pad_token_id: int, devi
         else:
             joined = torch.stack(values)
         batch[key] = joined.to(device)
-    return batch
+    return Rollouts(**batch)

@@ -6,26 +6,35 @@ not find under the model's names stays as it was when the model was built.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import torch
 from peft import set_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+
+class LoadResult(NamedTuple):
+    """Result of `load_state_dict`."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
 REFERENCE = "ref"  # where a model has an adapter of this name, TRL takes it for the reference of KL
 
 
-def load_translated(model: Any, folder: Path) -> Any:
+def load_translated(model: torch.nn.Module, folder: Path) -> LoadResult | None:
     """Load all weights of a checkpoint in place, the way `from_pretrained` does; returns what `load_state_dict`
     returns, `None` for a model that has no `from_pretrained`."""
     if not isinstance(model, PreTrainedModel):
         return None
     loaded = type(model).from_pretrained(folder, dtype=model.dtype)
-    return model.load_state_dict(loaded.state_dict(), strict=False)
+    return LoadResult(*model.load_state_dict(loaded.state_dict(), strict=False))
 
 
-def load_default_adapter(model: Any, folder: Path) -> None:
+def load_default_adapter(model: torch.nn.Module, folder: Path) -> None:
     """Load the adapter in the root of a checkpoint that has others in folders of their own.
 
     transformers 5.17 then loads those alone, and the trained adapter stays as it was when the run began.
@@ -36,9 +45,9 @@ def load_default_adapter(model: Any, folder: Path) -> None:
         set_peft_model_state_dict(model, load_file(file), adapter_name="default")
 
 
-def without_tied(model: Any, load_result: Any) -> Any:
+def without_tied(model: torch.nn.Module, load_result: LoadResult) -> LoadResult:
     """Result of `load_state_dict`, without missing keys that are tied to a loaded weight."""
     sources = getattr(model, "all_tied_weights_keys", None) or {}
     missing = load_result.missing_keys
-    kept = [key for key in missing if key not in sources or sources[key] in missing]
-    return type(load_result)(kept, load_result.unexpected_keys)
+    untied = [key for key in missing if key not in sources or sources[key] in missing]
+    return LoadResult(untied, load_result.unexpected_keys)

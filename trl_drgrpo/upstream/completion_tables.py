@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 from trl_drgrpo.upstream.private_state import swapped
@@ -65,7 +66,7 @@ def plain_column(values: Sequence[Any]) -> list[Any]:
     return [None if value is None else _text(value) for value in plain]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
@@ -73,7 +74,7 @@ def _text(value: Any) -> str:
 class _MixedTables:
     """The module `wandb` with tables whose rows may be of different types."""
 
-    def __init__(self, wandb: Any):
+    def __init__(self, wandb: ModuleType):
         self._wandb = wandb
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +82,7 @@ class _MixedTables:
         return partial(value, allow_mixed_types=True) if name == "Table" else value
 
 
-def mixed_tables(trl_module: Any) -> AbstractContextManager[Any]:
+def mixed_tables(trl_module: ModuleType) -> AbstractContextManager[None]:
     """Inside the block TRL makes tables for wandb whose rows may differ; nothing where wandb is not installed."""
     wandb = vars(trl_module).get("wandb")
     return nullcontext() if wandb is None else swapped(trl_module, wandb=_MixedTables(wandb))

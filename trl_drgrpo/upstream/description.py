@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.upstream.hooks import Feature
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ class DescriptionGuard:
         return otherwise
 
     @contextmanager
-    def around(self, place: str, manager: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    def around(self, place: str, manager: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
         """Guard the beginning and the end of a block, not the block itself, whose errors `manager` does not see."""
         stack = ExitStack()
         with self(place):
@@ -104,16 +107,19 @@ class DescribingCallback(TrainerCallback):
         """Its own until a trainer that counts gives it another one."""
         return DescriptionGuard()
 
-    def on_step_numbers(self, args: Any, state: Any, control: Any, numbers: dict[str, float]) -> None:
+    def on_step_numbers(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, numbers: dict[str, float]
+    ) -> None:
         """Called at the end of each optimizer step with its own metrics, whatever `logging_steps` is. Where
         `control.should_log` is set, `on_log` follows for the same step."""
 
 
-def _guarded(event: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(event: Callable[..., T]) -> Callable[..., T | None]:
     @wraps(event)
-    def guarded(self: DescribingCallback, *args: Any, **kwargs: Any) -> Any:
+    def guarded(self: DescribingCallback, *args: Any, **kwargs: Any) -> T | None:
         with self.describing(f"{type(self).__name__}.{event.__name__}"):
             return event(self, *args, **kwargs)
+        return None
 
     return guarded
 
@@ -121,7 +127,7 @@ def _guarded(event: Callable[..., Any]) -> Callable[..., Any]:
 class DescribingFeature(DescribingCallback, Feature):
     """Base of features that describe a run: their events as callbacks are guarded, and count with the trainer's."""
 
-    def __init__(self, trainer: Any = None):
+    def __init__(self, trainer: "TrainerProtocol | None" = None):
         super().__init__(trainer)
         if trainer is not None:
             self.describing = trainer.describing

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
@@ -32,7 +32,12 @@ from trl_drgrpo.process_rewards.turns import (
     matched_frac,
 )
 from trl_drgrpo.rewards.contract import OnError, at_once, reward_number
+from trl_drgrpo.upstream.argument_types import EnvironmentFactory
 from trl_drgrpo.upstream.hooks import Feature
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +61,7 @@ class EnvironmentTurns(Feature):
         `InputError`: A factory that cannot be called, or shares its environments; a method that cannot be called.
     """
 
-    def __init__(self, environment_factory: Any = None, on_error: OnError = "raise"):
+    def __init__(self, environment_factory: EnvironmentFactory | None = None, on_error: OnError = "raise"):
         super().__init__()
         self.failures = Failures(raises=on_error == "raise")
         self.factory, probes = _probed(environment_factory)
@@ -88,9 +93,9 @@ class EnvironmentTurns(Feature):
         return self.trainer.run_async(coroutine)  # the trainer does not exist yet when the rewards are built
 
     def on_trainer_built(self) -> None:
-        self.trainer.new_environments = partial(_BeforeReset, self.failures)
+        self.trainer.begin_environments_with(partial(_BeforeReset, self.failures))
 
-    def choose(self, segmenter: StepSegmenter | None, args: Any) -> None:
+    def choose(self, segmenter: StepSegmenter | None, args: "DrGRPOConfig") -> None:
         """Decide what is used, once it is known how completions are cut.
 
         Args:
@@ -142,7 +147,7 @@ class EnvironmentTurns(Feature):
             return []
         rows = [
             (type(environment).__name__, row in self.failures.rows)
-            for row, environment in enumerate(self.trainer.environments)
+            for row, environment in enumerate(self.trainer.environments or ())
         ]
         rows = self.trainer.gathered(rows)
         losses_by_class: dict[str, list[bool]] = {}
@@ -208,6 +213,28 @@ def outcome_reward(environment_class: Any, failures: Failures) -> Callable[..., 
         return at_once(rewards_async(environments, **columns))
 
     return rewards_async if is_async else rewards_now
+
+
+def withhold_turn_methods(host: "HostTrainer") -> None:
+    """Take methods of turns out of the tools that TRL has made of environments: it spares `reset` and `get_reward`.
+    Another tool of the same name stays."""
+    if not host.tools:
+        return
+
+    def hidden_methods(environment: object) -> list[object]:
+        return [getattr(environment, name) for name in TURN_METHODS if hasattr(type(environment), name)]
+
+    # TRL describes the methods of the first environment of each pool to the model, and calls those of each row's.
+    of_pools: list[object] = []
+    for pool in host._environment_pool.values():
+        of_pools += hidden_methods(pool[0])
+    for tools in (host.tools, *host._env_tools.values()):
+        tools[:] = [tool for tool in tools if tool not in of_pools]
+    for row, environment in enumerate(host.environments or ()):
+        of_row = hidden_methods(environment)
+        for callable_tools in (host._sync_tool_dicts[row], host._async_tool_dicts[row]):
+            for name in [name for name, tool in callable_tools.items() if tool in of_row]:
+                del callable_tools[name]
 
 
 class ToolLoop:

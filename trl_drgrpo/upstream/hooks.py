@@ -10,20 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, cast
 
 import torch
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
+from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, Rollouts, ScoredBatch
 
 if TYPE_CHECKING:
     from trl_drgrpo.objective.loss_terms import LossTokens
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
-Completions = tuple[list[list[int]], list[list[float]] | None]  # token ids, and log-probabilities where known
+Completions = tuple[list[list[int]], list[list[float]] | None]  # token ids, and log-probabilities of some backends
+Metrics = dict[str, list[float]]
 Hook = TypeVar("Hook", bound=Callable[..., Any])
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 class Generate(Protocol):
@@ -37,44 +40,52 @@ class Generate(Protocol):
     ) -> Completions: ...
 
 
+class CardArguments(TypedDict, total=False):
+    """Arguments of `create_model_card`."""
+
+    model_name: str | None
+    dataset_name: str | None
+    tags: str | list[str] | None
+
+
 _OWNED: list[str] = []  # names of the hooks that one feature may own
 
 
 def event(hook: Hook) -> Hook:
-    """A hook that every feature with a method of its name hears."""
+    """Make a hook that every feature with a method of its name hears."""
 
     @wraps(hook)
     def tell(self: "Hooks", *args: Any, **kwargs: Any) -> None:
-        for _, method in self.those_with(hook.__name__):
+        for _, method in self.methods_of_features(hook.__name__):
             method(*args, **kwargs)
 
-    return tell  # type: ignore[return-value]
+    return cast(Hook, tell)
 
 
-def context(hook: Callable[Given, None]) -> Callable[Given, AbstractContextManager[None]]:
-    """A hook that becomes a context: entering it enters that of every feature with a method of its name."""
+def context(hook: Callable[Arguments, None]) -> Callable[Arguments, AbstractContextManager[None]]:
+    """Make a hook whose context enters that of every feature with a method of its name."""
 
     @wraps(hook)
     @contextmanager
     def enter(self: "Hooks", *args: Any, **kwargs: Any) -> Iterator[None]:
         with ExitStack() as stack:
-            for _, method in self.those_with(hook.__name__):
+            for _, method in self.methods_of_features(hook.__name__):
                 stack.enter_context(method(*args, **kwargs))
             yield
 
-    return enter  # type: ignore[return-value]
+    return cast(Callable[Arguments, AbstractContextManager[None]], enter)
 
 
 def owned(hook: Hook) -> Hook:
-    """A hook that goes to the one feature with a method of its name; where there is none, it is itself what runs."""
+    """Make a hook that goes to the one feature with a method of its name; without one, the hook itself runs."""
     _OWNED.append(hook.__name__)
 
     @wraps(hook)
-    def ask(self: "Hooks", *args: Any, **kwargs: Any) -> Any:
+    def ask(self: "Hooks", *args: Any, **kwargs: Any) -> object:
         method = self.owner_of(hook.__name__)
         return hook(self, *args, **kwargs) if method is None else method(*args, **kwargs)
 
-    return ask  # type: ignore[return-value]
+    return cast(Hook, ask)
 
 
 class Hooks:
@@ -87,28 +98,31 @@ class Hooks:
         """Additional terms of the loss among the features."""
         return [feature for feature in self.features if isinstance(feature, LossTerm)]
 
-    def those_with(self, hook: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    def methods_of_features(self, hook: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         """Name of each feature that defines a hook, and its method."""
-        return ((type(each).__name__, getattr(each, hook)) for each in self.features if hasattr(each, hook))
+        for feature in self.features:
+            if hasattr(feature, hook):
+                yield type(feature).__name__, getattr(feature, hook)
 
     def owner_of(self, hook: str) -> Callable[..., Any] | None:
         """Method of the one feature that defines a hook; an `InputError` where two do."""
-        found = list(self.those_with(hook))
-        if len(found) > 1:
-            names, remedy = " and ".join(name for name, _ in found), "Leave one of them out of trainer.features."
+        owners = list(self.methods_of_features(hook))
+        if len(owners) > 1:
+            names = " and ".join(name for name, _ in owners)
+            remedy = "Leave one of them out of trainer.features."
             raise InputError("features", f"{names}, which both define {hook}", "one owner of it", remedy)
-        return found[0][1] if found else None
+        return owners[0][1] if owners else None
 
     def check_owners(self) -> None:
-        """Refuses two owners of one hook."""
+        """Refuse two owners of one hook."""
         for hook in _OWNED:
             self.owner_of(hook)
 
-    def load_policy(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+    def load_policy(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         """Loads the policy, or its reference, by name, as TRL's `load` does with these options."""
         return load(name, **options)
 
-    def load_reward_model(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+    def load_reward_model(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         """Loads a reward model by name, likewise."""
         return load(name, **options)
 
@@ -122,13 +136,12 @@ class Hooks:
         """Entered around all that makes a generation batch, which may take several rounds."""
 
     @owned
-    def collecting(
-        self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def collecting(self, inputs: list[DatasetRow], generate: Callable[[list[DatasetRow]], Rollouts]) -> Rollouts:
         """Makes a scored generation batch of this rank's rows; may call `generate` for other rows, and more often."""
         return generate(inputs)
 
-    def on_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+    @event
+    def on_rows(self, rows: Sequence[DatasetRow]) -> None:
         """Sees this rank's rows of the data before completions are made of them, in each round of a batch."""
 
     @context
@@ -156,8 +169,9 @@ class Hooks:
     def on_rewards(self, batch: ScoredBatch) -> None:
         """Sees a generation batch right after the reward functions did."""
 
-    def on_rollouts(self, rollouts: dict[str, Any]) -> dict[str, Any]:
-        """May edit a scored generation batch (this rank's rows) before it is split into micro-batches."""
+    def on_rollouts(self, batch: ScoredBatch, rollouts: Rollouts) -> Rollouts:
+        """May edit a scored generation batch before it is split into micro-batches. `batch`: what `on_rewards` saw;
+        `rollouts`: this rank's rows of it."""
         return rollouts
 
     @event
@@ -167,25 +181,25 @@ class Hooks:
     # A micro-batch
 
     @owned
-    def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def on_micro_batch(self, inputs: Rollouts) -> Rollouts:
         """May replace the micro-batch that is due in training, and those behind it in `buffered_rollouts`."""
         return inputs
 
     @context
-    def computing_loss(self, inputs: dict[str, Any]) -> None:
+    def computing_loss(self, inputs: Rollouts) -> None:
         """Entered around the loss of a micro-batch."""
 
     @owned
-    def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+    def loss_without_forward(self, inputs: Rollouts) -> torch.Tensor | None:
         """The loss of a micro-batch that needs no forward; `None` for all others."""
         return None
 
-    def loss_constants(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def loss_constants(self, inputs: Rollouts) -> dict[str, float]:
         """Attributes of the trainer that `_compute_loss` shall read with another value for this micro-batch."""
         return {}
 
     @owned
-    def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+    def loss_metrics(self, inputs: Rollouts, metrics: Metrics) -> Metrics:
         """May edit what `_compute_loss` logged for a micro-batch."""
         return metrics
 
@@ -200,7 +214,7 @@ class Hooks:
         """Entered around all that is written into a folder, a checkpoint's or the model's, on every rank."""
 
     @event
-    def add_to_log(self, logs: dict[str, Any]) -> None:
+    def add_to_log(self, logs: dict[str, float]) -> None:
         """May add to what is about to be logged."""
 
     @event
@@ -225,9 +239,9 @@ class Hooks:
         """Called on every rank after the model, or its adapter, was saved."""
 
     @owned
-    def writing_card(self, given: dict[str, Any]) -> AbstractContextManager[dict[str, Any]]:
+    def writing_card(self, arguments: CardArguments) -> AbstractContextManager[CardArguments]:
         """Entered around TRL's writing of a card; gives the arguments that TRL shall get."""
-        return nullcontext(given)
+        return nullcontext(arguments)
 
     @context
     def opening_repository(self) -> None:
@@ -253,23 +267,26 @@ class Feature(TrainerCallback):
         trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
 
     Attributes:
+        trainer ([`TrainerProtocol`]): The part of the trainer that features may use.
         takes (`tuple[str, ...]`): Arguments read once, when the trainer is built: assigned later they come too late.
     """
 
     takes: tuple[str, ...] = ()
+    trainer: "TrainerProtocol"  # set by the trainer, at the latest
 
-    def __init__(self, trainer: Any = None):
-        self.trainer = trainer
+    def __init__(self, trainer: "TrainerProtocol | None" = None):
+        if trainer is not None:
+            self.trainer = trainer
 
     def on_trainer_built(self) -> None:
         """The trainer is built: its model, its rewards and their names are known."""
 
-    def around_train(self) -> AbstractContextManager[Any]:
+    def around_train(self) -> AbstractContextManager[None]:
         """Entered around `train()`; the features that are listed first are the outer ones."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps of the feature, JSON-ready; `None`: nothing. Asked on the main process."""
+        """State that a checkpoint keeps, JSON-ready; `None`: nothing. Asked on the main process."""
         return None
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:

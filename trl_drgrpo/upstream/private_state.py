@@ -2,32 +2,48 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.generation import end_tokens, own_settings, without_own_settings
+from trl_drgrpo.rewards.contract import RewardFunction
+from trl_drgrpo.upstream.batches import DatasetRow, Rollouts
 from trl_drgrpo.upstream.description import DescriptionGuard
 from trl_drgrpo.upstream.hooks import Completions, Feature
+from trl_drgrpo.upstream.logged_metrics import LoggedMetrics
 
 if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.argument_types import Data, EvalData, Processor
     from trl_drgrpo.upstream.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+
+def _joined(of_ranks: Sequence[dict[str, list[T]]]) -> Iterator[tuple[str, list[T]]]:
+    """The lists of all ranks under each of their names, in the order of names and ranks."""
+    for name in sorted(set().union(*of_ranks)):
+        joined: list[T] = []
+        for lists in of_ranks:
+            joined += lists.get(name, [])
+        yield name, joined
+
 
 @contextmanager
-def swapped(owner: Any, **values: Any):
+def swapped(owner: object, **values: Any) -> Iterator[None]:
     """Attributes of `owner` replaced inside the block, restored after it; what came from its class does so again."""
     before = {name: vars(owner)[name] for name in values if name in vars(owner)}
     for name, value in values.items():
@@ -42,12 +58,6 @@ def swapped(owner: Any, **values: Any):
                 delattr(owner, name)
 
 
-def _known_mean(values: Sequence[float]) -> float | None:
-    """The mean as TRL takes it over a logging interval: without NaN; `None` where nothing else is there."""
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else None
-
-
 # Where every process takes part in every forward and backward, none may leave one out.
 _LOCKSTEP = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
 
@@ -59,52 +69,81 @@ _COPIED_AS = {"epsilon": "epsilon_low"}
 class PrivateState(GRPOTrainer):
     """`GRPOTrainer` with public names for what the rest of this package reads and writes."""
 
-    args: Any  # declared optional or wider by transformers, set by the time a method runs
-    model: Any
+    args: "DrGRPOConfig"
+    model: PreTrainedModel  # or PEFT's wrapper of one
+    model_wrapped: torch.nn.Module
+    ref_model: PreTrainedModel | None
+    optimizer: torch.optim.Optimizer | None
+    processing_class: "Processor"
+    reward_funcs: list[RewardFunction | PreTrainedModel]
+    train_dataset: "Data"
+    eval_dataset: "EvalData | None"
+    max_completion_length: float | None  # while a loss is computed, see `Hooks.loss_constants`
+    _buffered_inputs: list[Rollouts] | None
     train_sampler: Any = None  # the newest that TRL made
     takes: Sequence[str] = ()  # arguments read once, of features that are not there, too
     stop_strings: "StopStrings | None" = None  # texts that end a completion
-    new_environments: Callable[[], list[Any]] = list  # makes the list for a batch's environments
+    _make_environments: Callable[[], list[Any]] | None = None  # makes the list for a batch's environments
     _environments: list[Any] | None = None
     built_with: dict[str, Any]  # the arguments as they were when the trainer was built
     passed_args: Any = None  # the `GRPOConfig` that was converted
     passed_with: dict[str, Any] = {}  # noqa: RUF012  # its fields then; replaced, never changed
     features: Sequence[Feature]
-    _tr_loss: Any  # of the steps since the last log, set when training begins
-    _unlogged_mark: tuple[torch.Tensor, dict[str, int]] | None = None
-    _logged_before_step: dict[str, tuple[list[float], int]] = {}  # noqa: RUF012  # replaced, never changed
+    _describing: DescriptionGuard | None = None  # asked for before the constructor has run
+    _logged_metrics: LoggedMetrics | None = None
+    _tr_loss: torch.Tensor  # of the steps since the last log, set when training begins
 
-    @cached_property
+    @property
     def describing(self) -> DescriptionGuard:
         """Guards what describes the run, see `description.py`."""
-        return DescriptionGuard()
+        if self._describing is None:
+            self._describing = DescriptionGuard()
+        return self._describing
+
+    @property
+    def logged_metrics(self) -> LoggedMetrics:
+        """The numbers since the last log."""
+        if self._logged_metrics is None:
+            self._logged_metrics = LoggedMetrics(self)
+        return self._logged_metrics
+
+    @property
+    def unwrapped_model(self) -> PreTrainedModel:
+        """The policy, or PEFT's wrapper around it, without those of processes."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def citation(self) -> str:
+        """BibTeX of the paper that the trainer's class names."""
+        return self._paper["citation"]
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether every process takes part in each forward and backward, and may hold a part of each gradient only."""
+        """Tell whether every process takes part in each forward and backward, and may hold a part of each gradient
+        only."""
         return self.accelerator.distributed_type in _LOCKSTEP
 
     @property
     def counts_forwards(self) -> bool:
-        """Whether no micro-batch of an optimizer step may do without forward and backward, also where no process runs
-        any: the engine counts them."""
+        """Tell whether every micro-batch of an optimizer step needs a forward and a backward, also where no process
+        runs any: the engine counts them."""
         return self.in_lockstep and self.accelerator.distributed_type != DistributedType.FSDP
 
     @property
     def group_size(self) -> int:
         """G of the generation batch at hand: evaluation may have its own."""
-        group_size: Any = self.num_generations if self.model.training else self.num_generations_eval
-        return group_size
+        args = self.args
+        return args.num_generations if self.model.training else args.num_generations_eval or args.num_generations
 
     @property
-    def training_examples(self) -> Any:
+    def training_examples(self) -> "Data":
         """The training set as the dataloader reads it: without the columns that transformers leaves out."""
         dataset = self.train_dataset
         if isinstance(dataset, Dataset) and self.args.remove_unused_columns:
             return self._remove_unused_columns(dataset, description="training")
         return dataset
 
-    def checkpoint_folder(self, trial: Any = None) -> Path:
+    def checkpoint_folder(self, trial: dict[str, Any] | None = None) -> Path:
         """Folder of a checkpoint at the current optimizer step."""
         return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
@@ -117,8 +156,8 @@ class PrivateState(GRPOTrainer):
         """Micro-batches processed so far: TRL decides by it when to generate and which slice of a batch is due."""
         return self._step
 
-    @micro_step.setter
-    def micro_step(self, value: int) -> None:
+    def set_micro_step(self, value: int) -> None:
+        """Go on from a number of processed micro-batches."""
         self._step = value
 
     def check_assignments(self) -> None:
@@ -148,9 +187,10 @@ class PrivateState(GRPOTrainer):
                 raise InputError(name, f"{now!r}, assigned to the GRPOConfig", "trainer.args", remedy)
 
     @property
-    def text_tokenizer(self) -> Any:
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; where images come in, the processor's."""
-        return getattr(self.processing_class, "tokenizer", self.processing_class)
+        processor = self.processing_class
+        return processor if isinstance(processor, PreTrainedTokenizerBase) else getattr(processor, "tokenizer")  # noqa: B009
 
     @property
     def takes_images(self) -> bool:
@@ -160,7 +200,7 @@ class PrivateState(GRPOTrainer):
     @property
     def pad_token_id(self) -> int:
         """Token that TRL pads with."""
-        return self.text_tokenizer.pad_token_id
+        return cast(int, self.text_tokenizer.pad_token_id)  # TRL sees to it that there is one
 
     @property
     def generate_every(self) -> int:
@@ -168,16 +208,16 @@ class PrivateState(GRPOTrainer):
         return self.args.steps_per_generation * self.num_iterations
 
     @property
-    def pending_rollouts(self) -> list[dict[str, Any]] | None:
+    def pending_rollouts(self) -> list[Rollouts] | None:
         """Micro-batches of the current generation batch; `None` when the next step generates anyway."""
         return None if self._step % self.generate_every == 0 else self._buffered_inputs
 
-    @pending_rollouts.setter
-    def pending_rollouts(self, micro_batches: list[dict[str, Any]] | None) -> None:
+    def set_pending_rollouts(self, micro_batches: list[Rollouts] | None) -> None:
+        """Go on with these micro-batches of the current generation batch."""
         self._buffered_inputs = micro_batches
 
     @property
-    def buffered_rollouts(self) -> list[dict[str, Any]]:
+    def buffered_rollouts(self) -> list[Rollouts]:
         """Micro-batches of the current generation batch, also those that are done."""
         return self._buffered_inputs or []
 
@@ -188,33 +228,16 @@ class PrivateState(GRPOTrainer):
 
     @environments.setter
     def environments(self, environments: list[Any] | None) -> None:
-        if environments == []:  # as TRL begins a batch: it fills the list and resets what is in it
-            environments = self.new_environments()
+        if environments == [] and self._make_environments is not None:
+            # So TRL begins a batch: it fills the list and resets the environments in it.
+            environments = self._make_environments()
         self._environments = environments
 
-    def withhold_from_model(self, methods: Sequence[str]) -> None:
-        """Take methods of environments out of the tools that TRL has made of them: it spares `reset` and `get_reward`.
+    def begin_environments_with(self, make_list: Callable[[], list[Any]]) -> None:
+        """Use a list of another class for the environments of each batch, see `environments.py`."""
+        self._make_environments = make_list
 
-        Args:
-            methods (sequence of `str`): Names. Another tool of the same name stays.
-        """
-        if self.environment_factories is None or not self.tools:
-            return
-
-        def hidden(environment: Any) -> list[Any]:
-            return [getattr(environment, name) for name in methods if hasattr(type(environment), name)]
-
-        probes = [pool[0] for pool in self._environment_pool.values()]  # TRL describes their methods to the model
-        known = [method for environment in probes for method in hidden(environment)]
-        for tools in (self.tools, *self._env_tools.values()):
-            tools[:] = [tool for tool in tools if tool not in known]
-        for row, environment in enumerate(self.environments or ()):  # and calls those of each row's own
-            own = hidden(environment)
-            for callable_tools in (self._sync_tool_dicts[row], self._async_tool_dicts[row]):
-                for name in [name for name, tool in callable_tools.items() if tool in own]:
-                    del callable_tools[name]
-
-    def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def run_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine, from the event loop on which TRL runs asynchronous methods of environments."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
 
@@ -246,13 +269,12 @@ class PrivateState(GRPOTrainer):
         batch. Equal prompts are consecutive, `num_generations` of each."""
         return self._generate_single_turn(prompt_ids, None, {}, num_generations)[0]
 
-    def sample_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A generation batch, sampled and scored as in training, outside of it. `inputs`: what the training data
-        loader yields, each prompt as often as there are generations. Returns what TRL trains on, `prompt_ids`,
-        `completion_ids`, their masks and `advantages`."""
-        return self._generate_and_score_completions(inputs)
+    def sample_rollouts(self, inputs: list[DatasetRow]) -> Rollouts:
+        """A generation batch, sampled and scored as in training, outside of it. `inputs`: rows of the training data
+        loader, each as often as there are generations."""
+        return Rollouts(**self._generate_and_score_completions(inputs))
 
-    def gathered(self, values: list[Any]) -> list[Any]:
+    def gathered(self, values: list[T]) -> list[T]:
         """A list of Python objects of every rank, in the order of ranks."""
         return gather_object(values)
 
@@ -265,14 +287,15 @@ class PrivateState(GRPOTrainer):
     def sample_as_configured(self) -> None:
         """Take what `generation_kwargs` say of the end of a completion, and say what the model's own
         `generation_config` would have changed."""
-        given, tokenizer = self.args.generation_kwargs or {}, self.text_tokenizer
-        self.eos_token_ids = end_tokens(self.eos_token_ids, given.get("eos_token_id"), given.get("stop_token_ids"))
-        strings = given.get("stop" if self.use_vllm else "stop_strings") or []
-        strings = [strings] if isinstance(strings, str) else strings
+        options = self.args.generation_kwargs or {}
+        self.eos_token_ids = end_tokens(self.eos_token_ids, options.get("eos_token_id"), options.get("stop_token_ids"))
+        strings = options.get("stop" if self.use_vllm else "stop_strings") or []
+        if isinstance(strings, str):
+            strings = [strings]
         if strings:
             from trl_drgrpo.upstream.stop_strings import StopStrings
 
-            self.stop_strings = StopStrings(strings, tokenizer, self.eos_token_ids)
+            self.stop_strings = StopStrings(strings, self.text_tokenizer, self.eos_token_ids)
         longest_turn = self.args.max_turn_length
         if self.use_vllm:
             if longest_turn is not None:
@@ -284,16 +307,16 @@ class PrivateState(GRPOTrainer):
         self.generation_config.stop_strings = None
         self.generation_kwargs.pop("stop_strings", None)
         self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = self.eos_token_ids
-        own = {
-            name: value
+        unused = [
+            f"{name}={value}"
             for name, value in own_settings(self.model).items()
             if getattr(self.generation_config, name, None) is None
-        }
-        if own:
+        ]
+        if unused:
             logger.warning(
                 "The model's generation_config has %s, which is not used in training: completions are sampled from "
                 "the policy as it is. Set generation_kwargs to train with it all the same.",
-                ", ".join(f"{name}={value}" for name, value in own.items()),
+                ", ".join(unused),
             )
 
     @contextmanager
@@ -302,10 +325,11 @@ class PrivateState(GRPOTrainer):
         if self.use_vllm:
             yield
             return
-        model: Any = self.accelerator.unwrap_model(self.model_wrapped)
-        stopping: dict[str, Any] = {}
+        model: PreTrainedModel = self.accelerator.unwrap_model(self.model_wrapped)
+        stopping = {}
         if self.stop_strings is not None:
-            stopping["generate"] = partial(model.generate, stopping_criteria=self.stop_strings.criteria)
+            generate = cast(Callable[..., torch.Tensor], model.generate)
+            stopping["generate"] = partial(generate, stopping_criteria=self.stop_strings.criteria)
         with without_own_settings(model), swapped(model, **stopping):
             yield
 
@@ -314,7 +338,7 @@ class PrivateState(GRPOTrainer):
         if self.stop_strings is None:
             return completions
         ids, log_probs = completions
-        ids = [self.stop_strings.cut(*row) for row in zip(prompt_ids, ids, strict=True)]
+        ids = [self.stop_strings.cut(prompt, row) for prompt, row in zip(prompt_ids, ids, strict=True)]
         if log_probs is not None:
             log_probs = [values[: len(row)] for values, row in zip(log_probs, ids, strict=True)]
         return ids, log_probs
@@ -322,25 +346,18 @@ class PrivateState(GRPOTrainer):
     def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
         """Log what was seen in the newest generation batch: the mean over ranks of `metrics`, and `columns` of the
         table of logged completions. Called by every rank, each with its own rows."""
-        everyone = self.gathered([(metrics, columns)])
-        mode = "train" if self.model.training else "eval"
+        of_ranks = self.gathered([(metrics, columns)])
+        logged = self._metrics["train" if self.model.training else "eval"]
         with self.describing("The metrics of a batch"):
-            for name in sorted({name for each, _ in everyone for name in each}):
-                values = [value for each, _ in everyone for value in each.get(name, [])]
-                self._metrics[mode][name].append(sum(values) / len(values))
+            for name, values in _joined([of_rank for of_rank, _ in of_ranks]):
+                logged[name].append(sum(values) / len(values))
         with self.describing("The table of completions"):
-            for column in sorted({column for _, each in everyone for column in each}):
-                self._logs["extra"][column].extend(value for _, each in everyone for value in each.get(column, []))
-
-    def take_metrics(self, chosen: Callable[[str], Any]) -> dict[str, float | None]:
-        """The metrics since the last log whose names are `chosen`, averaged as TRL does; they are not logged then."""
-        mode, prefix = ("train", "") if self.model.training else ("eval", "eval_")
-        taken = {name: self._metrics[mode].pop(name) for name in [*filter(chosen, self._metrics[mode])]}
-        return {prefix + name: _known_mean(values) for name, values in taken.items()}
+            for name, values in _joined([of_rank for _, of_rank in of_ranks]):
+                self._logs["extra"][name].extend(values)
 
     @property
     def loss_scale(self) -> float | None:
-        """The factor by which float16 losses are scaled, which falls whenever a gradient overflows; `None`: none."""
+        """The factor of float16 losses, which falls whenever a gradient overflows; `None` in other types."""
         return None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
 
     @property
@@ -352,43 +369,6 @@ class PrivateState(GRPOTrainer):
         """Take `logging_steps`, `eval_steps` and `save_steps` from the arguments, as a run that begins does: those of
         a checkpoint's state have replaced them."""
         self.state.compute_steps(self.args, self.state.max_steps)
-
-    def mark_unlogged(self) -> None:
-        """Note what has come together since the last log: `unlogged` tells it, also in the middle of the next step."""
-        counts = {name: len(values) for name, values in self._metrics["train"].items()}
-        self._unlogged_mark = self._tr_loss.clone(), counts
-
-    def unlogged(self) -> dict[str, Any] | None:
-        """The losses and metrics of finished steps that are not logged yet, JSON-ready; `None`: all are. Called by
-        every rank."""
-        if self._unlogged_mark is None or self._globalstep_last_logged >= self.state.global_step:
-            return None
-        loss, counts = self._unlogged_mark
-        losses = self.gathered([loss.item()])
-        metrics = {name: self._metrics["train"][name][:count] for name, count in counts.items()}
-        return {"loss": sum(losses) / len(losses), "since": self._globalstep_last_logged, "metrics": metrics}
-
-    def restore_unlogged(self, state: dict[str, Any]) -> None:
-        """Go on with the log of an interrupted run; called when training begins, once transformers has reset it."""
-        self._tr_loss += state["loss"]
-        self._globalstep_last_logged = state["since"]
-        for name, values in state["metrics"].items():
-            self._metrics["train"][name][:] = values
-
-    def mark_step(self) -> None:
-        """An optimizer step begins: `step_metrics` counts from here."""
-        self._logged_before_step = {name: (values, len(values)) for name, values in self._metrics["train"].items()}
-
-    def step_metrics(self) -> dict[str, float]:
-        """The metrics of the optimizer step that ends, averaged as TRL averages them over a logging interval."""
-        result = {}
-        for name, values in self._metrics["train"].items():
-            before, count = self._logged_before_step.get(name, (None, 0))
-            # TRL appends to most lists and replaces some, such as that of num_tokens.
-            mean = _known_mean(values[count:] if values is before else values)
-            if mean is not None:
-                result[name] = mean
-        return result
 
     def replace_logged_advantages(self, advantages: list[float]) -> None:
         """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""

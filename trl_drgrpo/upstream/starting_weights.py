@@ -16,15 +16,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
 from trl_drgrpo.upstream.private_state import swapped
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.argument_types import Policy
+    from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 # Values of `init_lora_weights` that subtract the new adapter from the base's weights.
 _CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
@@ -50,7 +56,7 @@ class Start:
 
 
 @contextmanager
-def starting_weights(trainer: Any, model: Any, args: Any) -> Iterator[Start]:
+def starting_weights(trainer: "HostTrainer", model: "Policy", args: "DrGRPOConfig | None") -> Iterator[Start]:
     """
     Give TRL's constructor, which runs inside the block, its models.
 
@@ -64,7 +70,8 @@ def starting_weights(trainer: Any, model: Any, args: Any) -> Iterator[Start]:
     """
     start = Start()
     trl_module: Any = sys.modules[GRPOTrainer.__module__]
-    wrap, load = trl_module.get_peft_model, trl_module.create_model_from_path
+    wrap = trl_module.get_peft_model
+    load = trl_module.create_model_from_path
     is_object = isinstance(model, torch.nn.Module)
     with ExitStack() as construction:
 
@@ -73,13 +80,13 @@ def starting_weights(trainer: Any, model: Any, args: Any) -> Iterator[Start]:
             if isinstance(policy, PeftModel) and args is not None:
                 construction.enter_context(swapped(args, beta=0.0))
 
-        def get_peft_model(*arguments: Any, **options: Any) -> Any:
+        def get_peft_model(*arguments: Any, **options: Any) -> PeftModel:
             policy = wrap(*arguments, **options)
             start.has_new_adapter = True
             start.note(policy)
             return policy
 
-        def create_model_from_path(name: str, **options: Any) -> Any:
+        def create_model_from_path(name: str, **options: Any) -> torch.nn.Module:
             if is_object:  # nothing is left to load but the reference
                 return _frozen_copy(trainer.model)
             is_policy = not start.values
@@ -90,7 +97,7 @@ def starting_weights(trainer: Any, model: Any, args: Any) -> Iterator[Start]:
 
         class RewardModels(trl_module.AutoModelForSequenceClassification):
             @classmethod
-            def from_pretrained(cls, name: str, **options: Any) -> Any:
+            def from_pretrained(cls, name: str, **options: Any) -> PreTrainedModel:
                 return trainer.load_reward_model(super().from_pretrained, name, options)
 
         if is_object:
@@ -108,7 +115,7 @@ def _frozen_copy(model: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
-def add_reference_adapter(model: Any, is_new: bool) -> None:
+def add_reference_adapter(model: torch.nn.Module, is_new: bool) -> None:
     """
     Put a frozen copy of a model's active adapter beside it, under the name that TRL scores the reference with.
 

@@ -7,9 +7,8 @@ their last token is no end token. So rows are cut here, and their last token is 
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
-from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 
@@ -51,7 +50,7 @@ class StopStrings:
         ends (`Sequence[int]`): End tokens.
     """
 
-    def __init__(self, strings: Sequence[str], tokenizer: Any, ends: Sequence[int]):
+    def __init__(self, strings: Sequence[str], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]):
         self.strings, self.ends, self.tokenizer = strings, ends, tokenizer
         self._aligner = Aligner(tokenizer)
 

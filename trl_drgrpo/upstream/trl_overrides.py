@@ -9,10 +9,10 @@ Importing this module imports TRL's trainer (6-10 s). A TRL outside the supporte
 """
 
 import copy
-import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,30 +20,41 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from trl_drgrpo.common.disk import working_directory_kept
-from trl_drgrpo.common.errors import InputError, UpstreamError
+from trl_drgrpo.common.errors import UpstreamError
 from trl_drgrpo.common.secrets import without_secrets
-from trl_drgrpo.upstream.batches import ScoredBatch, ScoredTokens, TokenBatch, joined_rows, token_batch, whole_row
+from trl_drgrpo.upstream.batches import (
+    DatasetRow,
+    Rollouts,
+    ScoredBatch,
+    ScoredTokens,
+    TokenBatch,
+    joined_rows,
+    token_batch,
+    whole_row,
+)
 from trl_drgrpo.upstream.checkpoint_weights import load_default_adapter, load_translated, without_tied
 from trl_drgrpo.upstream.description import CARD
-from trl_drgrpo.upstream.hooks import Completions, Hooks, LossTerm, owned
+from trl_drgrpo.upstream.hooks import CardArguments, Completions, Hooks, Metrics, owned
 from trl_drgrpo.upstream.private_state import PrivateState, swapped
 from trl_drgrpo.upstream.seams import patched_by
 from trl_drgrpo.upstream.starting_weights import add_reference_adapter, starting_weights
 from trl_drgrpo.upstream.versions import brief_bars
 
 if TYPE_CHECKING:
+    from trl_drgrpo.upstream.argument_types import ScoringModel
     from trl_drgrpo.upstream.environments import ToolLoop
+    from trl_drgrpo.upstream.vllm_adapters import VLLMSync
 
 _TABLE = "The table of completions"  # a place, as the guard names it
 
 
-def _vllm_sync(*args: Any, trainer: Any, **kwargs: Any) -> Any:
-    """What TRL builds where the run has vLLM."""
+def _vllm_sync(*args: Any, trainer: "HostTrainer", **kwargs: Any) -> "VLLMSync":
+    """Stand for TRL's client of vLLM, which is built where the run has vLLM."""
     from trl_drgrpo.upstream.vllm_adapters import VLLMSync
 
     return VLLMSync(*args, trainer=trainer, **kwargs)
@@ -55,12 +66,12 @@ class HostTrainer(Hooks, PrivateState):
     Each override calls `super()` once and edits what comes back; none copies a parent's body.
     """
 
-    _put_off: dict[str, Any] | None = None  # while a checkpoint is being written: save_total_limit, and uploads
+    _put_off: dict[str, int | None] | None = None  # while a checkpoint is being written: save_total_limit, and uploads
     _loads_from: str | None = None  # the checkpoint whose weights are being loaded
-    _uploads_reported: Sequence[Any] = ()  # futures whose end was looked at
+    _uploads_reported: Sequence[Future[Any]] = ()  # those whose end was looked at
     _tool_loop: "ToolLoop | None" = None  # while tools are called
-    rollout_inputs: Sequence[dict[str, Any]] = ()  # the rows that completions are made of
     _scored: list[ScoredTokens] | None = None  # what was scored for a loss that has additional terms
+    vllm_lora: str  # set where the run has vLLM
     _begins_rows = False  # whether the next generation is of a batch's first completions
     scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
 
@@ -82,7 +93,7 @@ class HostTrainer(Hooks, PrivateState):
             add_reference_adapter(self.model, is_new=start.has_new_adapter)
 
     @owned
-    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+    def score_tokens(self, model: PreTrainedModel, tokens: TokenBatch) -> ScoredTokens:
         """Log-probabilities and entropies of completion tokens."""
         return self.score_as_trl(model, tokens)
 
@@ -92,24 +103,26 @@ class HostTrainer(Hooks, PrivateState):
         with self.scoring():
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
-    def _generate_and_score_completions(self, inputs):
+    def _generate_and_score_completions(self, inputs) -> dict[str, Any]:
         with self.making_batch(), working_directory_kept("A reward function, a tool or an environment"):
-            return self.collecting(inputs, self._scored_rollouts)
+            return {**self.collecting(inputs, self._scored_rollouts)}
 
-    def _scored_rollouts(self, inputs):
+    def _scored_rollouts(self, inputs: list[DatasetRow]) -> Rollouts:
         """Completions, rewards and advantages of rows."""
         self.on_rows(inputs)
-        calculate: Any = self._calculate_rewards  # a subclass's, where it has one: what it returns is what TRL gets
+        calculate = self._calculate_rewards  # a subclass's, where it has one: what it returns is what TRL gets
+        scored: list[ScoredBatch] = []
 
         def calculate_and_show(inputs, prompts, completions, completion_ids_list):
             rewards_per_func = calculate(inputs, prompts, completions, completion_ids_list)
             batch = ScoredBatch(rewards_per_func, inputs, prompts, completions, completion_ids_list, self.environments)
             self.on_rewards(batch)
+            scored.append(batch)
             return rewards_per_func
 
-        with swapped(self, scores_rollouts=True, rollout_inputs=inputs, _calculate_rewards=calculate_and_show):
-            rollouts = super()._generate_and_score_completions(inputs)
-        return self.on_rollouts(rollouts)
+        with swapped(self, scores_rollouts=True, _calculate_rewards=calculate_and_show):
+            rollouts = Rollouts(**super()._generate_and_score_completions(inputs))
+        return self.on_rollouts(scored[-1], rollouts)
 
     def _generate(self, prompts):
         with self.rolling_out():
@@ -120,24 +133,34 @@ class HostTrainer(Hooks, PrivateState):
 
     def _withhold_turn_methods(self) -> None:
         if self.environment_factories is not None:
-            from trl_drgrpo.process_rewards.turns import TURN_METHODS
+            from trl_drgrpo.upstream.environments import withhold_turn_methods
 
-            self.withhold_from_model(TURN_METHODS)
+            withhold_turn_methods(self)
 
-    def prompt_lengths(self, rows: Sequence[dict[str, Any]]) -> list[int]:
+    def _environment_of(self, row: DatasetRow) -> str | None:
+        """Name of the environment that a row asks for, where the run has several."""
+        is_one_of_several = self.environment_factories is not None and self._multi_environment
+        return row.get("environment") if is_one_of_several else None
+
+    def prompt_lengths(self, rows: Sequence[DatasetRow]) -> list[int]:
         """Tokens of the prompts of a dataset's rows as the model gets them: through the chat template, with tools."""
         self._withhold_turn_methods()
-        several = self.environment_factories is not None and self._multi_environment
-        names = [row.get("environment") if several else None for row in rows]
-        with swapped(self, _batch_environments=names):
-            return [len(ids) for ids in self._tokenize_prompts([row["prompt"] for row in rows])[0]]
+        with swapped(self, _batch_environments=[self._environment_of(row) for row in rows]):
+            prompt_ids = self._tokenize_prompts([row["prompt"] for row in rows])[0]
+        return [len(ids) for ids in prompt_ids]
 
-    def tools_of(self, row: Mapping[str, Any]) -> list[Any]:
-        """The tools that the prompt of a dataset's row tells the model about."""
-        if self.environment_factories is None:
-            return list(self.tools or ())
-        self._withhold_turn_methods()
-        return list(self._env_tools[row.get("environment") if self._multi_environment else None])
+    def template_arguments(self, row: DatasetRow) -> dict[str, Any]:
+        """Arguments of the chat template beside the messages of a dataset's row."""
+        arguments: dict[str, Any] = {**(self.args.chat_template_kwargs or {})}
+        tools = self.tools
+        if self.environment_factories is not None:
+            self._withhold_turn_methods()
+            tools = self._env_tools[self._environment_of(row)]
+        if tools:
+            arguments["tools"] = list(tools)
+        if self.chat_template is not None:  # TRL's own, for some models with tools
+            arguments["chat_template"] = self.chat_template
+        return arguments
 
     def _tool_call_loop(self, prompts, prompt_ids, completion_ids, completions, *args, **kwargs):
         from trl_drgrpo.upstream.environments import ToolLoop
@@ -178,7 +201,7 @@ class HostTrainer(Hooks, PrivateState):
             self._scored.append(scored)
         return scored
 
-    def score_as_trl(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+    def score_as_trl(self, model: "ScoringModel", tokens: TokenBatch) -> ScoredTokens:
         """TRL's own way to compute log-probabilities and entropies of completion tokens."""
         return super()._get_per_token_logps_and_entropies(
             model,
@@ -192,17 +215,17 @@ class HostTrainer(Hooks, PrivateState):
 
     @property
     def own_losses(self) -> list[str]:
-        """Methods of TRL's loss that a subclass, an assignment or a patch of TRL has put another in the place of; one
-        that is marked `watches_only` is none."""
+        """Methods of TRL's loss that a subclass, an assignment or a patch of TRL has replaced; an assigned method that
+        is marked `watches_only` does not count."""
+        names = []
+        for name in ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies"):
+            is_assigned = name in vars(self) and not getattr(vars(self)[name], "watches_only", False)
+            is_overridden = getattr(type(self), name) is not getattr(HostTrainer, name)
+            if is_assigned or is_overridden or patched_by(name):
+                names.append(name)
+        return names
 
-        def is_own(name: str) -> bool:
-            if name in vars(self) and not getattr(vars(self)[name], "watches_only", False):
-                return True
-            return getattr(type(self), name) is not getattr(HostTrainer, name) or bool(patched_by(name))
-
-        return list(filter(is_own, ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies")))
-
-    def completion_log_probs(self, inputs: dict[str, Any]) -> torch.Tensor:
+    def completion_log_probs(self, inputs: Rollouts) -> torch.Tensor:
         """Log-probabilities of a micro-batch's completion tokens under the policy `(B, T)`, without gradient."""
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
@@ -212,71 +235,41 @@ class HostTrainer(Hooks, PrivateState):
         """Entropy of the policy at each completion token, in nats, without gradient: as many as there are tokens."""
         rows = [whole_row(*ids) for ids in zip(prompt_ids, completion_ids, strict=True)]
         inputs = joined_rows(rows, self.pad_token_id, self.accelerator.device)
-        tokens = token_batch(inputs, batch_size=self.args.per_device_train_batch_size, compute_entropy=True)
+        tokens = token_batch(inputs, self.args.per_device_train_batch_size, compute_entropy=True)
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
-            values: Any = self.score_as_trl(self.model, tokens)[1]
-        return [row[: len(ids)].tolist() for row, ids in zip(values, completion_ids, strict=True)]
+            entropies = self.score_as_trl(self.model, tokens)[1]
+        if entropies is None:
+            raise UpstreamError("TRL computed no entropies, which forks at uncertain steps rely on.")
+        return [row[: len(ids)].tolist() for row, ids in zip(entropies, completion_ids, strict=True)]
 
     def _compute_loss(self, model, inputs):
         loss = self.loss_without_forward(inputs)
         if loss is not None:
             return loss
         mode = "train" if self.model.training else "eval"
-        logged: Any = defaultdict(list)
-        others = {**self.loss_constants(inputs), "_metrics": {**self._metrics, mode: logged}}
-        inputs_of_trl, terms = dict(inputs), self.loss_terms
+        logged: Metrics = defaultdict(list)
+        terms = self.loss_terms
+        inputs_of_trl = dict(inputs)
         if any(term.replaces_policy_loss for term in terms):
             inputs_of_trl["advantages"] = torch.zeros_like(inputs["advantages"])
-        with self.computing_loss(inputs), swapped(self, _scored=[] if terms else None, **others):
+        replaced = {**self.loss_constants(inputs), "_metrics": {**self._metrics, mode: logged}}
+        if terms:
+            replaced["_scored"] = []
+        with self.computing_loss(inputs), swapped(self, **replaced):
             loss = super()._compute_loss(model, inputs_of_trl)
             if terms:
-                loss = loss + self._loss_of_terms(inputs, terms, logged)
+                from trl_drgrpo.upstream.loss_terms import loss_of_terms
+
+                [scored] = self._scored or []
+                loss = loss + loss_of_terms(self, inputs, terms, scored, logged)
         with self.describing("The metrics of the loss"):
             for name, values in self.loss_metrics(inputs, logged).items():
                 self._metrics[mode][name].extend(values)
         return loss
 
-    def _loss_of_terms(
-        self, inputs: dict[str, Any], terms: Sequence[LossTerm], logged: dict[str, list[float]]
-    ) -> torch.Tensor:
-        """Additional terms over the divisor of TRL's loss, which has just been computed. Each logs its mean per
-        token."""
-        from trl_drgrpo.objective.loss_terms import loss_tokens, summed_term
-
-        [(logps, entropies, _)] = self._scored or []
-        if entropies is None:
-            raise UpstreamError("TRL's loss computes no entropies, which loss terms rely on. Remove the loss terms.")
-        tokens = loss_tokens(
-            logps,
-            entropies,
-            inputs["advantages"],
-            inputs["completion_mask"] * inputs.get("tool_mask", 1),
-            inputs.get("old_per_token_logps"),
-            inputs.get("ref_per_token_logps"),
-        )
-        # As TRL divides for `dr_grpo`: its `max_completion_length` is L here, see `loss_constants`.
-        constant: Any = self.max_completion_length
-        divisor = len(tokens.mask) * constant
-        if self.model.training:
-            divisor = divisor * self.current_gradient_accumulation_steps
-        loss = torch.zeros((), device=logps.device)
-        for term in terms:
-            # vLLM's correction weighs the policy's loss in TRL, and so what stands in its place.
-            weights = inputs.get("importance_sampling_ratio") if term.replaces_policy_loss else None
-            total = summed_term(term.name, term.per_token_loss(tokens), tokens, weights)
-            sums = torch.stack([total.detach(), tokens.mask.sum().to(total.dtype)])
-            everyone: Any = self.accelerator.gather(sums)
-            of_all_ranks, count = everyone.view(-1, 2).sum(dim=0).tolist()
-            if not math.isfinite(of_all_ranks):
-                remedy = "Look for a division by zero, a logarithm of 0 or an overflow in it."
-                raise InputError(term.name, f"a loss of {of_all_ranks}", "finite numbers", remedy)
-            logged[f"loss_term/{term.name}"].append(of_all_ranks / max(count, 1.0))
-            loss = loss + total / divisor
-        return loss
-
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but a finished run that is resumed is finished: there it trains one more step."""
+        """End a finished run that is resumed: transformers would train one more step."""
         if self.state.global_step >= self.state.max_steps:
             return [], None
         return super().get_batch_samples(*args, **kwargs)
@@ -323,12 +316,13 @@ class HostTrainer(Hooks, PrivateState):
         self._report_failed_uploads()
 
     def _report_failed_uploads(self) -> None:
-        """transformers waits for uploads, but never looks at how they ended."""
+        """Tell of uploads that failed: transformers waits for them, but never looks at how they ended."""
         uploads = getattr(self, "push_in_progress", None)
-        done = [job for job in uploads.jobs if job.done()] if uploads else []
-        new = [job for job in done if job not in self._uploads_reported]
-        self._uploads_reported = done
-        if errors := [error for job in new if (error := job.exception()) is not None]:
+        ended = [job for job in uploads.jobs if job.done()] if uploads else []
+        outcomes = [job.exception() for job in ended if job not in self._uploads_reported]
+        self._uploads_reported = ended
+        errors = [error for error in outcomes if error is not None]
+        if errors:
             self.on_failed_uploads(errors)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
@@ -355,7 +349,7 @@ class HostTrainer(Hooks, PrivateState):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         with self.describing("The numbers of a step"):
             self.add_to_log(logs)
-        tables: AbstractContextManager[Any] = nullcontext()
+        tables: AbstractContextManager[None] = nullcontext()
         if self.log_completions and self.accelerator.is_main_process:
             from trl_drgrpo.upstream.completion_tables import make_plain, mixed_tables
 
@@ -379,28 +373,28 @@ class HostTrainer(Hooks, PrivateState):
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """As [`trl.GRPOTrainer.create_model_card`], with a text that states the objective, data, rewards and results.
-        What is left out is what an earlier call gave."""
-        given = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
-        with self.describing(CARD), self.writing_card(given) as arguments:
-            super().create_model_card(**arguments)
+        """Write a card that states the objective, data, rewards and results, as
+        [`trl.GRPOTrainer.create_model_card`]. An argument that is left out is that of an earlier call."""
+        arguments: CardArguments = {"model_name": model_name, "dataset_name": dataset_name, "tags": tags}
+        with self.describing(CARD), self.writing_card(arguments) as completed:
+            super().create_model_card(**completed)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, with the run's card beside an adapter, in the place of PEFT's. A `DiskFullError` says
-        what is saved."""
+        """Save as transformers does, with the run's card beside an adapter, in the place of PEFT's. A `DiskFullError`
+        says what is saved."""
         folder = Path(output_dir or self.args.output_dir)
         with self.writing(folder):
             super().save_model(output_dir, _internal_call)
             self.on_model_saved(folder)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; a Hub that cannot be reached, or refuses, is one clear error before anything was
+        """Open the repository; a Hub that cannot be reached, or refuses, is one clear error before anything was
         trained."""
         with self.opening_repository():
             super().init_hf_repo(*args, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; whatever goes wrong, the model is saved locally. A `PushError` says where, and how to
-        push it later."""
+        """Push as transformers does; whatever goes wrong, the model is saved locally. A `PushError` says where, and
+        how to push it later."""
         with self.pushing():
             return super().push_to_hub(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What the policy sends to vLLM after each change of its weights: a LoRA adapter, merged copies, or all weights.
+"""Sends the policy to vLLM after each change of its weights: a LoRA adapter, merged copies, or all weights.
 
 An adapter goes through a folder, in memory where the system has such a place, from which a colocated engine and a
 server on this machine load it. Merged copies go TRL's way, one layer at a time (`weight_sync.py`), as do all weights
@@ -20,7 +20,7 @@ import uuid
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list, gather_object
 from filelock import FileLock, Timeout
@@ -35,6 +35,11 @@ from trl_drgrpo.common.generation import VLLM_RANKS
 from trl_drgrpo.search.sampling import AdapterRefused, load_adapter, serve_command, unload_adapter
 from trl_drgrpo.upstream.private_state import swapped
 from trl_drgrpo.upstream.weight_sync import merged_while_read, why_merged
+
+if TYPE_CHECKING:
+    from trl.generation.vllm_client import VLLMClient
+
+    from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +98,9 @@ class VLLMSync(of_trl.VLLMGeneration):
         `InputError`: Adapters cannot travel, and nothing else may; how to start the server.
     """
 
-    model: Any
+    model: PeftModel
 
-    def __init__(self, *args: Any, trainer: Any, **kwargs: Any):
+    def __init__(self, *args: Any, trainer: "HostTrainer", **kwargs: Any):
         self.trainer, trainer.vllm_lora = trainer, trainer.args.vllm_lora  # whose later assignment is refused
         self.folder: AdapterFolder | None = None  # of the process that writes for its machine
         self.path: Any = None  # of that folder, on every process; `None`: weights travel
@@ -186,7 +191,7 @@ class VLLMSync(of_trl.VLLMGeneration):
             yield name, param
 
     def sync_weights(self) -> None:
-        """As in TRL, with an adapter or merged copies; the trainer logs seconds and bytes."""
+        """Send weights as TRL does, or an adapter, or merged copies; the trainer logs seconds and bytes."""
         began = time.perf_counter()
         merging = self.path is None and not self.trainer.in_lockstep
         with merged_while_read(self.model) if merging else nullcontext():
@@ -208,7 +213,7 @@ class VLLMSync(of_trl.VLLMGeneration):
             raise UpstreamError("vLLM did not take the adapter. Train with vllm_lora='merged'.")
         self.accelerator.wait_for_everyone()  # before anybody may write the next one
 
-    def load_into_server(self, client: Any) -> None:
+    def load_into_server(self, client: "VLLMClient") -> None:
         """The next version, in the place of the one before."""
         name, version = self._write()
         load_adapter(client.base_url, name, version)
@@ -216,9 +221,9 @@ class VLLMSync(of_trl.VLLMGeneration):
             self.unload()
         client.model, self.unload = name, weakref.finalize(self, unload_adapter, client.base_url, name)
 
-    def begin_with_server(self, client: Any) -> bool:
-        """Whether adapters travel to a server, tried with the first. If not, the log says why, or an `InputError` how
-        to start the server, where weights cannot travel either."""
+    def begin_with_server(self, client: "VLLMClient") -> bool:
+        """Tell whether adapters travel to a server, tried with the first. If not, the log says why, or an `InputError`
+        how to start the server, where weights cannot travel either."""
         info: dict[str, Any] = {}
         try:
             info = client.get_server_info()
@@ -239,11 +244,11 @@ class VLLMSync(of_trl.VLLMGeneration):
         self._merge_instead(problem)
         return False
 
-    def _problem(self, client: Any, info: dict[str, Any]) -> str | None:
-        """What the server lacks, as far as it says so itself."""
+    def _problem(self, client: "VLLMClient", info: dict[str, Any]) -> str | None:
+        """Problem that the server states itself, if any."""
         served, lora = info.get("model_config", {}).get("model"), info.get("lora_config")
         ours = self.model.name_or_path
-        if ours and Path(ours).name not in {Path(each).name for each in (served, client.model) if each}:
+        if ours and Path(ours).name not in {Path(name).name for name in (served, client.model) if name}:
             return f"it serves {served or client.model}, the adapter is one of {ours}"
         if lora is None:
             return "it runs without --enable-lora"

@@ -3,19 +3,27 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from peft import LoraConfig, PeftModel
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
+from transformers.utils.quantization_config import QuantizationConfigMixin
 from trl.import_utils import is_vllm_available
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.generation import VLLM_RANKS
 
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.argument_types import Policy
+
+Quantization = QuantizationConfigMixin | dict[str, Any]  # as the trainer is given it, or as config.json holds it
+
 
 @contextmanager
-def merged_while_read(model: Any) -> Iterator[None]:
+def merged_while_read(model: torch.nn.Module) -> Iterator[None]:
     """
     Inside the block, between `model.merge_adapter()` and `model.unmerge_adapter()`, `model.named_parameters()` gives
     merged copies of the weights that carry an adapter, one layer at a time, and the model itself stays unmerged.
@@ -42,13 +50,13 @@ def merged_while_read(model: Any) -> Iterator[None]:
 class _MergedReader:
     """Stands in for three methods of a PEFT model, see [`merged_while_read`]."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: PeftModel):
         self.merged = False  # whether the adapters were ever asked for
         self.read = 0  # merged tensors that were handed out
         self._merging = False
         self._named_parameters = model.named_parameters
         # By the parameters that they adapt; tied weights have several. None where all modules are saved in full.
-        self.layers: dict[int, list[Any]] = {}
+        self.layers: dict[int, list[BaseTunerLayer]] = {}
         for layer in _tuner_layers(model):
             for param in layer.get_base_layer().parameters():
                 self.layers.setdefault(id(param), []).append(layer)
@@ -60,7 +68,7 @@ class _MergedReader:
     def unmerge_adapter(self) -> None:
         self._merging, self._newest = False, {}
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         for name, param in self._named_parameters(*args, **kwargs):
             if self._merging and id(param) in self.layers:
                 self.read += 1
@@ -68,12 +76,16 @@ class _MergedReader:
             else:
                 yield name, param
 
-    def _merged_copy(self, param: Any) -> Tensor:
+    def _merged_copy(self, param: Tensor) -> Tensor:
         if id(param) not in self._newest:
             layers = self.layers[id(param)]
             params = {id(p): p for layer in layers for p in layer.get_base_layer().parameters()}
             own = {key: p.data for key, p in params.items()}
-            merged_before = [(layer, list(layer.merged_adapters)) for root in layers for layer in _tuner_layers(root)]
+            merged_before = [
+                (layer, list(layer.merged_adapters))
+                for root in layers
+                for layer in _tuner_layers(cast(torch.nn.Module, root))
+            ]
             try:
                 for p in params.values():
                     p.data = p.data.clone()  # PEFT adds the adapter to whatever lies here
@@ -88,8 +100,8 @@ class _MergedReader:
         return self._newest[id(param)]
 
 
-def _tuner_layers(module: Any) -> list[Any]:
-    return [each for each in module.modules() if isinstance(each, BaseTunerLayer)]
+def _tuner_layers(module: torch.nn.Module) -> list[BaseTunerLayer]:
+    return [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
 
 
 # Fields of a LoRA configuration that vLLM reads, or that no longer matter when the adapter is there. Where any other
@@ -102,9 +114,9 @@ _KNOWN = {
 _LEAVE_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")  # `init_lora_weights`: others change its weights
 
 
-def why_merged(adapter: Any) -> str | None:
-    """Why vLLM cannot take an adapter, by its configuration; `None`: it can."""
-    if type(adapter) is not LoraConfig:
+def why_merged(adapter: PeftConfig | None) -> str | None:
+    """The reason why vLLM cannot take an adapter, by its configuration; `None`: it can."""
+    if not isinstance(adapter, LoraConfig) or type(adapter) is not LoraConfig:
         return f"{getattr(getattr(adapter, 'peft_type', None), 'value', type(adapter).__name__)} is not LoRA"
     if adapter.init_lora_weights not in _LEAVE_THE_BASE:
         return f"init_lora_weights={adapter.init_lora_weights!r} changes the base's weights"
@@ -117,7 +129,12 @@ def why_merged(adapter: Any) -> str | None:
     return None
 
 
-def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, peft_config: Any = None) -> None:
+def refuse_unsendable(
+    args: "DrGRPOConfig",
+    model: "Policy",
+    quantization_config: Quantization | None = None,
+    peft_config: PeftConfig | None = None,
+) -> None:
     """
     Refuse vLLM for what it could not be sent, before a model loads: an adapter of virtual tokens, a quantized base but
     for one in 4 bits, beside which a LoRA adapter travels alone.
@@ -134,7 +151,7 @@ def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, pe
     if not args.use_vllm:
         return
     adapter = model.active_peft_config if isinstance(model, PeftModel) else peft_config
-    if getattr(adapter, "is_prompt_learning", False):
+    if adapter is not None and adapter.is_prompt_learning:
         remedy = "vLLM gets no virtual tokens: it would generate without the adapter. Remove use_vllm, or train LoRA."
         kind = getattr(adapter.peft_type, "value", adapter.peft_type)
         raise InputError("use_vllm", f"True with an adapter of type {kind}", "one that changes weights", remedy)
@@ -158,18 +175,20 @@ def refuse_unsendable(args: Any, model: Any, quantization_config: Any = None, pe
         raise InputError("use_vllm", "True with a base in 4 bits", "the package vllm-bnb-plugin", remedy)
 
 
-def _quantization(args: Any, model: Any, asked: Any) -> str | None:
+def _quantization(args: "DrGRPOConfig", model: "Policy", asked: Quantization | None) -> str | None:
     """How the base is quantized, or will be, in words; `None`: it is not, or its weights are dequantized."""
     if not isinstance(model, str):
         named = [f"loaded in {bits} bits" for bits in (4, 8) if getattr(model, f"is_loaded_in_{bits}bit", False)]
         named += ["loaded quantized"] if getattr(model, "is_quantized", False) else []
         return named[0] if named else None
-    loading, stored_as = args.model_init_kwargs or {}, ""
+    loading = args.model_init_kwargs or {}
+    stored_as = ""
     asked = asked or loading.get("quantization_config")
     if asked is None and any(loading.get(f"load_in_{bits}bit") for bits in (4, 8)):
         asked = loading
     if asked is None:
-        asked, stored_as = _stored_quantization(args, model, loading), f"{model} is stored so, "
+        asked = _stored_quantization(args, model, loading)
+        stored_as = f"{model} is stored so, "
     if asked is None or _read(asked, "dequantize"):
         return None
     method = _read(asked, "quant_method")
@@ -177,7 +196,7 @@ def _quantization(args: Any, model: Any, asked: Any) -> str | None:
     return stored_as + str([*named, getattr(method, "value", method) or type(asked).__name__][0])
 
 
-def _stored_quantization(args: Any, name: str, loading: dict[str, Any]) -> Any:
+def _stored_quantization(args: "DrGRPOConfig", name: str, loading: dict[str, Any]) -> Quantization | None:
     """`quantization_config` of a model's config.json; `None` also where there is no such file: loading will say so."""
     from transformers import AutoConfig
 
@@ -189,5 +208,5 @@ def _stored_quantization(args: Any, name: str, loading: dict[str, Any]) -> Any:
     return getattr(config, "quantization_config", None)
 
 
-def _read(config: Any, name: str) -> Any:
+def _read(config: Quantization, name: str) -> Any:
     return config.get(name) if isinstance(config, dict) else getattr(config, name, None)

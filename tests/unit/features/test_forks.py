@@ -56,7 +56,6 @@ def feature(ranks=1, rank=0, others=(), scores=None, entropies=None, **fields):
         model=SimpleNamespace(training=True),
         scoring=nullcontext,
         state=None,
-        rollout_inputs=[],
         step_scorer=scores,
         completion_entropies=entropies,
         log_batch=lambda values, columns: metrics.update(values),
@@ -207,7 +206,7 @@ def test_doubt_cuts_behind_the_first_step_that_scores_low(conversational):
 
     forks, _ = feature(fork_at="doubt", fork_threshold=0.5, scores=Scorer())
     prompts = [[{"role": "user", "content": c}] if conversational else c for c in "pq"]
-    forks.trainer.rollout_inputs = [{"prompt": p, "answer": i} for i, p in enumerate(prompts) for _ in range(4)]
+    forks.on_rows([{"prompt": p, "answer": i} for i, p in enumerate(prompts) for _ in range(4)])
     completions, _ = forks.completing(rows_of(PROMPTS, 4), 4, Backend([9, 9, 9, 5]))
     assert forks.newest.cuts == [[6]] * 6 + [[5]] * 2
     (batch,) = seen

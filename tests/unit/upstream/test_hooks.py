@@ -13,6 +13,7 @@ from trl_drgrpo.upstream.hooks import Feature, Hooks
 from trl_drgrpo.upstream.private_state import swapped
 
 EVENTS = [
+    "on_rows",
     "on_turns_begin",
     "on_credit",
     "add_to_log",
@@ -97,7 +98,7 @@ def test_no_hook_has_the_name_of_a_callbacks_event():
 
 def test_the_hooks_as_they_stand_change_nothing():
     hooks, feature, given = Hooks(), Feature(), {"a": 1}
-    assert hooks.on_rollouts(given) is given
+    assert hooks.on_rollouts(None, given) is given
     assert hooks.on_micro_batch(given) is given
     assert hooks.loss_metrics(given, given) is given
     assert (hooks.loss_without_forward(given), hooks.loss_constants(given)) == (None, {})

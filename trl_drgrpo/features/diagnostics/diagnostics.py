@@ -10,12 +10,15 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
@@ -32,11 +35,15 @@ from trl_drgrpo.features.diagnostics.run_log import (
 )
 from trl_drgrpo.features.diagnostics.run_warnings import RunWarnings, warning_thresholds
 from trl_drgrpo.features.diagnostics.statistics import BatchRows, CorrectnessRule, batch_statistics, step_statistics
+from trl_drgrpo.features.fast_path.speed import Speed
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.process_rewards.without_outcome import process_only
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescribingFeature
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +96,8 @@ class PhaseClock:
         if self._is_running or self._began is None:
             yield
             return
-        self._is_running, start = True, self._clock()
+        self._is_running = True
+        start = self._clock()
         try:
             yield
         finally:
@@ -156,9 +164,8 @@ class BatchSnapshot:
         self, batch: CreditedBatch, first_row: int, stop_token_ids: Collection[int], recorded: Collection[int]
     ):
         self.batch, self.first_row = batch, first_row
-        self._recorded = [
-            i for i in range(len(batch.scored.prompts)) if (first_row + i) // batch.num_generations in recorded
-        ]
+        rows = range(len(batch.scored.prompts))
+        self._recorded = [i for i in rows if (first_row + i) // batch.num_generations in recorded]
         advantages = batch.token_advantages
         tensors = {
             "rewards": batch.rewards,
@@ -170,24 +177,27 @@ class BatchSnapshot:
             "token advantages": advantages[self._recorded],
             "token masks": batch.trained_mask[self._recorded],
         }
-        if (weights := batch.row_weights) is not None:
+        weights = batch.row_weights
+        if weights is not None:
             tensors["weights"] = weights
-        copied = to_host(tensors)
-        self.rewards, self._advantages = copied["rewards"], copied["row advantages"]
-        self._token_advantages, self._token_masks = copied["token advantages"], copied["token masks"]
-        self.per_func = [copied[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
+        numbers = to_host(tensors)
+        self.rewards = numbers["rewards"]
+        self._advantages = numbers["row advantages"]
+        self._token_advantages = numbers["token advantages"]
+        self._token_masks = numbers["token masks"]
+        self.per_func = [numbers[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
         ids = batch.scored.completion_ids
-        written = zip(ids, copied["tokens"], copied["trained"], strict=True)
+        counts = zip(ids, numbers["tokens"], numbers["trained"], strict=True)
         self.own: dict[str, list[Any]] = {
             # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
-            "lengths": [len(row) - int(tokens - trained) for row, tokens, trained in written],
-            "trained": [int(tokens) for tokens in copied["trained"]],
-            "gradient_weights": copied["gradient_weight"],
+            "lengths": [len(row) - int(tokens - trained) for row, tokens, trained in counts],
+            "trained": [int(tokens) for tokens in numbers["trained"]],
+            "gradient_weights": numbers["gradient_weight"],
             "truncated": [len(row) > 0 and row[-1] not in stop_token_ids for row in ids],
             "texts": [hash(tuple(row)) for row in ids],
         }
         if weights is not None:
-            self.own["weights"] = copied["weights"]
+            self.own["weights"] = numbers["weights"]
 
     def records(
         self, names: Sequence[str], correct: Sequence[bool | None] | None, aligner: Aligner
@@ -198,7 +208,8 @@ class BatchSnapshot:
         scored, steps, forks = self.batch.scored, self.batch.steps, self.batch.forks
         width = self.batch.trained_mask.size(1)
         for n, i in enumerate(self._recorded):
-            row, ids = self.first_row + i, list(scored.completion_ids[i])
+            row = self.first_row + i
+            ids = list(scored.completion_ids[i])
             tokens = slice(n * width, n * width + len(ids))
             spans = spans_of(
                 ids,
@@ -226,16 +237,26 @@ class BatchSnapshot:
 
 def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """Flat lists of numbers from tensors of one device, in one transfer (as float32)."""
-    flat: list[Any] = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()]).tolist()
-    result, start = {}, 0
-    for name, tensor in tensors.items():
-        result[name] = flat[start : start + tensor.numel()]
-        start += tensor.numel()
-    return result
+    flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()])
+    numbers = iter(flat.tolist())
+    return {name: list(islice(numbers, tensor.numel())) for name, tensor in tensors.items()}
+
+
+@dataclass
+class _SeenBatch:
+    """This rank's look at a batch."""
+
+    snapshot: BatchSnapshot
+    correct: list[bool | None] | None  # of each row of all ranks
+    records: list[dict[str, Any]]  # this rank's
 
 
 class Diagnostics(DescribingFeature):
     """Says what a run does.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
+        speed ([`Speed`]): Parts of the fast path that are used.
 
     Attributes:
         correctness_rule ([`CorrectnessRule`], *optional*): Which completions are correct; `None` where there is no
@@ -248,13 +269,15 @@ class Diagnostics(DescribingFeature):
     run_log: RunLog
     run_warnings: RunWarnings
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: "TrainerProtocol", speed: Speed):
         super().__init__(trainer)
+        self._speed = speed
         self.correctness_rule: CorrectnessRule | None = None
         self.phases = PhaseClock()
         self._new_tokens = 0  # generated since the last optimizer step ended
-        self._counted = ("", 0, 0)  # mode, step, and the groups seen in it
-        self._details: dict[str, Any] = {}  # metrics of the newest log that trackers do not get
+        self._counted_in = ("", 0)  # mode and step
+        self._counted_groups = 0  # seen in it
+        self._details: dict[str, float | None] = {}  # metrics of the newest log that trackers do not get
         self._of_step: dict[str, float] = {}  # metrics of the newest step alone
         self._epoch_began_at = 0
         self._stream_has_ended = False
@@ -267,7 +290,7 @@ class Diagnostics(DescribingFeature):
             self.correctness_rule = CorrectnessRule(
                 trainer.reward_func_names, args.correct_reward, args.correct_threshold
             )
-        self.run_log = RunLog(Path(str(args.output_dir)))
+        self.run_log = RunLog(Path(args.output_dir))
         thresholds = warning_thresholds(args.run_warnings)
         if args.process_role == "baseline":
             thresholds.pop("process_hacked", None)  # a score that is not paid cannot be exploited
@@ -291,23 +314,27 @@ class Diagnostics(DescribingFeature):
 
     # Phases
 
-    def rolling_out(self) -> AbstractContextManager[Any]:
+    def rolling_out(self) -> AbstractContextManager[None]:
         """Timed as generation."""
         return self._timed(GENERATE)
 
-    def scoring(self) -> AbstractContextManager[Any]:
+    def scoring(self) -> AbstractContextManager[None]:
         """Timed as scoring."""
         return self._timed(SCORE)
 
     def _timed(self, phase: str) -> AbstractContextManager[None]:
         return self.describing.around(_PHASES, lambda: self.phases.phase(phase))
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.mark_step()
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.trainer.logged_metrics.begin_step()
         self.phases.step_begins()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        numbers = self.describing.value("The numbers of a step", self.trainer.step_metrics, otherwise={})
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        numbers = self.describing.value("The numbers of a step", self.trainer.logged_metrics.of_step, otherwise={})
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.observe(state.global_step, numbers)
@@ -322,22 +349,27 @@ class Diagnostics(DescribingFeature):
             if isinstance(callback, DescribingCallback):
                 callback.on_step_numbers(args, state, control, numbers)
 
-    def _write_metrics(self, state: Any, numbers: dict[str, Any]) -> None:
+    def _write_metrics(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         """Write one line of the run log's metrics."""
         with self.describing(_METRICS):
             self.run_log.metrics(state.global_step, state.epoch, numbers)
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._epoch_began_at = state.global_step
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         is_stream = not hasattr(self.trainer.train_dataset, "__len__")
         is_short = state.global_step < state.max_steps
         if not (is_stream and is_short and state.is_world_process_zero):
             return
         where = f"train_dataset: the stream ended at optimizer step {state.global_step} of {state.max_steps}"
         if state.global_step == self._epoch_began_at:  # transformers stops here
-            rows = args.generation_batch_size // args.num_generations
+            sizes = self.trainer.args
+            rows = sizes.generation_batch_size // sizes.num_generations
             logger.warning(
                 "%s: it gave no further %d prompts, which a generation batch takes, so training ends. "
                 "Pass a stream that is longer, or can be read again from its beginning.",
@@ -348,9 +380,9 @@ class Diagnostics(DescribingFeature):
             self._stream_has_ended = True
             logger.warning("%s: it is read again from its beginning, as often as needed. Shown once.", where)
 
-    def add_to_log(self, logs: dict[str, Any]) -> None:
+    def add_to_log(self, logs: dict[str, float]) -> None:
         if self.trainer.args.run_log:
-            self._details = self.trainer.take_metrics(DETAILS.match)
+            self._details = self.trainer.logged_metrics.take(DETAILS.match)
         if self.trainer.model.training:
             logs |= self.describing.value(_PHASES, self.phases.read, otherwise={})
             if self.describing.failures:
@@ -361,9 +393,13 @@ class Diagnostics(DescribingFeature):
     def on_credit(self, batch: CreditedBatch) -> None:
         """Statistics of the batch go to the log, some of its groups to the run log."""
         seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
-        everyone = self.trainer.gathered([(seen[0].own, seen[2]) if seen else None])
-        metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, everyone), otherwise={})
-        if (step_rewards := batch.step_rewards) is not None:
+        rows_and_records = None if seen is None else (seen.snapshot.own, seen.records)
+        of_ranks = self.trainer.gathered([rows_and_records])
+        metrics: dict[str, float] = {}
+        if seen is not None:  # else it is said already
+            metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, of_ranks), otherwise={})
+        step_rewards = batch.step_rewards
+        if step_rewards is not None:
             metrics |= self.describing.value(
                 "The statistics of the steps",
                 lambda: step_statistics(step_rewards, batch.rewards.tolist()),
@@ -371,56 +407,72 @@ class Diagnostics(DescribingFeature):
             )
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
-    def _look_at(self, batch: CreditedBatch) -> tuple[BatchSnapshot, list[bool | None] | None, list[dict[str, Any]]]:
-        """This rank's part: its rows, correctness of each row of all ranks, and its recorded rows."""
+    def _look_at(self, batch: CreditedBatch) -> _SeenBatch:
         trainer = self.trainer
-        wanted = trainer.args.record_groups if trainer.args.run_log and trainer.state.max_steps else 0
-        recorded = recorded_groups(len(batch.rewards) // batch.num_generations, wanted)
-        seen = BatchSnapshot(batch, trainer.own_rows.start, trainer.stop_token_ids, set(recorded))
+        groups = len(batch.rewards) // batch.num_generations
+        is_recorded = trainer.args.run_log and trainer.state.max_steps > 0
+        recorded = recorded_groups(groups, trainer.args.record_groups) if is_recorded else []
+        snapshot = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, set(recorded))
         rule = self.correctness_rule
-        correct = rule.judge(seen.per_func[rule.index]) if rule else None
-        return seen, correct, list(seen.records(trainer.reward_func_names, correct, self._aligner))
+        correct = rule.judge(snapshot.per_func[rule.index]) if rule else None
+        return _SeenBatch(snapshot, correct, list(snapshot.records(trainer.reward_func_names, correct, self._aligner)))
 
-    def _described(self, seen: Any, everyone: list[Any]) -> dict[str, float]:
-        """The batch's metrics, from what the ranks have seen; the main process writes down what they recorded."""
-        if seen is None:
-            return {}  # said already
-        if None in everyone:
+    def _described(
+        self, seen: _SeenBatch, of_ranks: Sequence[tuple[dict[str, list[Any]], list[dict[str, Any]]] | None]
+    ) -> dict[str, float]:
+        """Metrics of the batch, from the rows and records of all ranks. The main process writes the records down."""
+        described = [of_rank for of_rank in of_ranks if of_rank is not None]
+        if len(described) < len(of_ranks):
             raise RuntimeError("another process could not describe its rows; its log says why")
-        snapshot, correct, _ = seen
+        snapshot = seen.snapshot
         batch = snapshot.batch
-        columns = {name: [value for own, _ in everyone for value in own[name]] for name in snapshot.own}
+        columns: dict[str, list[Any]] = {name: [] for name in snapshot.own}
+        records: list[dict[str, Any]] = []
+        for rows_of_rank, records_of_rank in described:
+            records += records_of_rank
+            for name, values in columns.items():
+                values += rows_of_rank[name]
         rows = BatchRows(  # of all ranks, in their order
             num_generations=batch.num_generations,
             rewards=snapshot.rewards,
-            correct=correct,
+            correct=seen.correct,
             copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
             **columns,
         )
-        trains, step = self.trainer.model.training, self.trainer.state.global_step
-        if trains:
+        is_training = self.trainer.model.training
+        mode = "train" if is_training else "eval"
+        step = self.trainer.state.global_step + is_training
+        if is_training:
             self._new_tokens += sum(rows.lengths)
-        mode, step = ("train", step + 1) if trains else ("eval", step)
-        # Earlier batches of the step: one that accumulates, and an evaluation, may generate several.
-        first_group = self._counted[2] if self._counted[:2] == (mode, step) else 0
-        self._counted = (mode, step, first_group + len(rows.groups))
-        records = [record for _, each in everyone for record in each]
+        # A step that accumulates, and an evaluation, may generate several batches.
+        if self._counted_in != (mode, step):
+            self._counted_in = (mode, step)
+            self._counted_groups = 0
+        first_group = self._counted_groups
+        self._counted_groups += len(rows.groups)
         if records and self.trainer.accelerator.is_main_process:
             with self.describing("The run log's completions"):
                 groups = group_records(records, rows.num_generations, step, mode, first_group, batch.forks)
                 self.run_log.completions(groups)
-        return batch_statistics(rows, trains)
+        return batch_statistics(rows, is_training)
 
     # Run log and warnings, on the main process
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not state.is_world_process_zero or not logs:
             return
         # A step's own numbers take the place of means since the last log.
         numbers = logs | self._details
         self._write_metrics(state, {name: self._of_step.get(name, value) for name, value in numbers.items()})
         with self.describing(_METRICS):
-            self.run_log.update(speed=self.trainer.fast_path.speed.facts())
+            self.run_log.update(speed=self._speed.facts())
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
         with self.describing("The remarks on the first loss"):
@@ -428,7 +480,9 @@ class Diagnostics(DescribingFeature):
                 for remark in first_loss_remarks(self.trainer, logs["loss"]):
                     logger.warning(remark)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if not state.is_world_process_zero or not self.trainer.args.run_log:
             return
         start = self.describing.value("The facts of the start", lambda: start_facts(self.trainer), otherwise={})
@@ -436,9 +490,11 @@ class Diagnostics(DescribingFeature):
             "The facts of the run", lambda: run_facts(self.trainer, self.correctness_rule), otherwise={}
         )
         with self.describing("The start of the run log"):
-            self.run_log.start(state.global_step, start, facts)
+            self.run_log.start(state.global_step, start, {**facts, "speed": self._speed.facts()})
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.finish()

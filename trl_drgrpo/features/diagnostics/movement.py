@@ -13,11 +13,15 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.upstream.description import DescribingFeature
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 
 @dataclass
@@ -48,25 +52,40 @@ class MovementWatch(DescribingFeature):
             group: `LoRA-A`, `LoRA-B`, `norms and biases`, `weights`. Empty until it is known.
     """
 
-    def __init__(self, trainer: Any = None, steps: int = 10, elements: int = 100_000):
+    def __init__(self, trainer: "TrainerProtocol | None" = None, steps: int = 10, elements: int = 100_000):
         super().__init__(trainer)
-        self.steps, self.elements = steps, elements
+        self.steps = steps
+        self.elements = elements
         self.shares: dict[str, float] = {}
         self._samples: list[_Sample] = []
         self._signal_steps = 0
         self._is_logged = False
 
-    def add_to_log(self, logs: dict[str, Any]) -> None:
+    def add_to_log(self, logs: dict[str, float]) -> None:
         """Adds `drgrpo/moved_frac`, the smallest share over the groups, the first time that it is known."""
         if self.shares and not self._is_logged and self.trainer.model.training:
             self._is_logged = True
             logs["drgrpo/moved_frac"] = min(self.shares.values())
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self._samples = [] if self.shares else _sample(model, self.elements)
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._samples = [] if self.shares or model is None else _sample(model, self.elements)
         self._signal_steps = 0
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Note which elements have a gradient in a step that is about to be taken."""
         if not self._samples or optimizer is None:
             return
@@ -81,18 +100,21 @@ class MovementWatch(DescribingFeature):
                 sample.touched |= touched
         self._signal_steps += had_signal
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self._samples and self._signal_steps >= self.steps:
-            self.shares, self._samples = _shares(self._samples), []
+            self.shares = _shares(self._samples)
+            self._samples = []
 
 
-def _sample(model: Any, elements: int) -> list[_Sample]:
+def _sample(model: torch.nn.Module, elements: int) -> list[_Sample]:
     """About `elements` elements of the trainable parameters, the same number of each, evenly spread."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
-    each = max(1, elements // max(1, len(named)))
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
+    per_parameter = max(1, elements // max(1, len(trained)))
     samples = []
-    for name, parameter in named:
-        count = min(parameter.numel(), each)
+    for name, parameter in trained:
+        count = min(parameter.numel(), per_parameter)
         index = torch.arange(count, device=parameter.device) * (parameter.numel() // count)
         start = parameter.detach().reshape(-1)[index].clone()
         untouched = torch.zeros_like(start, dtype=torch.bool)
@@ -135,7 +157,7 @@ def _has_loss(logs: Mapping[str, Any]) -> bool:
 _BOUNDS = ("epsilon", "epsilon_high", "delta")  # of the ratio of the policy to the one that sampled
 
 
-def first_loss_remarks(trainer: Any, loss: float) -> list[str]:
+def first_loss_remarks(trainer: "TrainerProtocol", loss: float) -> list[str]:
     """Remarks on a loss of about 0 and on clipping without effect.
 
     Args:
@@ -158,8 +180,9 @@ def first_loss_remarks(trainer: Any, loss: float) -> list[str]:
             "to 0, so only differences in length remain. Its gradient does train the model. Watch the reward instead."
         )
     if args.gradient_accumulation_steps % trainer.generate_every == 0:
-        defaults = {field.name: field.default for field in dataclasses.fields(args) if field.name in _BOUNDS}
-        if bounds := [name for name, default in defaults.items() if getattr(args, name) != default]:
+        fields = [field for field in dataclasses.fields(args) if field.name in _BOUNDS]
+        bounds = [field.name for field in fields if getattr(args, field.name) != field.default]
+        if bounds:
             remarks.append(
                 f"{', '.join(bounds)}: no effect with one optimizer step per generation batch, where every ratio is 1 "
                 "and nothing is clipped. Raise num_iterations or steps_per_generation if you want clipping."

@@ -18,7 +18,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import PrinterCallback, TrainerState
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 from transformers.trainer_utils import has_length
 
@@ -63,7 +64,9 @@ class ProgressCallback(DescribingCallback):
         self._last_log_line = -math.inf
         self._first_step = self._last_step_printed = 0
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Start the bar, on a terminal."""
         self._began = self._last_line = self._last_step_end = self._clock()
         self._last_log_line = -math.inf
@@ -83,24 +86,37 @@ class ProgressCallback(DescribingCallback):
             )
             self._bar.start()
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Say that the training begins: the first step may take minutes."""
         if state.is_world_process_zero and state.global_step == self._first_step:
             self._print(f"training steps {state.global_step + 1} to {state.max_steps}")
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Move the bar on."""
         self._last_step_end = self._clock()
         self._move(state)
 
-    def on_step_numbers(self, args, state, control, numbers: dict[str, float]) -> None:
+    def on_step_numbers(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, numbers: dict[str, float]
+    ) -> None:
         """Show the numbers of a step in the bar. A slow step has a line, too, unless that of its log follows."""
         self._status = status_line(numbers)
         self._move(state)
         if not control.should_log and self._is_due(state, is_logged=False):
             self._print_step(state, numbers)
 
-    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: DataLoader | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Move the bar of an evaluation, or say in a line how far it is."""
         if not state.is_world_process_zero or not has_length(eval_dataloader):
             return
@@ -114,14 +130,23 @@ class ProgressCallback(DescribingCallback):
             left = self._time_left(self._last_step_end, self._evaluated, total)
             self._print(f"evaluation at step {state.global_step}  batch {self._evaluated}/{total}{left}")
 
-    def on_evaluate(self, args, state, control, **kwargs):
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Take the bar of an evaluation away."""
         self._evaluated = 0
         if self._bar is not None and self._evaluation is not None:
             self._bar.remove_task(self._evaluation)
         self._evaluation = None
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Take the newest numbers and show them."""
         if not state.is_world_process_zero or not logs:
             return
@@ -138,7 +163,9 @@ class ProgressCallback(DescribingCallback):
             self._last_log_line = self._clock()
             self._print_step(state, logs)
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Stop the bar."""
         self.close()
 
@@ -160,7 +187,7 @@ class ProgressCallback(DescribingCallback):
     def _is_silent(self) -> bool:
         return self._clock() - self._last_line >= _SILENT_SECONDS
 
-    def _print_step(self, state: TrainerState, numbers: Mapping[str, Any]) -> None:
+    def _print_step(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         self._last_step_printed = state.global_step
         left = "" if self._bar is not None else self._training_left(state)  # the bar shows it
         self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{left}")
@@ -186,7 +213,7 @@ class ProgressCallback(DescribingCallback):
 
 
 @contextmanager
-def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Iterator[None]:
+def show_progress(trainer: Trainer, progress: ProgressCallback | None = None) -> Iterator[None]:
     """Show a trainer's progress inside the block in one line, and not as transformers would."""
     progress = progress or ProgressCallback()
     replaced = [trainer.pop_callback(kind) for kind in (PrinterCallback, TqdmCallback)]
@@ -201,7 +228,7 @@ def show_progress(trainer: Any, progress: ProgressCallback | None = None) -> Ite
             trainer.add_callback(callback)
 
 
-def progress_by_default(trainer: Any) -> AbstractContextManager[None]:
+def progress_by_default(trainer: Trainer) -> AbstractContextManager[None]:
     """Return [`show_progress`] in the place of transformers' bar; nothing where transformers shows none (a notebook,
     `disable_tqdm`) or the user has added a progress callback."""
     kinds = (TqdmCallback, PrinterCallback, ProgressCallback)
@@ -209,7 +236,7 @@ def progress_by_default(trainer: Any) -> AbstractContextManager[None]:
     return show_progress(trainer) if shown == [TqdmCallback] else nullcontext()
 
 
-def status_line(logs: Mapping[str, Any], full: bool = False) -> str:
+def status_line(logs: Mapping[str, float | None], full: bool = False) -> str:
     """
     Write the numbers of a logged training step in one line, without those that were not logged. `full`: also loss,
     gradient norm and the mean of each reward function.

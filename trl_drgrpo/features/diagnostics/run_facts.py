@@ -4,7 +4,7 @@ Settings are picked by name, never copied as a whole, and scrubbed: no token, pa
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,10 @@ from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.features.model_card.objective import objective_of, plain_data
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
+
+if TYPE_CHECKING:
+    from trl_drgrpo.process_rewards.scoring import StepScorer
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 # Fields of the configuration, a line for each matter.
 _OBJECTIVE = (
@@ -52,7 +56,7 @@ _SETTINGS = (
 _ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules")
 
 
-def start_facts(trainer: Any) -> dict[str, Any]:
+def start_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Facts of one start of a run: run, versions, device, number of processes."""
     device = trainer.accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -64,22 +68,21 @@ def start_facts(trainer: Any) -> dict[str, Any]:
     }
 
 
-def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, Any]:
+def run_facts(trainer: "TrainerProtocol", correctness: CorrectnessRule | None) -> dict[str, Any]:
     """Facts of the run, JSON-ready. `correctness` says which completions are correct."""
-    args, scorer = trainer.args, trainer.step_scorer
+    scorer = trainer.step_scorer
     info = getattr(trainer.train_dataset, "info", None)
     facts = {
         "trainer": type(trainer).__name__,
         "max_steps": trainer.state.max_steps,
         "model": str(getattr(trainer.model.config, "_name_or_path", "")) or type(trainer.model).__name__,
-        "adapter": adapter_facts(trainer.accelerator.unwrap_model(trainer.model)),
+        "adapter": adapter_facts(trainer.unwrapped_model),
         "dataset": trainer.dataset_name or getattr(info, "dataset_name", None) or None,
         "prompts": "messages" if is_conversational(trainer.train_dataset) else "texts",
         "special_tokens": trainer.text_tokenizer.all_special_tokens,
         "formula": objective_of(trainer)[0],
         "objective": _objective(trainer),
-        "settings": fields_of(args, _SETTINGS),
-        "speed": trainer.fast_path.speed.facts(),
+        "settings": fields_of(trainer.args, _SETTINGS),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},
         "step_rewards": {"names": list(scorer.names), "weights": list(scorer.weights)} if scorer else None,
         "right": {"reward": correctness.name, "threshold": correctness.threshold} if correctness else None,
@@ -87,7 +90,7 @@ def run_facts(trainer: Any, correctness: CorrectnessRule | None) -> dict[str, An
     return scrubbed(facts)
 
 
-def objective_facts(trainer: Any) -> dict[str, Any]:
+def objective_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Facts that define the objective, in one flat JSON-ready mapping that a resumed run compares: the objective of
     `run_facts`, rewards with their weights, how completions are sampled."""
     scorer = trainer.step_scorer
@@ -99,37 +102,36 @@ def objective_facts(trainer: Any) -> dict[str, Any]:
     }
 
 
-def _objective(trainer: Any) -> dict[str, Any]:
+def _objective(trainer: "TrainerProtocol") -> dict[str, Any]:
     args, scorer = trainer.args, trainer.step_scorer
     objective = {"loss_normalizer": trainer.loss_normalizer} | fields_of(args, _OBJECTIVE)
     objective |= {name: value if args.use_vllm else None for name, value in fields_of(args, _VLLM_OBJECTIVE).items()}
     objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
-    objective["step_separator"] = _separator(trainer) if scorer else None
+    objective["step_separator"] = _separator(trainer, scorer) if scorer else None
     objective["state_keys"] = trainer.turns.state_keys_of
     objective["dynamic_sampling"] = "dapo" if args.dynamic_sampling == "dapo" else None  # True keeps the objective
     objective["advantages"] = trainer.own_advantages
     return objective | fields_of(args, _WEIGHTS)
 
 
-def _separator(trainer: Any) -> list[str] | str:
+def _separator(trainer: "TrainerProtocol", scorer: "StepScorer") -> list[str] | str:
     """Rule for step ends: from the configuration, or the name of a segmenter that the trainer was given."""
     from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 
-    segmenter = trainer.step_scorer.segmenter
-    is_own = segmenter.name != configured_segmenter(trainer.step_separator).name
-    return segmenter.name if is_own else trainer.step_separator
+    is_configured = scorer.segmenter.name == configured_segmenter(trainer.step_separator).name
+    return trainer.step_separator if is_configured else scorer.segmenter.name
 
 
 def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:
     return [f"{weight:g} * {name}" for name, weight in zip(names, weights, strict=True)]
 
 
-def fields_of(args: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Arguments by name, those that this version has; enumerations by their value."""
-    return {name: plain_data(getattr(args, name)) for name in names if hasattr(args, name)}
+def fields_of(config: object, names: tuple[str, ...]) -> dict[str, Any]:
+    """Fields by name, those that this version has; enumerations by their value."""
+    return {name: plain_data(getattr(config, name)) for name in names if hasattr(config, name)}
 
 
-def adapter_facts(model: Any) -> dict[str, Any] | None:
+def adapter_facts(model: torch.nn.Module) -> dict[str, Any] | None:
     """Kind and sizes of a model's adapter; `None` where it has none."""
     config = getattr(model, "active_peft_config", None)
     if config is None:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # the command line reads the names of files here, before anyt
 COLUMN_CHARACTERS = 500
 
 
-def recorded_groups(groups: int, wanted: int) -> list[int]:
+def recorded_groups(groups: int, most: int) -> list[int]:
     """
-    Chooses `wanted` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
+    Chooses `most` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
 
     Example:
 
@@ -39,8 +39,8 @@ def recorded_groups(groups: int, wanted: int) -> list[int]:
 
     ```
     """
-    kept = groups if wanted < 0 else min(groups, wanted)
-    return [i * groups // kept for i in range(kept)]
+    count = groups if most < 0 else min(groups, most)
+    return [i * groups // count for i in range(count)]
 
 
 def group_records(
@@ -136,7 +136,7 @@ def spans_of(
         start = stop
 
 
-def logged_prompt(prompt: Any) -> str:
+def logged_prompt(prompt: object) -> str:
     """A prompt to be read: a text as it is, messages as `role: content`, one after the other, images as `<image>`.
 
     Example:
@@ -154,7 +154,7 @@ def logged_prompt(prompt: Any) -> str:
     )
 
 
-def _content(content: Any) -> str:
+def _content(content: object) -> str:
     if isinstance(content, list):
         return "".join(_content(part) for part in content)
     if isinstance(content, Mapping):
@@ -163,15 +163,15 @@ def _content(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def short_text(value: Any) -> str:
+def short_text(value: object) -> str:
     """A dataset's value as at most 500 characters; images as `<image>`."""
-    if isinstance(value, list | tuple) and value and all(_is_image(each) for each in value):
+    if isinstance(value, list | tuple) and value and all(_is_image(item) for item in value):
         return "<image>" * len(value)
     text = "<image>" if _is_image(value) else str(value)
     return text if len(text) <= COLUMN_CHARACTERS else text[: COLUMN_CHARACTERS - 3] + "..."
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: object) -> bool:
     """Pillow's, without importing it; or the bytes of one."""
     is_stored = isinstance(value, Mapping) and set(value) == {"bytes", "path"}
     return is_stored or isinstance(value, bytes) or (hasattr(value, "getpixel") and hasattr(value, "mode"))
@@ -236,7 +236,7 @@ class RunLog:
             self._content |= facts
             self._write_run()
 
-    def metrics(self, step: int, epoch: float | None, logs: dict[str, Any]) -> None:
+    def metrics(self, step: int, epoch: float | None, logs: Mapping[str, float | None]) -> None:
         """Append the numbers that `Trainer.log` was given. Those of an evaluation start with `eval_`."""
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) or value is None}
         mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"
@@ -284,7 +284,7 @@ class RunLog:
             ) from error
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
+def to_json(value: object, indent: int | None = None) -> str:
     """JSON as strict readers take it: NaN and infinity are null, characters stay as they are.
 
     Lone surrogates, which a completion's text may hold and UTF-8 cannot, become U+FFFD.
@@ -311,18 +311,19 @@ def _append(path: Path, text: str) -> None:
 
 
 def _thin(path: Path, most: int) -> None:
-    """Leaves out every second step of the older half of a file's steps where it has more than so many bytes. The file
+    """Leave out every second step of the older half of a file's steps where it has more than so many bytes. The file
     is whole at any time."""
     if not path.exists() or path.stat().st_size <= most:
         return
     with path.open("rb") as file:
-        steps = sorted({step for line in file if (step := _step_of(line)) is not None})
-    dropped = set(steps[1 : len(steps) // 2 : 2])
+        steps = {_step_of(line) for line in file}
+    ordered = sorted(step for step in steps if step is not None)
+    dropped = set(ordered[1 : len(ordered) // 2 : 2])
     if not dropped:
         return
     part = path.with_suffix(".part")
-    with path.open("rb") as file, part.open("wb") as kept:
-        kept.writelines(line for line in file if _step_of(line) not in dropped)
+    with path.open("rb") as file, part.open("wb") as thinned:
+        thinned.writelines(line for line in file if _step_of(line) not in dropped)
     part.replace(path)
 
 

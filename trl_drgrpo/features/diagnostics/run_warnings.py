@@ -193,7 +193,7 @@ _RANGES = {
 }
 
 
-def warning_thresholds(setting: Any) -> dict[str, dict[str, float]]:
+def warning_thresholds(setting: object) -> dict[str, dict[str, float]]:
     """
     Return all thresholds of each watched cause, from `run_warnings` as configured; empty: silence. Refuses a cause or
     threshold that does not exist, and a value out of its range.

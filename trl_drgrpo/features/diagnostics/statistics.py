@@ -125,8 +125,8 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
     ```
     """
     result: dict[str, float] = {}
-    for name, wanted in (("correct", True), ("incorrect", False)):
-        chosen = [i for i, correct in enumerate(rows.correct or ()) if correct is wanted]
+    for name, verdict in (("correct", True), ("incorrect", False)):
+        chosen = [i for i, correct in enumerate(rows.correct or ()) if correct is verdict]
         if chosen:
             result[f"completions/length_{name}_mean"] = statistics.fmean([rows.lengths[i] for i in chosen])
             result[f"completions/truncated_{name}_frac"] = statistics.fmean([rows.truncated[i] for i in chosen])
@@ -187,10 +187,10 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
         - `difficulty/gradient_weight_frac/<bucket>`: share of `sum |A_it|` over all rows and tokens, sums to 1;
         - `difficulty/gradient_weight_frac_grpo/<bucket>`: share of `sum_i |z_i|`, sums to 1.
     """
-    known = [] if rows.correct is None else [correct for correct in rows.correct if correct is not None]
-    if not known:
+    judged = [correct for correct in rows.correct or () if correct is not None]
+    if not judged:
         return {}
-    result = {"drgrpo/pass_rate": statistics.fmean(known)}
+    result = {"drgrpo/pass_rate": statistics.fmean(judged)}
     if rows.num_generations < 2:
         return result
     rates = [(group, _pass_rate(rows, group)) for group in rows.groups]
@@ -227,10 +227,11 @@ def grpo_zscores(rewards: Sequence[float]) -> list[float]:
 
 
 def _unique_frac(rows: BatchRows, group: range) -> float:
-    """One completion is distinct anyway: from 1 / G, all alike, to 1."""
+    """Share of distinct completions, from 1 / G, where all are alike, to 1."""
     texts = [rows.texts[i] for i in group if rows.copies is None or not rows.copies[i]]
-    further = (len(set(texts)) - 1) * (len(group) - 1) / max(len(texts) - 1, 1)
-    return (1 + further) / len(group)
+    # One completion is distinct anyway; the others count by their share among those that were sampled.
+    distinct_beside_one = (len(set(texts)) - 1) * (len(group) - 1) / max(len(texts) - 1, 1)
+    return (1 + distinct_beside_one) / len(group)
 
 
 def _pass_rate(rows: BatchRows, group: range) -> float | None:
@@ -294,14 +295,15 @@ def weight_statistics(
 
     ```
     """
-    known = [i for i, weight in enumerate(weights) if not math.isnan(weight)]
-    ordered = sorted(lengths[i] for i in known)
+    weighted = [i for i, weight in enumerate(weights) if not math.isnan(weight)]
+    ordered = sorted(lengths[i] for i in weighted)
     chosen: dict[str, list[int]] = {}
-    for i in known:
+    for i in weighted:
         rank = statistics.fmean((bisect_left(ordered, lengths[i]), bisect_right(ordered, lengths[i])))
         chosen.setdefault(QUARTERS[int(4 * rank / len(ordered))], []).append(i)
-    for name, wanted in (("correct", True), ("incorrect", False)):
-        chosen[f"sampling/weight_{name}_mean"] = [i for i in known if correct is not None and correct[i] is wanted]
+    for name, verdict in (("correct", True), ("incorrect", False)):
+        rows_of_verdict = [i for i in weighted if correct is not None and correct[i] is verdict]
+        chosen[f"sampling/weight_{name}_mean"] = rows_of_verdict
     return {name: statistics.fmean(weights[i] for i in rows) for name, rows in sorted(chosen.items()) if rows}
 
 
@@ -361,15 +363,16 @@ def _quarter(step: int, steps: int) -> int:
 def _correlation(
     step_rewards: Sequence[Sequence[float | None]], outcome_rewards: Sequence[float | None]
 ) -> float | None:
-    pairs = []
+    step_means: list[float] = []
+    outcomes: list[float] = []
     for row, outcome in zip(step_rewards, outcome_rewards, strict=True):
-        scored = [s for s in row if s is not None]
-        if scored and outcome is not None and not math.isnan(outcome):
-            pairs.append((statistics.fmean(scored), outcome))
-    process, outcomes = [p for p, _ in pairs], [o for _, o in pairs]
-    if len(set(process)) < 2 or len(set(outcomes)) < 2:
+        scores = [score for score in row if score is not None]
+        if scores and outcome is not None and not math.isnan(outcome):
+            step_means.append(statistics.fmean(scores))
+            outcomes.append(outcome)
+    if len(set(step_means)) < 2 or len(set(outcomes)) < 2:
         return None
-    return statistics.correlation(process, outcomes)
+    return statistics.correlation(step_means, outcomes)
 
 
 @dataclass(frozen=True)
@@ -391,14 +394,14 @@ def decision_scores(lengths: np.ndarray, stopped: np.ndarray, groups: np.ndarray
             Group of each row, different between batches, and its batch.
     """
     went_on = lengths - stopped
-    others = {}
+    share_of_others = {}  # of decisions to go on, in the other groups of the batch
     for batch in np.unique(batches):
         inside = batches == batch
         for group in np.unique(groups[inside]):
-            rest = inside & (groups != group)
-            decisions = lengths[rest].sum()
-            others[group] = went_on[rest].sum() / decisions if decisions else math.nan
-    return went_on - np.array([others[group] for group in groups]) * lengths
+            other_rows = inside & (groups != group)
+            decisions = lengths[other_rows].sum()
+            share_of_others[group] = went_on[other_rows].sum() / decisions if decisions else math.nan
+    return went_on - np.array([share_of_others[group] for group in groups]) * lengths
 
 
 def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, groups: np.ndarray) -> Push:
@@ -481,8 +484,8 @@ class CorrectnessRule:
         if self.threshold is not None:
             return [None if math.isnan(reward) else reward >= self.threshold for reward in rewards]
         if self.is_binary:
-            other = next((r for r in rewards if not math.isnan(r) and r not in (0.0, 1.0)), None)
-            if other is None:
+            graded = next((r for r in rewards if not math.isnan(r) and r not in (0.0, 1.0)), None)
+            if graded is None:
                 return [None if math.isnan(reward) else reward == 1.0 for reward in rewards]
             self.is_binary = False
             logger.info(
@@ -490,6 +493,6 @@ class CorrectnessRule:
                 "and no lengths of correct and incorrect completions. Set correct_threshold (and correct_reward, for "
                 "another reward).",
                 self.name,
-                other,
+                graded,
             )
         return None

@@ -12,9 +12,10 @@ All of it is exact for this package's objective and no other, so each step stand
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
@@ -22,10 +23,13 @@ from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_row
 from trl_drgrpo.features.fast_path.rebatching import why_not_rebatched
 from trl_drgrpo.features.fast_path.sharing import costs_of, mask_form, rope_depends_on_width, why_not_shared
 from trl_drgrpo.features.fast_path.speed import GENERATION, TRAINING, Speed, SpeedPart
-from trl_drgrpo.features.fast_path.window import PLAN, Window, WindowMetrics, windows
-from trl_drgrpo.upstream.batches import CreditedBatch, ScoredTokens, TokenBatch, unknown_keys
-from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.features.fast_path.window import Window, WindowMetrics, plan_of, windows
+from trl_drgrpo.upstream.batches import CreditedBatch, Rollouts, ScoredTokens, TokenBatch, unknown_keys
+from trl_drgrpo.upstream.hooks import Feature, Metrics
 from trl_drgrpo.upstream.private_state import swapped
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 
 class FastPath(Feature):
@@ -37,7 +41,7 @@ class FastPath(Feature):
         speed ([`Speed`]): Which parts are used, and why others are not.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: "TrainerProtocol"):
         super().__init__(trainer)
         self._packs: MicroBatch | None = None  # of the micro-batch whose loss is being computed
         self._rollouts_are_new = False
@@ -75,13 +79,13 @@ class FastPath(Feature):
         if reason := self.speed.barred.get(SpeedPart.PLANNED):
             return reason
         args, losses = self.trainer.args, self.trainer.own_losses
-        peft = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "active_peft_config", None)
+        adapter = getattr(self.trainer.unwrapped_model, "active_peft_config", None)
         reasons = {
             "the entropy bonus is a mean over the tokens of a micro-batch": args.entropy_coef != 0
             or args.use_adaptive_entropy,
             "top_entropy_quantile compares the tokens of a micro-batch": args.top_entropy_quantile < 1,
             "the load-balancing loss is a mean over the tokens of a micro-batch": self.trainer.aux_loss_enabled,
-            "the adapter prepends virtual tokens": peft is not None and peft.is_prompt_learning,
+            "the adapter prepends virtual tokens": adapter is not None and adapter.is_prompt_learning,
             "torch.compile would recompile for every shape": args.torch_compile,
             "the model's rotary angles depend on the width of a batch": rope_depends_on_width(
                 self.trainer.model.config
@@ -93,7 +97,7 @@ class FastPath(Feature):
     @contextmanager
     def around_train(self) -> Iterator[None]:
         self._note_training()
-        self._window_metrics = WindowMetrics(self.trainer.importance_sampling_level == "sequence")
+        self._window_metrics = WindowMetrics(self.trainer.args.importance_sampling_level == "sequence")
         # cuDNN plans its attention anew for every width, in 0.1 to 0.2 s (H100, 2026-11-27), and packs have many.
         allowed = torch.backends.cuda.cudnn_sdp_enabled()
         torch.backends.cuda.enable_cudnn_sdp(allowed and not self._may_plan)
@@ -120,7 +124,7 @@ class FastPath(Feature):
     def on_credit(self, batch: CreditedBatch) -> None:
         self._rollouts_are_new = self.trainer.model.training
 
-    def on_micro_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def on_micro_batch(self, inputs: Rollouts) -> Rollouts:
         """Plan the micro-batches of a new generation batch, and give the one that is due."""
         if not self._rollouts_are_new:
             return inputs
@@ -132,7 +136,7 @@ class FastPath(Feature):
             self._score_old(buffered)
         return buffered[self.trainer.micro_step % len(buffered)]
 
-    def _can_be_planned(self, micro_batches: list[dict[str, Any]]) -> bool:
+    def _can_be_planned(self, micro_batches: list[Rollouts]) -> bool:
         unknown = unknown_keys(micro_batches[0])
         has_prompts = all(batch["prompt_mask"].any(dim=1).all().item() for batch in micro_batches)
         reason = None if has_prompts else "some rows have no prompt"
@@ -145,9 +149,9 @@ class FastPath(Feature):
 
     def _agreed(self, reason: str | None) -> str | None:
         """Return the first reason that any rank has; `None` where none has one."""
-        return next((each for each in self.trainer.gathered([reason]) if each), None)
+        return next((of_rank for of_rank in self.trainer.gathered([reason]) if of_rank), None)
 
-    def _planned(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _planned(self, micro_batches: list[Rollouts]) -> Sequence[Rollouts]:
         costs = self._plan_costs()
         prompts, completions = micro_batches[0]["prompt_ids"], micro_batches[0]["completion_ids"]
         budget = Budget(len(completions), prompts.size(1) + completions.size(1))
@@ -169,10 +173,10 @@ class FastPath(Feature):
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
         return batches
 
-    def _plan_metrics(self, planned: list[Window], micro_batches: list[dict[str, Any]]) -> dict[str, float]:
+    def _plan_metrics(self, planned: list[Window], micro_batches: Sequence[Rollouts]) -> dict[str, float]:
         statistics = [window.statistics() for window in planned]
-        total = {name: sum(each[name] for each in statistics) for name in statistics[0]}
-        forwards = sum(batch[PLAN]["rows"] > 0 for batch in micro_batches)
+        total = {name: sum(of_window[name] for of_window in statistics) for name in statistics[0]}
+        forwards = sum(self.loss_without_forward(batch) is None for batch in micro_batches)
         steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
         self.speed.uses[SpeedPart.PLANNED] += forwards
         self.speed.uses[SpeedPart.SKIPPED_ROWS] += int(total["rows"] - total["run"])
@@ -183,7 +187,7 @@ class FastPath(Feature):
             "drgrpo/upstream_token_frac": total["processed"] / total["upstream"],
         }
 
-    def _plan_costs(self, model: Any = None) -> Costs:
+    def _plan_costs(self, model: PreTrainedModel | None = None) -> Costs:
         """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
         model = self.trainer.model if model is None else model
         if id(model) not in self._costs:
@@ -194,9 +198,9 @@ class FastPath(Feature):
 
     @property
     def _multiple(self) -> int:
-        return int(self.trainer.pad_to_multiple_of or 1)
+        return int(self.trainer.args.pad_to_multiple_of or 1)
 
-    def _can_share_prompts(self, model: Any) -> bool:
+    def _can_share_prompts(self, model: PreTrainedModel) -> bool:
         def log_probs(packed: Packed) -> torch.Tensor:
             return self._score_packed(model, packed, False)[0]
 
@@ -209,9 +213,9 @@ class FastPath(Feature):
         self.speed.set(SpeedPart.SHARED_PROMPTS, reason)
         return reason is None
 
-    def _reduced_dtype(self, model: Any) -> torch.dtype | None:
+    def _reduced_dtype(self, model: PreTrainedModel) -> torch.dtype | None:
         """Return the dtype that products are rounded to, where it is not that of the weights."""
-        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.trainer.accelerator.mixed_precision)
+        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(self.trainer.accelerator.mixed_precision))
         is_quantized = getattr(model, "is_quantized", False)  # weights are rounded anew in every product
         return torch.bfloat16 if is_quantized and reduced is None else reduced
 
@@ -225,7 +229,7 @@ class FastPath(Feature):
                 self.speed.off(reason, *TRAINING)
         return self._rebatches[id(model)]
 
-    def _why_not_rebatched(self, model: Any) -> str | None:
+    def _why_not_rebatched(self, model: PreTrainedModel) -> str | None:
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
         takes_positions = "position_ids" in inspect.signature(base.forward).parameters
@@ -241,7 +245,7 @@ class FastPath(Feature):
 
     # Scoring
 
-    def score_tokens(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+    def score_tokens(self, model: PreTrainedModel, tokens: TokenBatch) -> ScoredTokens:
         """Run rows left-aligned and cut to their own extent, in packs; give the values where TRL expects them."""
         if not (self.trainer.model.training and self.plans and tokens.is_text_only):
             return self.trainer.score_as_trl(model, tokens)
@@ -254,12 +258,13 @@ class FastPath(Feature):
             return self._score_rollouts(model, tokens)
         return self.trainer.score_as_trl(model, tokens)  # a micro-batch that was not planned
 
-    def _may_wait(self, model: Any) -> bool:
+    def _may_wait(self, model: PreTrainedModel) -> bool:
         """Old log-probabilities that nothing needs before the plan says which rows are trained on."""
-        corrects_sampling = self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction
+        args = self.trainer.args
+        corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
         return self.trainer.scores_rollouts and self.skips and not corrects_sampling and model is self.trainer.model
 
-    def _score_old(self, micro_batches: list[dict[str, Any]]) -> None:
+    def _score_old(self, micro_batches: list[Rollouts]) -> None:
         """The old log-probabilities that had to wait, micro-batch by micro-batch, of the rows that are run."""
         self._old_log_probs_are_due = False
         for inputs in micro_batches:
@@ -267,7 +272,7 @@ class FastPath(Feature):
                 with self.computing_loss(inputs):
                     inputs["old_per_token_logps"] = self.trainer.completion_log_probs(inputs)
 
-    def _score_rollouts(self, model: Any, tokens: TokenBatch) -> ScoredTokens:
+    def _score_rollouts(self, model: PreTrainedModel, tokens: TokenBatch) -> ScoredTokens:
         """All rows of a generation batch, in as many forwards as their lengths ask for."""
         rows = rows_of(tokens)
         has_prompts = all(row.prompt_length for row in rows)
@@ -283,7 +288,7 @@ class FastPath(Feature):
         # (B, T), 0 in the rows of others
         return sum((self._score_packs(model, tokens, batch)[0] for batch in plan), start=nothing), None, None
 
-    def _score_packs(self, model: Any, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
+    def _score_packs(self, model: PreTrainedModel, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
         form = mask_form(self.trainer.accelerator.unwrap_model(model).config)
         if isinstance(form, str):  # packs have no branches then, and need no mask
             form = MaskForm()
@@ -292,15 +297,15 @@ class FastPath(Feature):
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
-    def _score_packed(self, model: Any, packed: Packed, compute_entropy: bool) -> ScoredTokens:
+    def _score_packed(self, model: PreTrainedModel, packed: Packed, compute_entropy: bool) -> ScoredTokens:
         """Values of the targets, `(1, n)`: TRL's scoring of a model that runs the packs, whatever TRL made of them."""
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         backbone = (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
-        packs: dict[str, Any] = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}
+        packs = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}
         if packed.position_ids is not None:
             packs["position_ids"] = packed.position_ids
 
-        def run(input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
+        def run(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
             with scored_only(backbone, packed):
                 return model(**packs, shift_labels=packed.targets, **kwargs)
 
@@ -310,39 +315,42 @@ class FastPath(Feature):
 
     # Loss
 
-    def loss_without_forward(self, inputs: dict[str, Any]) -> torch.Tensor | None:
-        """As in [`Hooks`]: a slot that the plan left empty."""
-        if PLAN not in inputs or inputs[PLAN]["rows"]:
+    def loss_without_forward(self, inputs: Rollouts) -> torch.Tensor | None:
+        """Return a loss of 0 for a slot that the plan left empty."""
+        plan = plan_of(inputs)
+        if plan is None or plan["rows"]:
             return None
         return torch.zeros((), device=self.trainer.accelerator.device, requires_grad=True)
 
-    def computing_loss(self, inputs: dict[str, Any]) -> AbstractContextManager[Any]:
-        """As in [`Hooks`]: the rows of a planned micro-batch are scored in its packs."""
-        return swapped(self, _packs=inputs[PLAN]["packs"]) if PLAN in inputs else nullcontext()
+    def computing_loss(self, inputs: Rollouts) -> AbstractContextManager[None]:
+        """Score the rows of a planned micro-batch in its packs."""
+        plan = plan_of(inputs)
+        return nullcontext() if plan is None else swapped(self, _packs=plan["packs"])
 
-    def rows_per_nominal_row(self, inputs: dict[str, Any]) -> float:
+    def rows_per_nominal_row(self, inputs: Rollouts) -> float:
         """Rows of a micro-batch over those of a stock one: TRL divides by the first, the objective by the second."""
-        return inputs[PLAN]["rows"] / inputs[PLAN]["nominal_rows"] if PLAN in inputs else 1.0
+        plan = plan_of(inputs)
+        return 1.0 if plan is None else plan["rows"] / plan["nominal_rows"]
 
-    def loss_metrics(self, inputs: dict[str, Any], metrics: dict[str, list[float]]) -> dict[str, list[float]]:
-        """As in [`Hooks`]: summed over an optimizer step, so that their meaning is that of stock micro-batches."""
-        if PLAN not in inputs or self._window_metrics is None:
+    def loss_metrics(self, inputs: Rollouts, metrics: Metrics) -> Metrics:
+        """Sum metrics over an optimizer step, so that they mean the same as those of stock micro-batches."""
+        plan = plan_of(inputs)
+        if plan is None or self._window_metrics is None:
             return metrics
-        self._window_metrics.add(inputs[PLAN], metrics, self.trainer.accelerator.num_processes)
-        window = inputs[PLAN].get("window")
-        return self._window_metrics.finish(window) if window else {}
+        self._window_metrics.add(plan, metrics, self.trainer.accelerator.num_processes)
+        return self._window_metrics.finish(plan["window"]) if "window" in plan else {}
 
     # Generation
 
-    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+    def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[None]:
         """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
 
         `limits`: tokens that each row of the call may write. Ignored by vLLM and continuous batching.
         """
         args, trainer = self.trainer.args, self.trainer
         others = {
-            "vLLM generates": trainer.use_vllm,
-            "continuous batching generates": trainer.use_transformers_continuous_batching,
+            "vLLM generates": args.use_vllm,
+            "continuous batching generates": args.use_transformers_continuous_batching,
             f"micro_batching is {args.micro_batching!r}": args.micro_batching != "exact",
             "fast_generation is False": not args.fast_generation,
         }
@@ -355,7 +363,7 @@ class FastPath(Feature):
         reason = reason or self.speed.barred.get(SpeedPart.PROMPTS_ONCE)
         if reason:
             self.speed.off(reason, *GENERATION, expected=chosen is not None)
-        if trainer.use_vllm or trainer.use_transformers_continuous_batching:
+        if args.use_vllm or args.use_transformers_continuous_batching:
             return nullcontext()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
         return shared_prefill(model, reason is None, limits, self.speed)

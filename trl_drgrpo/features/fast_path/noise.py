@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 
 
 @contextmanager
-def without_noise(model: Any) -> Iterator[None]:
+def without_noise(model: torch.nn.Module) -> Iterator[None]:
     """Inside the block no layer of the model draws random numbers, as in evaluation. A run that is resumed tests its
     model anew: its generator has to stand where that of the unbroken run does."""
     from trl_drgrpo.upstream.private_state import swapped  # TRL, which a plan of memory does not load

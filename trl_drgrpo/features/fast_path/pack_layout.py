@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -108,12 +108,18 @@ class Packed:
         return values.reshape(-1)[self.sources].masked_fill(~self.scored, 0.0)
 
 
+class BackboneOutput(Protocol):
+    """Output of a model without its head."""
+
+    last_hidden_state: torch.Tensor  # (N, W, hidden)
+
+
 @contextmanager
 def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
     """Make the backbone return only the positions that predict a token, `(1, n, hidden)` instead of `(N, W, hidden)`,
     inside the block."""
 
-    def cut(module: Any, arguments: Any, output: Any) -> Any:
+    def cut(module: torch.nn.Module, arguments: tuple[object, ...], output: BackboneOutput) -> BackboneOutput:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[packed.predictors].unsqueeze(0)
         return output
 

@@ -6,9 +6,9 @@ models are found by their cache and by a numerical self-test: rows as TRL pads t
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
 from trl_drgrpo.features.fast_path.noise import without_noise
@@ -22,7 +22,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS = (12, 5, 9, 2), (20, 36, 28, 31)
 
 
 def why_not_rebatched(
-    model: Any,
+    model: PreTrainedModel,
     planned: Callable[[Packed], torch.Tensor],
     padded: Callable[[TokenBatch, torch.Tensor], torch.Tensor],
     dtype: torch.dtype | None = None,

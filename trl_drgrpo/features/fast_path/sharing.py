@@ -11,7 +11,7 @@ made so short that a mask without it would differ, too.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +20,9 @@ from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,14 @@ _WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window",
 TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
-def costs_of(config: Any, device: str, share_prompts: bool, multiple: int = 1) -> Costs:
+def costs_of(config: "PreTrainedConfig", device: str, share_prompts: bool, multiple: int = 1) -> Costs:
     """Return the cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
     speeds = DEVICES.get(device, ELSEWHERE)
     pair = speeds.attention * relative_pair_cost(config)
     return Costs(pair, speeds.forward, share_prompts, multiple, attends_apart(device), speeds.free_width)
 
 
-def relative_pair_cost(config: Any) -> float:
+def relative_pair_cost(config: "PreTrainedConfig") -> float:
     """Estimate the operations of one query-key pair in attention, in units of those of a token in everything else.
 
     Per layer a pair takes `4 * heads * head_dim` operations forward, a token 2 for each weight of the layer. At width
@@ -85,7 +88,7 @@ def relative_pair_cost(config: Any) -> float:
         return 1 / (8 * 1024)
 
 
-def mask_form(config: Any) -> MaskForm | str:
+def mask_form(config: "PreTrainedConfig") -> MaskForm | str:
     """Return the form of the block mask that a model takes, by its configuration; else the reason why it takes none.
 
     Models whose layers differ in kind take a mapping from the kind to its mask, those of one kind a single mask. The
@@ -117,7 +120,7 @@ def mask_form(config: Any) -> MaskForm | str:
 
 
 def why_not_shared(
-    model: Any, log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
+    model: "PreTrainedModel", log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
 ) -> str | None:
     """Return the reason why completions cannot share a prompt in this model; `None` when they can.
 
@@ -156,7 +159,7 @@ def computing_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.
 
 
 def _self_test(
-    vocabulary: int, device: Any, log_probs: Callable[[Packed], torch.Tensor], form: MaskForm
+    vocabulary: int, device: torch.device, log_probs: Callable[[Packed], torch.Tensor], form: MaskForm
 ) -> tuple[float, float]:
     """Return the largest difference of packed rows from rows alone, and that of the control."""
     rows = len(COMPLETION_TOKENS)
@@ -184,7 +187,7 @@ def _self_test(
     return difference, difference_of_control
 
 
-def rope_depends_on_width(config: Any) -> bool:
+def rope_depends_on_width(config: "PreTrainedConfig") -> bool:
     """Tell if rotary angles change with the longest row of a batch (dynamic NTK, longrope): then regrouping would
     change the scores of a row."""
     text = config.get_text_config()

@@ -5,11 +5,13 @@ attends to the stem and to itself. Short branches are cheaper together, so they 
 branch are left to its mask. Costs are in query-key pairs.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+T = TypeVar("T")
 
 # Cost of a block besides its pairs, forward and backward, as measured on a CPU (one thread, 8 heads of 64, blocks of
 # 8 to 192 tokens, 2026-11-22): for each of its keys, which are gathered and whose gradients are added up; and once.
@@ -102,7 +104,13 @@ class TreeMask(torch.Tensor):
         return tree
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., T],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> T | torch.Tensor:
         # The one call that models make with the mask is taken over here. Everything else must see a plain tensor, and
         # return one: a slice of the mask no longer belongs to the blocks.
         with torch._C.DisableTorchFunctionSubclass():
@@ -115,7 +123,7 @@ def _attention_by_blocks(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_mask: Any,
+    attn_mask: TreeMask,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     **named: Any,

@@ -7,7 +7,7 @@ types only, so that a checkpoint can hold it.
 
 import math
 from itertools import chain
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -20,9 +20,54 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import (
     processed_tokens,
 )
 from trl_drgrpo.features.fast_path.pack_layout import rows_of
-from trl_drgrpo.upstream.batches import OF_COMPLETIONS, OF_EITHER, OF_PROMPTS, OF_THE_BATCH, token_batch
+from trl_drgrpo.upstream.batches import (
+    OF_COMPLETIONS,
+    OF_EITHER,
+    OF_PROMPTS,
+    OF_THE_BATCH,
+    Rollouts,
+    tensors_of,
+    token_batch,
+    trained_mask,
+)
+from trl_drgrpo.upstream.hooks import Metrics
 
 PLAN = "micro_batch_plan"
+
+
+class WindowTotals(TypedDict):
+    """Numbers of a window on all ranks."""
+
+    rows: int
+    loss_tokens: int
+    leaves_out: bool  # whether rows that have tokens are not run
+
+
+class MicroBatchPlan(TypedDict):
+    """Facts of a planned micro-batch beside its tensors."""
+
+    rows: int  # on the rank that has most of them, fillers included
+    nominal_rows: int  # of a stock micro-batch
+    packs: MicroBatch
+    loss_tokens: int  # of all ranks
+    window: NotRequired[WindowTotals]  # in the last micro-batch of a window
+
+
+class PlannedRollouts(Rollouts):
+    """A planned micro-batch."""
+
+    micro_batch_plan: MicroBatchPlan
+
+
+class WindowSummary(WindowTotals):
+    """A rank's window, as the other ranks need it."""
+
+    batches: list[tuple[int, int]]  # rows and loss tokens of each planned micro-batch
+
+
+def plan_of(inputs: Rollouts) -> MicroBatchPlan | None:
+    """The plan of a micro-batch; `None`: it was not planned."""
+    return inputs.get(PLAN)
 
 
 def windows(slots: int, accumulation: int) -> list[range]:
@@ -50,16 +95,16 @@ class Window:
         costs ([`Costs`]): Cost model of the plan.
     """
 
-    def __init__(self, micro_batches: list[dict[str, Any]], *, skip: bool, budget: Budget, costs: Costs):
+    def __init__(self, micro_batches: list[Rollouts], *, skip: bool, budget: Budget, costs: Costs):
         self.slots = len(micro_batches)
         self.nominal_rows = micro_batches[0]["completion_ids"].size(0)
         self.inputs = _joined(micro_batches)
-        self.loss_tokens = _loss_mask(self.inputs).sum(dim=1).tolist()
+        self.loss_tokens: list[int] = trained_mask(self.inputs).sum(dim=1).tolist()
         self.rows = rows_of(token_batch(self.inputs), is_live(self.inputs, skip).tolist())
         self.costs = costs
         self.plan = plan_window(self.rows, self.slots, budget, costs)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> WindowSummary:
         """Return numbers for the other ranks: rows and loss tokens of each planned micro-batch, and of the window."""
         batches = []
         rows_run: set[int] = set()
@@ -74,7 +119,7 @@ class Window:
             "leaves_out": any(tokens and i not in rows_run for i, tokens in enumerate(self.loss_tokens)),
         }
 
-    def micro_batches(self, everyone: list[dict[str, Any]], keep_slots: bool) -> list[dict[str, Any]]:
+    def micro_batches(self, everyone: list[WindowSummary], keep_slots: bool) -> list[PlannedRollouts]:
         """Fill the slots of the window from the end, because the last one carries the synchronization of gradients.
 
         Args:
@@ -92,21 +137,24 @@ class Window:
             sizes = [batches[place] for batches in batches_of_ranks if place < len(batches)]
             rows = max([1, *(rows for rows, _ in sizes)])
             planned.append(self._micro_batch(batch, rows, sum(tokens for _, tokens in sizes)))
-        planned[-1][PLAN]["window"] = {
+        planned[-1]["micro_batch_plan"]["window"] = {
             "rows": sum(summary["rows"] for summary in everyone),
             "loss_tokens": sum(summary["loss_tokens"] for summary in everyone),
             "leaves_out": any(summary["leaves_out"] for summary in everyone),
         }
         return [self._micro_batch([], 0, 0) for _ in range(self.slots - used)] + planned
 
-    def _micro_batch(self, batch: MicroBatch, rows: int, loss_tokens: int) -> dict[str, Any]:
+    def _micro_batch(self, batch: MicroBatch, rows: int, loss_tokens: int) -> PlannedRollouts:
         chosen = list(chain.from_iterable(batch))
         # All ranks run as many rows in a slot: TRL divides by them, so they must be equal. Fillers have no loss.
         fillers = rows - len(chosen)
         index = torch.tensor(chosen + [0] * fillers, dtype=torch.long, device=self.inputs["completion_ids"].device)
         prompt_width = max([1, *(self.rows[i].prompt_length for i in index.tolist())])
         completion_width = max([1, *(self.rows[i].completion_length for i in chosen)])
-        inputs = {key: _rows(key, value, index, prompt_width, completion_width) for key, value in self.inputs.items()}
+        inputs = {
+            key: _rows(key, values, index, prompt_width, completion_width)
+            for key, values in tensors_of(self.inputs).items()
+        }
         for key in (*OF_COMPLETIONS, *OF_EITHER):
             if key in inputs and fillers:
                 inputs[key][len(chosen) :] = 0
@@ -115,8 +163,13 @@ class Window:
         for pack in batch:  # the rows of a pack now stand side by side
             packs.append(list(range(start, start + len(pack))))
             start += len(pack)
-        plan = {"rows": rows, "nominal_rows": self.nominal_rows, "packs": packs, "loss_tokens": loss_tokens}
-        return {**inputs, PLAN: plan}
+        plan: MicroBatchPlan = {
+            "rows": rows,
+            "nominal_rows": self.nominal_rows,
+            "packs": packs,
+            "loss_tokens": loss_tokens,
+        }
+        return PlannedRollouts(**Rollouts(**inputs), micro_batch_plan=plan)
 
     def statistics(self) -> dict[str, float]:
         """Count tokens that run, those of them that are no padding, tokens that stock TRL would run, and rows."""
@@ -131,13 +184,13 @@ class Window:
         }
 
 
-def is_live(inputs: dict[str, Any], skip: bool) -> torch.Tensor:
+def is_live(inputs: Rollouts, skip: bool) -> torch.Tensor:
     """Return rows with a token that is trained on and, where others may be skipped, with an advantage: `(B,)` bool.
 
     An advantage of exactly 0 means no gradient: groups of equal rewards get it by comparing rewards
     ([`group_advantages`]), so no rounding residue is mistaken for one.
     """
-    mask = _loss_mask(inputs).bool()
+    mask = trained_mask(inputs).bool()
     if not skip:
         return mask.any(dim=1)
     advantages = inputs["advantages"]
@@ -152,20 +205,22 @@ def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
     return inputs["completion_mask"]
 
 
-def _joined(micro_batches: list[dict[str, Any]]) -> dict[str, Any]:
+def _joined(micro_batches: list[Rollouts]) -> Rollouts:
     joined = {}
     for key, value in micro_batches[0].items():
         if key in OF_THE_BATCH and value is not None:
             joined[key] = value
         elif value is not None:
             joined[key] = torch.cat([batch[key] for batch in micro_batches])
-    return joined
+    return Rollouts(**joined)
 
 
-def _rows(key: str, value: Any, index: torch.Tensor, prompt_width: int, completion_width: int) -> Any:
+def _rows(
+    key: str, values: torch.Tensor, index: torch.Tensor, prompt_width: int, completion_width: int
+) -> torch.Tensor:
     if key in OF_THE_BATCH:
-        return value
-    chosen = value[index]
+        return values
+    chosen = values[index]
     if key in OF_PROMPTS:
         return chosen[:, -prompt_width:]
     return chosen[:, :completion_width] if chosen.dim() == 2 else chosen
@@ -191,11 +246,11 @@ class WindowMetrics:
         self.clips_rows = clips_rows
         self._logged: list[tuple[float, float, dict[str, list[float]]]] = []  # rows, loss tokens, metrics
 
-    def add(self, plan: dict[str, Any], metrics: dict[str, list[float]], ranks: int) -> None:
+    def add(self, plan: MicroBatchPlan, metrics: Metrics, ranks: int) -> None:
         """Add the metrics of one micro-batch: means over its tokens or rows on all `ranks`, extremes over its rows."""
         self._logged.append((plan["rows"] * ranks, plan["loss_tokens"], metrics))
 
-    def finish(self, window: dict[str, Any]) -> dict[str, list[float]]:
+    def finish(self, window: WindowTotals) -> Metrics:
         """Return the metrics of the window, one value each, and start the next window.
 
         Args:

@@ -13,14 +13,16 @@ import dataclasses
 import platform
 import re
 import textwrap
+from collections.abc import Sized
 from contextlib import suppress
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
 from huggingface_hub import ModelCardData
+from transformers import PreTrainedModel
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.drawing import draw_panels, save_figure
@@ -30,7 +32,14 @@ from trl_drgrpo.features.model_card.example import Example, example_of
 from trl_drgrpo.features.model_card.objective import lines_of, objective_of, plain_data, template
 from trl_drgrpo.features.model_card.origin import origin_of
 from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
+from trl_drgrpo.upstream.argument_types import Data, EvalData, Optimizers
+from trl_drgrpo.upstream.batches import ScoredBatch
 from trl_drgrpo.upstream.versions import installed_versions
+
+if TYPE_CHECKING:
+    from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.process_rewards.scoring import StepRewardFunction
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 # Metric -> title of its panel, which evaluations share.
 PANELS = {"reward": "mean reward", "process/reward_mean": "mean step reward"}
@@ -66,20 +75,40 @@ def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
 PICTURE = "card/curves.png"  # no underscore in front: transformers does not upload such files
 
 
-def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name: str | None = None) -> None:
+def write_card(
+    trainer: "TrainerProtocol",
+    metadata: ModelCardData,
+    readme: Path,
+    dataset_name: str | None = None,
+    optimizers: Optimizers = (None, None),
+    newest: ScoredBatch | None = None,
+) -> None:
     """Write the card of a run to `readme`, in one step. While the run trains the card says so, and no picture is
-    drawn. `metadata` is what TRL would put into the card; it is repaired in place."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    is_adapter = hasattr(model, "peft_config")
-    _repair(metadata, model, is_adapter, dataset_name or dataset_id(trainer.train_dataset))
-    text = card_text(trainer, model, is_adapter, readme.parent, dataset_name)
+    drawn. `metadata`: that of TRL's card, repaired in place; further arguments as in [`card_text`]."""
+    _repair(metadata, trainer.unwrapped_model, dataset_name or dataset_id(trainer.train_dataset))
+    text = card_text(trainer, readme.parent, dataset_name, optimizers, newest)
     content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
     write_whole(readme, content)
 
 
-def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_name: str | None) -> str:
-    """The card without its metadata, in Markdown. `folder` is where the card will be; the picture goes below it."""
+def card_text(
+    trainer: "TrainerProtocol",
+    folder: Path,
+    dataset_name: str | None = None,
+    optimizers: Optimizers = (None, None),
+    newest: ScoredBatch | None = None,
+) -> str:
+    """The card without its metadata, in Markdown.
+
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer of the run.
+        folder (`Path`): Where the card will be; the picture goes below it.
+        dataset_name (`str`, *optional*): Hub id of the data.
+        optimizers (`tuple`, *optional*): Optimizer and scheduler that the trainer was given.
+        newest ([`ScoredBatch`], *optional*): This rank's rows of the newest generation batch.
+    """
     args = trainer.args
+    model = trainer.unwrapped_model
     history = history_by_split(trainer.state.log_history, trainer.eval_dataset)
     formula, notes = objective_of(trainer)
     drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
@@ -94,10 +123,9 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "base_class": kind_of(model),
         "base_source": origin_of(getattr(model.config, "_name_or_path", None)).get("source"),
         "revision": (args.model_init_kwargs or {}).get("revision"),
-        # A processor takes images, too.
-        "is_text_only": hasattr(trainer.processing_class, "convert_tokens_to_ids"),
+        "is_text_only": not trainer.takes_images,
         "model_id": repr(trainer.hub_model_id or "."),
-        "example": example_of(trainer, model),
+        "example": example_of(trainer, newest),
         "formula": "\n".join(formula),
         "notes": notes,
         "dataset_name": dataset_name if is_hub_id(dataset_name) else dataset_id(dataset),
@@ -107,24 +135,24 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "rewards": reward_rows(trainer),
         "metrics": metric_rows(history),
         "picture": PICTURE if drawn else "",
-        "training": training_rows(trainer),
+        "training": training_rows(trainer, optimizers),
         "adapter": adapter_rows(model),
-        "is_adapter": is_adapter,
+        "is_adapter": hasattr(model, "peft_config"),
         "settings": yaml.safe_dump(settings, sort_keys=True, allow_unicode=True) if settings else "# none",
         "machine": machine_rows(trainer),
-        "citation": textwrap.dedent(trainer._paper["citation"]),
+        "citation": textwrap.dedent(trainer.citation),
     }
     values["example"] = Example(**redacted(vars(values["example"]), vars(args)))
     values = redacted(values, vars(args))  # before Markdown's escapes take them apart
     return template("card.md.jinja").render(values, trainer=trainer, args=args, state=trainer.state)
 
 
-def _size(dataset: Any) -> str | None:
-    return f"{len(dataset):,}" if hasattr(dataset, "__len__") else None  # a stream is not counted
+def _size(dataset: Data) -> str | None:
+    return f"{len(dataset):,}" if isinstance(dataset, Sized) else None  # a stream is not counted
 
 
-def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
-    """Hub metadata: corrects TRL's values and adds PEFT's."""
+def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | None) -> None:
+    """Correct TRL's values of the Hub metadata, and add PEFT's."""
     data.pop("licence")  # a misspelled placeholder; the license is the author's to state
     data.base_model = base_model_of(model)
     license_of_base = origin_of(getattr(model.config, "_name_or_path", None)).get("license")
@@ -137,9 +165,10 @@ def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str
     elif not is_hub_id(data.datasets):
         data.datasets = None
     tags = set(data.tags or [])
-    if is_adapter:
+    adapters = getattr(model, "peft_config", None)
+    if adapters is not None:
         data.library_name = "peft"
-        tags |= {"transformers", *(plain_data(config.peft_type).lower() for config in model.peft_config.values())}
+        tags |= {"transformers", *(plain_data(config.peft_type).lower() for config in adapters.values())}
         if data.base_model:
             tags.add(f"base_model:adapter:{data.base_model}")
     data.tags = sorted(tags)
@@ -147,7 +176,7 @@ def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str
         data.pipeline_tag = "text-generation"
 
 
-def without_paths(values: Any) -> Any:
+def without_paths(values: object) -> Any:
     """Nested mappings and lists with `"(local path)"` for every path of the machine."""
     if isinstance(values, dict):
         return {name: without_paths(value) for name, value in values.items()}
@@ -168,19 +197,20 @@ _ADAPTER = {"adapter": "peft_type", "rank": "r", "alpha": "lora_alpha", "dropout
 _ADAPTER |= {"rsLoRA": "use_rslora", "target modules": "target_modules", "modules trained in full": "modules_to_save"}
 
 
-def base_model_of(model: Any) -> str | None:
+def base_model_of(model: PreTrainedModel) -> str | None:
     """Hub id of the model that was trained or carries the adapter, or that it was converted from; `None` when it is no
     Hub model."""
     name = getattr(model.config, "_name_or_path", None)
     return name if is_hub_id(name) else origin_of(name).get("base_model")
 
 
-def kind_of(model: Any) -> str:
+def kind_of(model: PreTrainedModel) -> str:
     """Class of the model, or of the one that carries the adapter."""
-    return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+    base = getattr(model, "get_base_model", None)
+    return type(model if base is None else base()).__name__
 
 
-def dataset_id(dataset: Any) -> str | None:
+def dataset_id(dataset: Data) -> str | None:
     """Hub id that the dataset itself reports; `None` for local, generated and streamed data."""
     checksums = getattr(getattr(dataset, "info", None), "download_checksums", None) or {}
     for source in checksums:
@@ -190,7 +220,7 @@ def dataset_id(dataset: Any) -> str | None:
     return None
 
 
-def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
+def reward_rows(trainer: "TrainerProtocol") -> list[tuple[str, str, str]]:
     """Name, kind and weight of each reward."""
     weights = [f"{weight:g}" for weight in trainer.reward_weights.tolist()]
     kinds = ["model" if isinstance(func, torch.nn.Module) else "function" for func in trainer.reward_funcs]
@@ -202,8 +232,8 @@ def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _source(func: Any) -> str:
-    """Name a model that scores steps: by its id with the revision, or by its folder."""
+def _source(func: "StepRewardFunction") -> str:
+    """Source of a model that scores steps: its id with the revision, or the name of its folder."""
     source = getattr(func, "source", "")
     name, at_revision, revision = source.partition(" at revision ")
     if not source or is_hub_id(name):
@@ -211,10 +241,10 @@ def _source(func: Any) -> str:
     return f": {Path(name).name}{at_revision}{revision}, a local model"
 
 
-def training_rows(trainer: Any) -> Rows:
+def training_rows(trainer: "TrainerProtocol", optimizers: Optimizers) -> Rows:
     """Optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
     args = trainer.args
-    (optimizer, scheduler) = trainer.given_optimizers
+    optimizer, scheduler = optimizers
     groups = [{"lr": args.learning_rate, "weight_decay": args.weight_decay}]
     if optimizer is not None:
         groups = optimizer.param_groups
@@ -234,7 +264,7 @@ def training_rows(trainer: Any) -> Rows:
     return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
 
 
-def adapter_rows(model: Any) -> Rows:
+def adapter_rows(model: PreTrainedModel) -> Rows:
     """The adapter and the quantization of its base; empty for a full model that is not quantized."""
     rows: Rows = []
     for name, config in (getattr(model, "peft_config", None) or {}).items():
@@ -254,13 +284,14 @@ def adapter_rows(model: Any) -> Rows:
             "bnb_4bit_quant_type",
             "bnb_4bit_use_double_quant",
         )
-        shown = [f"{key} {plain_data(values[key])}" for key in shown_keys if values.get(key) not in (None, False)]
-        text = ", ".join(shown)
+        text = ", ".join(
+            f"{key} {plain_data(values[key])}" for key in shown_keys if values.get(key) not in (None, False)
+        )
         rows.append(("base model quantized", text or type(quantization).__name__))
     return rows
 
 
-def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dict[str, Any]]:
+def history_by_split(history: list[dict[str, Any]], evaluation: EvalData | None) -> list[dict[str, Any]]:
     """The log history with the split in the names of metrics, `eval_reward (<split>)`, where `trainer.eval_dataset`
     has several: TRL calls them all the same."""
     splits = list(evaluation) if isinstance(evaluation, dict) else []
@@ -292,7 +323,7 @@ def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]
     ]
 
 
-def changed_settings(args: Any) -> dict[str, Any]:
+def changed_settings(args: "DrGRPOConfig") -> dict[str, Any]:
     """Every field that somebody has set to another value than its default, without secrets and paths of the machine:
     what the tables leave out."""
     derived = getattr(args, "derived", {})  # a plain GRPOConfig's were not recorded
@@ -308,7 +339,7 @@ def changed_settings(args: Any) -> dict[str, Any]:
     return without_paths(scrubbed(shown))
 
 
-def machine_rows(trainer: Any) -> Rows:
+def machine_rows(trainer: "TrainerProtocol") -> Rows:
     """Hardware, how long the run took where transformers has noted it, and the packages that the result depends on."""
     accelerator = trainer.accelerator
     device = accelerator.device

@@ -6,13 +6,20 @@ as one with an image, is not shown: then the example is a question of no run.
 """
 
 import ast
+import math
 import pprint
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
+from transformers import PreTrainedModel
 from transformers.utils import get_json_schema
+
+from trl_drgrpo.upstream.batches import DatasetRow, ScoredBatch
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 _ROWS = 100  # of the data that are looked at for a prompt that is short enough
 _CHARACTERS = 4000
@@ -43,39 +50,46 @@ class Example:
     decoding: dict[str, str]
 
 
-def example_of(trainer: Any, model: Any) -> Example:
-    """The example of a run's card."""
-    row = example_row(trainer)
+def example_of(trainer: "TrainerProtocol", newest: ScoredBatch | None = None) -> Example:
+    """The example of a run's card. `newest`: this rank's rows of the newest generation batch."""
+    row = example_row(trainer, newest)
     is_chat = isinstance(row["prompt"], list)
     options = trainer.args.model_init_kwargs or {}
     return Example(
         prompt=literal(row["prompt"]) or repr(_QUESTION),
         is_chat=is_chat,
         template=_template_arguments(trainer, row) if is_chat else {},
-        loading=_loading(model),
+        loading=_loading(trainer.unwrapped_model),
         trusts_code=bool(options.get("trust_remote_code") or getattr(trainer.args, "trust_remote_code", False)),
         decoding=_decoding(trainer),
     )
 
 
-def example_row(trainer: Any) -> dict[str, Any]:
+def example_row(trainer: "TrainerProtocol", newest: ScoredBatch | None) -> DatasetRow:
     """A row of the training data with a prompt that can be shown: the first short one, else the shortest.
 
     A stream is not read for this, and environments add to the prompts of the data: there, rows of the newest batch.
     """
-    data = trainer.train_dataset
-    is_whole = hasattr(data, "__len__") and trainer.environment_factories is None
-    shown = []
-    for row in islice(data, _ROWS) if is_whole else trainer.newest_rows:
+    rows: Iterable[DatasetRow] = ()
+    if hasattr(trainer.train_dataset, "__len__") and trainer.turns.factory is None:
+        rows = islice(trainer.train_dataset, _ROWS)
+    elif newest is not None:
+        rows = [{**row, "prompt": prompt} for row, prompt in zip(newest.inputs, newest.prompts, strict=True)]
+    shortest: DatasetRow = {"prompt": _QUESTION}
+    least = math.inf
+    for row in rows:
         text = literal(row.get("prompt"))
-        if text is not None and len(text) <= _CHARACTERS:
+        if text is None:
+            continue
+        if len(text) <= _CHARACTERS:
             return dict(row)
-        if text is not None:
-            shown.append((len(text), dict(row)))
-    return min(shown, key=lambda pair: pair[0])[1] if shown else {"prompt": _QUESTION}
+        if len(text) < least:
+            shortest = dict(row)
+            least = len(text)
+    return shortest
 
 
-def literal(value: Any) -> str | None:
+def literal(value: object) -> str | None:
     """Python for a value, in lines of some length; `None` where Python has none, or the value is empty.
 
     Example:
@@ -93,19 +107,17 @@ def literal(value: Any) -> str | None:
         return None
 
 
-def _template_arguments(trainer: Any, row: Mapping[str, Any]) -> dict[str, str]:
+def _template_arguments(trainer: "TrainerProtocol", row: DatasetRow) -> dict[str, str]:
     """Arguments that the trainer passes to the chat template beside the messages."""
-    arguments = dict(trainer.chat_template_kwargs)
-    tools = trainer.tools_of(row)
-    if tools:
+    arguments = trainer.template_arguments(row)
+    if "tools" in arguments:
+        tools = arguments["tools"]
         arguments["tools"] = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in tools]
-    if trainer.chat_template is not None:  # TRL's own, for some models with tools
-        arguments["chat_template"] = trainer.chat_template
     # None, False and 0 are values, too.
     return {name: literal(value) or repr(value) for name, value in arguments.items()}
 
 
-def _loading(model: Any) -> dict[str, str]:
+def _loading(model: PreTrainedModel) -> dict[str, str]:
     """The quantization that an adapter was trained with: its base is not saved with it."""
     quantization = getattr(model.config, "quantization_config", None)
     if quantization is None or not hasattr(model, "peft_config"):
@@ -122,7 +134,7 @@ def _loading(model: Any) -> dict[str, str]:
     return {"quantization_config": f"BitsAndBytesConfig({', '.join(f'{k}={v!r}' for k, v in shown.items())})"}
 
 
-def _decoding(trainer: Any) -> dict[str, str]:
+def _decoding(trainer: "TrainerProtocol") -> dict[str, str]:
     """The run's sampling, each setting stated: what is left out would be the model's own."""
     args = trainer.args
     decoding = {

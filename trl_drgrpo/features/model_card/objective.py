@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Template
 
 from trl_drgrpo.common import markdown
 
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
-def template(name: str) -> Any:
+
+def template(name: str) -> Template:
     """A template of this room."""
     return markdown.template("trl_drgrpo.features.model_card", name, {}, keep_trailing_newline=True)
 
@@ -17,7 +22,7 @@ def lines_of(name: str, **values: Any) -> list[str]:
     return [line for line in template(name).render(values).splitlines() if line.strip()]
 
 
-def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
+def objective_of(trainer: "TrainerProtocol") -> tuple[list[str], list[str]]:
     """The objective that a trainer minimizes, also before its first step: the formula with the run's numbers, in lines
     of plain text, and one sentence per choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
 
@@ -33,13 +38,13 @@ def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
         "reward_weights": trainer.reward_weights.tolist(),
         "on_policy": args.gradient_accumulation_steps % trainer.generate_every == 0,
         "rows": args.num_generations or 1,
-        "adapters": getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {}),
+        "adapters": getattr(trainer.unwrapped_model, "peft_config", {}),
         "segmenter": scorer.segmenter.name if scorer else None,
     }
     return lines_of("formula.jinja", **values), lines_of("objective.jinja", **values)
 
 
-def plain_data(value: Any) -> Any:
+def plain_data(value: object) -> Any:
     """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
     if isinstance(value, Enum):
         return plain_data(value.value)
@@ -49,4 +54,5 @@ def plain_data(value: Any) -> Any:
         return [plain_data(item) for item in value]
     if value is None or type(value) in (str, int, float, bool):
         return value
-    return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
+    to_dict = getattr(value, "to_dict", None)
+    return str(value) if to_dict is None else plain_data(to_dict())

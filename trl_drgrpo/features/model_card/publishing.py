@@ -12,26 +12,38 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from huggingface_hub import ModelCard as HubCard
-from huggingface_hub import constants
+from huggingface_hub import ModelCardData, constants
 
 from trl_drgrpo.common.errors import DivergedError, InputError, PushError
 from trl_drgrpo.common.hub_errors import UPLOAD_EXCLUDES, is_unreachable
+from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 from trl_drgrpo.upstream.description import CARD
-from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.hooks import CardArguments, Feature
 from trl_drgrpo.upstream.private_state import swapped
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.argument_types import Optimizers
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
 
 class ModelCard(Feature):
-    """Card and upload. `card.py` says what is read off the trainer."""
+    """Card and upload. `card.py` reads the run off the trainer.
 
-    def __init__(self, trainer: Any):
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
+        optimizers (`tuple`, *optional*): Optimizer and scheduler that the trainer was given.
+    """
+
+    def __init__(self, trainer: "TrainerProtocol", optimizers: "Optimizers" = (None, None)):
         super().__init__(trainer)
-        self._arguments: dict[str, Any] | None = None  # of the newest card, for those that follow
+        self._optimizers = optimizers
+        self._newest: ScoredBatch | None = None
+        self._arguments: CardArguments | None = None  # of the newest card, for those that follow
         self._model_was_saved = False
 
     @contextmanager
@@ -41,28 +53,35 @@ class ModelCard(Feature):
         if self._arguments is not None:
             self.trainer.create_model_card()
 
+    def on_credit(self, batch: CreditedBatch) -> None:
+        self._newest = batch.scored
+
     @contextmanager
-    def writing_card(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def writing_card(self, arguments: CardArguments) -> Iterator[CardArguments]:
         trainer = self.trainer
-        given = {key: value for key, value in given.items() if value is not None}
-        default = {"model_name": Path(trainer.args.output_dir).absolute().name}
-        self._arguments = {**default, **(self._arguments or {}), **given}
+        completed = CardArguments(model_name=self._readme.absolute().parent.name)
+        completed.update(self._arguments or {})
+        for name, value in arguments.items():
+            if value is not None:
+                completed[name] = value
+        self._arguments = completed
         # TRL writes elsewhere: an upload that runs beside the training may be reading the card.
         with tempfile.TemporaryDirectory() as folder, swapped(trainer.args, output_dir=folder):
             yield self._arguments
-            main = trainer.is_world_process_zero()
-            metadata: Any = HubCard.load(Path(folder) / "README.md").data if main else None
+            metadata = None
+            if trainer.is_world_process_zero():
+                metadata = cast(ModelCardData, HubCard.load(Path(folder) / "README.md").data)
         if metadata is not None:
             from trl_drgrpo.features.model_card.card import write_card
 
-            write_card(trainer, metadata, self._readme, self._arguments.get("dataset_name"))
+            write_card(trainer, metadata, self._readme, completed.get("dataset_name"), self._optimizers, self._newest)
 
     def on_model_saved(self, folder: Path) -> None:
         trainer = self.trainer
         self._model_was_saved = True
         if not trainer.is_world_process_zero():
             return
-        if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
+        if hasattr(trainer.unwrapped_model, "peft_config"):
             with trainer.describing(CARD):
                 self._put_card_into(folder)
 

@@ -23,13 +23,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.output_folders import check_output_folder, checkpoint_folders, delete, step_of
 from trl_drgrpo.features.diagnostics.run_log import FOLDER
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.hooks import Feature
 
 logger = logging.getLogger(__name__)
 
@@ -356,7 +359,7 @@ def rollouts_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / f"drgrpo_rollouts_{rank}.pt"
 
 
-def features_by_name(features: Iterable[Any]) -> dict[str, Any]:
+def features_by_name(features: Iterable["Feature"]) -> dict[str, "Feature"]:
     """Return features by the name that a checkpoint holds their state under; others of a class are numbered."""
     counts: Counter[str] = Counter()
     features_of_names: dict[str, Any] = {}

@@ -16,16 +16,21 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.errors import DivergedError, InputError
 from trl_drgrpo.common.finite import first_not_finite, has_no_distribution
 from trl_drgrpo.common.output_folders import checkpoint_folders, step_of
 from trl_drgrpo.features.resume.checkpoints import why_incomplete
+from trl_drgrpo.features.resume.resume import Resume
 from trl_drgrpo.upstream.batches import CreditedBatch
 from trl_drgrpo.upstream.hooks import Feature
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 # Beyond these the number itself is the likely cause. Rewards are of the order of 1, learning rates of 1e-6 to 1e-2.
 _LARGE_ADVANTAGE = 1e4
@@ -34,22 +39,30 @@ _ELSEWHERE = "a weight of another process"
 
 
 class DivergenceGuard(Feature):
-    """Raises a [`DivergedError`] in place of a step, a generation or a save with numbers that are not finite."""
+    """Raises a [`DivergedError`] in place of a step, a generation or a save with numbers that are not finite.
 
-    def __init__(self, trainer: Any = None):
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
+        resume ([`Resume`]): Knows the checkpoint that the run goes on from.
+    """
+
+    def __init__(self, trainer: "TrainerProtocol", resume: Resume):
         super().__init__(trainer)
+        self._resume = resume
         self._is_writing = False
         self._began_at = 0  # optimizer steps of the checkpoint that the run goes on from
         self._advantages: torch.Tensor | None = None  # of this rank's newest generation batch
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Refuse weights that were not finite before this run took a step."""
         self._began_at = state.global_step
         name = self._broken_weight() or self._broken_moment()
         if not self._on_any_rank(name):
             return
         name = name or _ELSEWHERE
-        checkpoint: Path | None = self.trainer.resume.resumed_from
+        checkpoint = self._resume.resumed_from
         if checkpoint is None:
             model = getattr(self.trainer.model.config, "_name_or_path", "") or type(self.trainer.model).__name__
             remedy = "Training cannot repair it: take another model, or an earlier checkpoint of it."
@@ -97,7 +110,9 @@ class DivergenceGuard(Feature):
         if self._on_any_rank(self._broken_moment()):
             raise self._diverged("the state of the optimizer is NaN or infinite")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._refuse_broken_weights()  # nothing may have been saved
 
     def _refuse_broken_weights(self) -> None:
@@ -136,7 +151,7 @@ class DivergenceGuard(Feature):
 
     def _newest_checkpoint(self, before: int) -> Path | None:
         """Return the newest complete checkpoint of fewer steps, of this run or of the one that it goes on from."""
-        resumed: Path | None = self.trainer.resume.resumed_from
+        resumed: Path | None = self._resume.resumed_from
         folders = checkpoint_folders(Path(self.trainer.args.output_dir))
         if resumed is not None:
             folders += checkpoint_folders(resumed.parent)

@@ -4,22 +4,27 @@ torch and PEFT say it in a hundred lines, once the model is in memory: one for e
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import torch
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.reading import reading
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 _ADAPTER, _WHOLE = "adapter_model", "model"
 _NEW_RUN = "or start a new run from its weights, with that folder as the model."
 Shapes = dict[str, tuple[int, ...]]
 
 
-def refuse_misfit(trainer: Any, checkpoint: Path) -> None:
+def refuse_misfit(trainer: "TrainerProtocol", checkpoint: Path) -> None:
     """Refuse a whole model for an adapter, an adapter for a whole model, weights of other sizes, and what is damaged.
 
     Args:
@@ -35,33 +40,33 @@ def refuse_misfit(trainer: Any, checkpoint: Path) -> None:
         if file.is_file():
             with _reading(file):
                 json.loads(file.read_text("utf-8"))
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    is_adapted = hasattr(model, "peft_config")
+    model = trainer.unwrapped_model
     has_adapter = (checkpoint / "adapter_config.json").is_file()
     has_model = any(checkpoint.glob(f"{_WHOLE}*.safetensors")) or any(checkpoint.glob("pytorch_model*.bin"))
-    if is_adapted and has_model and not has_adapter:
+    if not isinstance(model, PeftModel):
+        if has_adapter:
+            remedy = "Pass the same peft_config (on the command line `preset`, `use_peft`)."
+            raise InputError("peft_config", "none", f"that of the adapter in {checkpoint}", remedy)
+        saved = _shapes(checkpoint, _WHOLE)
+        _refuse_other_shapes("model", type(model).__name__, saved, model.state_dict(), checkpoint, both_ways=False)
+    elif has_adapter:
+        saved = _shapes(checkpoint, _ADAPTER)
+        _refuse_other_shapes("peft_config", _kind(model), saved, _adapter_weights(model), checkpoint, both_ways=True)
+    elif has_model:
         got = f"{_kind(model)}, but {checkpoint} holds a whole model"
         remedy = f"Remove it (on the command line `preset`, `use_peft`), {_NEW_RUN}"
         raise InputError("peft_config", got, "none", remedy)
-    if has_adapter and not is_adapted:
-        remedy = "Pass the same peft_config (on the command line `preset`, `use_peft`)."
-        raise InputError("peft_config", "none", f"that of the adapter in {checkpoint}", remedy)
-    if has_adapter:
-        from peft import get_peft_model_state_dict
-
-        now = get_peft_model_state_dict(model, adapter_name=model.active_adapters[0], save_embedding_layers=False)
-        saved = _shapes(checkpoint, _ADAPTER)
-        _refuse_other_shapes("peft_config", _kind(model), saved, now, checkpoint, both_ways=True)
-    else:
-        _refuse_other_shapes(
-            "model", type(model).__name__, _shapes(checkpoint, _WHOLE), model.state_dict(), checkpoint, both_ways=False
-        )
 
 
-def _kind(model: Any) -> str:
+def _adapter_weights(model: PeftModel) -> Mapping[str, torch.Tensor]:
+    return get_peft_model_state_dict(model, adapter_name=model.active_adapters[0], save_embedding_layers=False)
+
+
+def _kind(model: PeftModel) -> str:
     config = model.peft_config[model.active_adapters[0]]
     kind = str(getattr(config.peft_type, "value", config.peft_type))
-    return f"{kind} with r={config.r}" if hasattr(config, "r") else kind
+    rank = getattr(config, "r", None)
+    return kind if rank is None else f"{kind} with r={rank}"
 
 
 def _shapes(checkpoint: Path, stem: str) -> Shapes:
@@ -79,7 +84,7 @@ def _reading(file: Path) -> AbstractContextManager[None]:
 
 
 def _refuse_other_shapes(
-    field: str, got: str, saved: Shapes, now: dict[str, Any], checkpoint: Path, *, both_ways: bool
+    field: str, got: str, saved: Shapes, now: Mapping[str, torch.Tensor], checkpoint: Path, *, both_ways: bool
 ) -> None:
     """Refuse weights of other shapes. `both_ways`: also a weight on one side only.
 

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import send_to_device
@@ -25,13 +25,17 @@ from trl_drgrpo.features.resume.checkpoints import (
 )
 from trl_drgrpo.features.resume.fitting import refuse_misfit
 from trl_drgrpo.features.resume.settings import ON_RESUME, geometry
+from trl_drgrpo.upstream.batches import Rollouts
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
 _NOT_ALONE = ("model", "base", "reference")  # refused, or other values of the same weights: the dtype is said
 
 
-def refuse_another_run(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> None:
+def refuse_another_run(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, Any]) -> None:
     """Refuse a run that differs from its checkpoint in the optimizer, the adapter or the objective."""
     before = (_state_of(checkpoint) or {"settings": {}})["settings"]
     if not has_optimizer(checkpoint):
@@ -48,7 +52,7 @@ def _state_of(checkpoint: Path) -> dict[str, Any] | None:
     return state
 
 
-def restore(trainer: Any, checkpoint: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Restore what a checkpoint holds beside weights, optimizer and scheduler.
 
     Returns its state, empty where it has none. `settings` are the run's `resume_facts`.
@@ -100,7 +104,7 @@ def _say_what_changed(trainer: Any, state: dict[str, Any], run_settings: dict[st
             logger.warning(message, checkpoint, differing)
 
 
-def _say_what_is_missing(trainer: Any, checkpoint: Path) -> None:
+def _say_what_is_missing(trainer: "TrainerProtocol", checkpoint: Path) -> None:
     """Warn of a checkpoint of plain TRL, in a run that TRL began or, where another checkpoint is ours, continued."""
     logger.warning(
         "%s holds no Dr. GRPO state: continuing with L = %d. Completions not trained on yet are generated again, "
@@ -116,14 +120,14 @@ def _say_what_is_missing(trainer: Any, checkpoint: Path) -> None:
         logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
 
 
-def _resume_position(trainer: Any, state: dict[str, Any], checkpoint: Path) -> None:
+def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoint: Path) -> None:
     """Restore the position between two generations; with another geometry the next step generates anew."""
     sizes = changed(state["geometry"], geometry(trainer))
     if sizes:
         message = "Batch sizes changed (%s): completions not trained on yet are generated again."
         logger.warning(message, ", ".join(f"{name} {was} -> {now}" for name, was, now in sizes))
         return
-    trainer.micro_step = state["micro_step"]
+    trainer.set_micro_step(state["micro_step"])
     if not state["has_rollouts"]:
         return
     # Keys of a micro-batch that the loss reads under settings that may have changed since it was made.
@@ -142,12 +146,10 @@ def _resume_position(trainer: Any, state: dict[str, Any], checkpoint: Path) -> N
         message = "Completions not trained on yet lack %s, which the run now needs: they are generated again."
         logger.warning(message, " and ".join(sorted(missing)))
     else:
-        trainer.pending_rollouts = rollouts
+        trainer.set_pending_rollouts(rollouts)
 
 
-def load_rollouts(
-    checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]
-) -> list[dict[str, Any]] | None:
+def load_rollouts(checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]) -> list[Rollouts] | None:
     """Return this rank's pending micro-batches on `device`; `None`, with the reason in the log, if unreadable.
 
     `files` are sizes and checksums, as the checkpoint's state lists them.
@@ -160,14 +162,14 @@ def load_rollouts(
             return None
     try:
         # Not onto the device at once: torch reads no storage onto "cpu:0", a process's name for its CPU.
-        micro_batches: Any = send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
+        micro_batches = send_to_device(torch.load(source, map_location="cpu", weights_only=True), device)
     except (OSError, EOFError, RuntimeError, ValueError) as error:
         logger.warning("%s cannot be read (%s: %s).", source, type(error).__name__, error)
         return None
-    return micro_batches
+    return cast(list[Rollouts], micro_batches)
 
 
-def _in_words(value: Any) -> str:
+def _in_words(value: object) -> str:
     return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
@@ -189,7 +191,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
                 yield f"{name}: {key}", was.get(key), value.get(key)
 
 
-def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Any) -> None:
+def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Path) -> None:
     """Refuse what the run cannot go on with: another optimizer, base of an adapter, or reference of the KL term.
 
     Args:

@@ -25,10 +25,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
@@ -47,14 +48,19 @@ from trl_drgrpo.features.resume.checkpoints import (
     why_incomplete,
 )
 from trl_drgrpo.features.resume.settings import geometry, options_of_rewards, resume_facts
+from trl_drgrpo.upstream.batches import Rollouts
 from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.logged_metrics import Unlogged
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
 
-def _model_folders(trainer: Any) -> dict[str, str]:
+def _model_folders(trainer: "TrainerProtocol") -> dict[str, str]:
     """Return folders or Hub ids of a run's models, by their role."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.unwrapped_model
     folders = {"the model": getattr(model, "name_or_path", None)}
     for name, config in getattr(model, "peft_config", {}).items():
         folders[f"the base of adapter {name}"] = config.base_model_name_or_path
@@ -66,20 +72,25 @@ def _model_folders(trainer: Any) -> dict[str, str]:
 class Resume(Feature):
     """Exact resume, and a checkpoint before an error. Notes the state between two optimizer steps.
 
+    Args:
+        trainer ([`DrGRPOTrainer`]): The trainer it belongs to; not built yet.
+        optimizer (`torch.optim.Optimizer`, *optional*): The one that the trainer was given.
+
     Attributes:
         run_id (`str`): Of the run that trains or has trained last; kept when it is resumed.
         resumed_from (`Path`, *optional*): The checkpoint that the newest `train()` goes on from.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: "TrainerProtocol", optimizer: torch.optim.Optimizer | None = None):
         super().__init__(trainer)
+        self._optimizer = optimizer
         self.run_id = ""
         self.resumed_from: Path | None = None
         self._has_begun = False  # whether the files in the output folder are this trainer's
         self._checkpoints_of_this_run: list[Path] = []  # the newest is the last: clocks may be put back
         self._settings: dict[str, Any] = {}  # that a checkpoint records
         self._reward_options: dict[str, Any] = {}  # as they are before anything is scored
-        self._unlogged: dict[str, Any] | None = None  # what the checkpoint holds of a log to come
+        self._unlogged: Unlogged | None = None  # of the checkpoint, for the next log
         self._micro_step = 0  # micro-batches processed when the newest step began or ended
         self._restore_random_state: Callable[[], None] = lambda: None
         self._terminated = threading.Event()  # by SIGTERM: the optimizer step that is being made is the last one
@@ -104,7 +115,7 @@ class Resume(Feature):
                 logger.warning("No checkpoint in %s to resume from: starting from scratch.", folder)
             self._settings = self.trainer.describing.value(
                 "The record of the settings",
-                lambda: resume_facts(self.trainer, self._reward_options),
+                lambda: resume_facts(self.trainer, self._reward_options, self._optimizer),
                 otherwise={},
             )
             if checkpoint:
@@ -121,7 +132,7 @@ class Resume(Feature):
 
         The main process decides for all, once nobody else writes to the folder.
         """
-        decision: Any = None
+        decision: Path | Exception | None = None
         if self.trainer.is_world_process_zero():
             output_dir = Path(self.trainer.args.output_dir)
             overwrite = self.trainer.args.overwrite_output_dir
@@ -155,34 +166,43 @@ class Resume(Feature):
                     )
                 raise
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Begin: everything is loaded, and the first step comes next."""
-        if args.overwrite_output_dir and not self._has_begun and args.should_save:
-            delete_run(Path(args.output_dir))
+        settings = self.trainer.args
+        if settings.overwrite_output_dir and not self._has_begun and settings.should_save:
+            delete_run(Path(settings.output_dir))
         self._has_begun = True
         if self._unlogged is not None:
-            self.trainer.restore_unlogged(self._unlogged)
+            self.trainer.logged_metrics.restore(self._unlogged)
             self._unlogged = None
 
     # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._note_boundary()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if (self.trainer.state.epoch or 0) % 1:  # else noted before the data loader drew its seed, as it will again
             self._note_boundary()
         if any(self.trainer.gathered([self._terminated.is_set()])):
             self._save_step("SIGTERM")
             raise Terminated
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._note_boundary()  # an evaluation that fails must not count as part of the step
 
     def _note_boundary(self) -> None:
         self._micro_step = self.trainer.micro_step
         self._restore_random_state = random_state()
-        self.trainer.mark_unlogged()
+        self.trainer.logged_metrics.mark_boundary()
 
     def _rewind(self) -> None:
         """Put the trainer back to the boundary, as far as a checkpoint records it."""
@@ -190,13 +210,13 @@ class Resume(Feature):
         if trainer.micro_step > self._micro_step:
             newest = (trainer.micro_step - 1) // trainer.generate_every
             if newest != self._micro_step // trainer.generate_every:
-                trainer.pending_rollouts = None  # those at hand are newer than the step that the run resumes from
-        trainer.micro_step = self._micro_step
+                trainer.set_pending_rollouts(None)  # those at hand are newer than the step that the run resumes from
+        trainer.set_micro_step(self._micro_step)
         self._restore_random_state()
 
     # Checkpoints
 
-    def writing(self, folder: Path) -> AbstractContextManager[Any]:
+    def writing(self, folder: Path) -> AbstractContextManager[None]:
         """Make a full disk one error, of a checkpoint and of the model. Links are not written through."""
         if self.trainer.args.should_save:
             drop_saved_links(folder)
@@ -220,7 +240,7 @@ class Resume(Feature):
     def completing_checkpoint(self, checkpoint: Path) -> None:
         """Write the state of all features, and the state file last: with it the checkpoint counts as complete."""
         save_rollouts(checkpoint, self.trainer.accelerator.process_index, self.trainer.pending_rollouts)
-        unlogged = self.trainer.unlogged()
+        unlogged = self.trainer.logged_metrics.unlogged()
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
             features = features_by_name(self.trainer.features)
@@ -257,7 +277,7 @@ class Resume(Feature):
             logger.error("%s. The run up to here is saved: resume from %s.", why, folder)
 
 
-def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, Any]:
+def run_state(trainer: "TrainerProtocol", run_id: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a state file, JSON-ready. `settings`: the `resume_facts` of the start."""
     return {
         "loss_normalizer": trainer.loss_normalizer,
@@ -270,7 +290,7 @@ def run_state(trainer: Any, run_id: str, settings: dict[str, Any]) -> dict[str, 
     }
 
 
-def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]] | None) -> None:
+def save_rollouts(checkpoint: Path, rank: int, micro_batches: list[Rollouts] | None) -> None:
     """Write this rank's pending micro-batches into a checkpoint folder; `None`: leave no file of an older run."""
     if micro_batches is None:
         rollouts_file(checkpoint, rank).unlink(missing_ok=True)

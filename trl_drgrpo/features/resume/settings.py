@@ -8,7 +8,7 @@ the facts that no field holds (`FACTS`): model, reference, data, tokenizer, opti
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -18,6 +18,10 @@ from trl_drgrpo.common.secrets import scrubbed
 from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS, adapter_facts, fields_of
 from trl_drgrpo.rewards.options import reward_options
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
+
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.argument_types import Data
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 ON_RESUME = {
     # With the optimizer's state: torch restores them from there, whatever the arguments say.
@@ -63,25 +67,28 @@ def classes_of(field: str) -> list[str]:
     return listed or ["anew"]
 
 
-def resume_facts(trainer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def resume_facts(
+    trainer: "TrainerProtocol", options: Mapping[str, Any], optimizer: torch.optim.Optimizer | None
+) -> dict[str, Any]:
     """Return the settings that a checkpoint records, JSON-ready and without secrets.
 
     Args:
         trainer ([`DrGRPOTrainer`]): With the model as it was built, before a checkpoint's weights are loaded.
         options (`Mapping[str, Any]`): Options of its rewards, see `options_of_rewards`.
+        optimizer (`torch.optim.Optimizer`, *optional*): The one that the trainer was given.
     """
     args = trainer.args
-    optimizer = trainer.given_optimizers[0]
     names = [field.name for field in dataclasses.fields(args)]
     compared = [name for name in names if classes_of(name)[0] in ("kept", "anew")]
     facts = fields_of(args, tuple(compared))
     optim = type(optimizer).__name__ if optimizer else str(getattr(args.optim, "value", args.optim))
     facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
     tokenizer = trainer.text_tokenizer
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     facts |= {
         **model_facts(trainer),
-        "adapter": adapter_facts(trainer.accelerator.unwrap_model(trainer.model)),
-        "tokenizer": f"{len(tokenizer)} tokens ({_digest(sorted(tokenizer.get_added_vocab().items()))})",
+        "adapter": adapter_facts(trainer.unwrapped_model),
+        "tokenizer": f"{len(tokenizer)} tokens ({_digest(sorted(added.items()))})",
         "chat_template": _digest(tokenizer.chat_template) if tokenizer.chat_template else None,
         "train_dataset": dataset_mark(trainer.train_dataset),
         "reward_options": options,
@@ -91,14 +98,14 @@ def resume_facts(trainer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(scrubbed(facts), default=lambda value: type(value).__name__))
 
 
-def geometry(trainer: Any) -> dict[str, int]:
+def geometry(trainer: "TrainerProtocol") -> dict[str, int]:
     """Return batch sizes and process count: with others, `micro_step` and pending completions mean nothing."""
     fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
     fields += ("num_iterations", "num_generations")
     return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
 
 
-def options_of_rewards(trainer: Any) -> dict[str, Any]:
+def options_of_rewards(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return the options of all rewards by name and path; a function without any has none."""
     rewards = list(zip(trainer.reward_func_names, trainer.reward_funcs, strict=True))
     if trainer.step_scorer:
@@ -111,9 +118,9 @@ def options_of_rewards(trainer: Any) -> dict[str, Any]:
     return options
 
 
-def model_facts(trainer: Any) -> dict[str, Any]:
+def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return what tells the model under an adapter, and the reference of the KL term, from others."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.unwrapped_model
     config = model.config
     is_adapted = hasattr(model, "peft_config")
     frozen = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
@@ -145,7 +152,7 @@ def weights_mark(weights: Mapping[str, torch.Tensor]) -> str:
     return f"{sum(weight.numel() for weight in weights.values()):,} weights ({digest.hexdigest()[:8]})"
 
 
-def dataset_mark(dataset: Any) -> str | None:
+def dataset_mark(dataset: "Data") -> str | None:
     """Return number of rows, columns, and a checksum of at most 5,000 rows, evenly spaced; `None` for streamed data.
 
     Example:
@@ -168,5 +175,5 @@ def dataset_mark(dataset: Any) -> str | None:
     return f"{len(dataset)} rows of {columns} ({digest.hexdigest()[:8]})"
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return xxhash.xxh3_64(json.dumps(value, default=str).encode()).hexdigest()[:8]

@@ -13,7 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
@@ -24,10 +24,23 @@ from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.features.sampling.pass_rates import PassRates, read_pass_rates
 from trl_drgrpo.features.sampling.prompt_stream import Draw, PromptStream, cap_warning, sampling_metrics
 from trl_drgrpo.objective.advantages import Selection, keep_probability, select_groups
-from trl_drgrpo.upstream.batches import OF_THE_BATCH, CreditedBatch, joined_rows, row_of, unknown_keys
+from trl_drgrpo.upstream.batches import (
+    CreditedBatch,
+    DatasetRow,
+    Rollouts,
+    joined_rows,
+    row_of,
+    trained_mask,
+    unknown_keys,
+)
 from trl_drgrpo.upstream.hooks import Feature
 
+if TYPE_CHECKING:
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
+
 logger = logging.getLogger(__name__)
+
+Generate = Callable[[list[DatasetRow]], Rollouts]  # this rank's rows of one round
 
 
 class PromptSampling(Feature):
@@ -38,7 +51,7 @@ class PromptSampling(Feature):
         pass_rates ([`PassRates`]): Estimates by prompt.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: "TrainerProtocol"):
         super().__init__(trainer)
         self.pass_rates = PassRates()
         self.live_share: float | None = None  # of the generated groups, the newest the heaviest
@@ -64,13 +77,13 @@ class PromptSampling(Feature):
         args = self.trainer.args
         if not self.is_on:
             return
-        has_environments = trainer.environment_factories is not None  # they read other columns than the prompt
+        has_environments = trainer.turns.factory is not None  # they read other columns than the prompt
         self.stream = PromptStream(
-            trainer.training_examples, args.seed, bool(trainer.shuffle_dataset), whole_rows=has_environments
+            trainer.training_examples, args.seed, bool(args.shuffle_dataset), whole_rows=has_environments
         )
         if args.curriculum:
             self._rule = CorrectnessRule(trainer.reward_func_names, args.correct_reward, args.correct_threshold)
-        prompts_per_batch = args.generation_batch_size // trainer.num_generations
+        prompts_per_batch = args.generation_batch_size // trainer.args.num_generations
         dataset = self.stream.dataset
         cap = prompts_per_batch * args.max_sampling_rounds
         if isinstance(dataset, Dataset) and len(dataset) < cap:
@@ -103,21 +116,19 @@ class PromptSampling(Feature):
     def on_credit(self, batch: CreditedBatch) -> None:
         self._credited = batch
 
-    def collecting(
-        self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Generate a batch of K groups, see [`Hooks`]. For a stored dataset only the number of `inputs` counts.
-        Advantages carry the weights; those of missing groups are 0."""
+    def collecting(self, inputs: list[DatasetRow], generate: Generate) -> Rollouts:
+        """Make a generation batch of K groups. Of a stored dataset only the number of `inputs` counts.
+        Advantages carry the weights, those of groups that are missing are 0."""
         if not (self.trainer.model.training and self.is_on):
             return generate(inputs)
         args = self.trainer.args
-        size = self.trainer.num_generations
+        size = self.trainer.args.num_generations
         examples = self.trainer.gathered(list(inputs))[::size]
         num_groups = len(examples)
         cap = len(examples) * args.max_sampling_rounds
         prompts = self.stream.batch(self.batches, examples)
         drawn: list[Draw] = []
-        rounds: list[dict[str, Any]] = []
+        rounds: list[Rollouts] = []
         while (missing := num_groups - sum(map(self._is_selected, drawn))) > 0 and len(drawn) < cap:
             fresh = self._draw(prompts, drawn, self._round_size(missing), cap)
             if fresh:
@@ -152,9 +163,9 @@ class PromptSampling(Feature):
     @property
     def _unit(self) -> int:
         """Every process gets as many rows of a multiple of so many groups."""
-        return self._ranks // math.gcd(self._ranks, self.trainer.num_generations)
+        return self._ranks // math.gcd(self._ranks, self.trainer.args.num_generations)
 
-    def _draw(self, prompts: Iterator[Any], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
+    def _draw(self, prompts: Iterator[DatasetRow], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
         """Draw until enough prompts are kept for a round, or the cap is reached."""
         args = self.trainer.args
         fresh = []
@@ -171,9 +182,9 @@ class PromptSampling(Feature):
             drawn.append(draw)
         return fresh
 
-    def _run_round(self, fresh: list[Draw], number: int, generate: Callable) -> dict[str, Any]:
+    def _run_round(self, fresh: list[Draw], number: int, generate: Generate) -> Rollouts:
         """One round: completions, rewards and advantages of the kept prompts."""
-        size = self.trainer.num_generations
+        size = self.trainer.args.num_generations
         ranks = self._ranks
         filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)  # at the cap: rows that nobody takes
         rows = [draw.example for draw in filled for _ in range(size)]
@@ -196,9 +207,7 @@ class PromptSampling(Feature):
             draw.reward = rewards[i] if rewards else math.nan
             if correct is not None and (judged := [c for c in correct[group] if c is not None]):
                 self._judged.append((draw.key, sum(judged), len(judged)))
-        tool_mask = rollouts.get("tool_mask")
-        written = rollouts["completion_mask"] if tool_mask is None else rollouts["completion_mask"] * tool_mask
-        self._tokens += int(written.sum())
+        self._tokens += int(trained_mask(rollouts).sum())
         live = sum(draw.live for draw in fresh) / len(fresh)
         self.live_share = live if self.live_share is None else 0.8 * self.live_share + 0.2 * live
         return rollouts
@@ -218,11 +227,9 @@ class PromptSampling(Feature):
 
     # From rounds to a batch
 
-    def _batch(
-        self, rounds: list[dict[str, Any]], drawn: list[Draw], selection: Selection, rows: int
-    ) -> dict[str, Any]:
+    def _batch(self, rounds: list[Rollouts], drawn: list[Draw], selection: Selection, rows: int) -> Rollouts:
         """The rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
-        size = self.trainer.num_generations
+        size = self.trainer.args.num_generations
         ranks = self._ranks
         rank = self.trainer.accelerator.process_index
         chosen = [drawn[i].place for i in selection.draws]
@@ -243,12 +250,14 @@ class PromptSampling(Feature):
                     local_rows.append((place * size + member, row))
         everyone = sorted(self.trainer.gathered(local_rows), key=lambda entry: entry[0])
         first = rounds[0]
-        batch: dict[str, Any] = joined_rows(
+        batch = joined_rows(
             [row for _, row in everyone[rank * rows : (rank + 1) * rows]],
             self.trainer.pad_token_id,
             first["completion_ids"].device,
         )
-        return batch | {key: first[key] for key in OF_THE_BATCH if key in first}
+        if "num_items_in_batch" in first:
+            batch["num_items_in_batch"] = first["num_items_in_batch"]
+        return batch
 
     # What is said and kept
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner, propose
@@ -24,7 +25,14 @@ ASSUMED_PROMPT = 512
 class MemoryWatch(DescribingCallback):
     """Warns when training begins, on a GPU."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
         memory = device_memory(args.device)
         try:
             message = what_does_not_fit(args, model, memory) if memory else None

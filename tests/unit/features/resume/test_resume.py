@@ -160,7 +160,7 @@ def test_the_signal_is_for_this_process_once_and_only_where_nobody_else_wants_it
 
 @pytest.mark.parametrize("reason", ["another rank has none", "vLLM", None])
 def test_completions_are_used_by_all_ranks_or_none(reason, trainer, monkeypatch, caplog):
-    trainer.pending_rollouts = None
+    trainer.set_pending_rollouts(None)
     if reason == "vLLM":
         trainer.args.use_vllm = True
     elif reason:

@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.config.options import NoTurns
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
 
 DATA = Dataset.from_dict({"prompt": [f"{'live' if i % 3 == 0 else 'dead'} {i}" for i in range(30)]})
@@ -34,16 +35,15 @@ class World:
 def sampling(world, rank, rows, data=DATA, **fields):
     """The feature on a trainer that samples nothing: a live prompt's first completion is the better one."""
     settings = {"dynamic_sampling": True, "max_sampling_rounds": 5, "curriculum": False, "curriculum_q_min": 0.2}
-    settings |= {"seed": 0, "generation_batch_size": rows, "prior_pass_rates": None, **fields}
+    settings |= {"seed": 0, "generation_batch_size": rows, "prior_pass_rates": None, "num_generations": GROUP}
+    settings |= {"shuffle_dataset": True, **fields}
     logged = []
     trainer = SimpleNamespace(
         args=SimpleNamespace(correct_reward=None, correct_threshold=None, **settings),
         accelerator=SimpleNamespace(num_processes=world.size, process_index=rank),
-        num_generations=GROUP,
         training_examples=data,
-        shuffle_dataset=True,
         model=SimpleNamespace(training=True),
-        environment_factories=None,
+        turns=NoTurns(),
         reward_func_names=["passes"],
         pad_token_id=0,
         gathered=lambda values: world.gathered(rank, values),
