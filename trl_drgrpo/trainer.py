@@ -8,6 +8,7 @@
 5. the optimizer step is TRL's. `upstream/trl_overrides.py` has the hooks; `features/` plug into them.
 """
 
+import copy
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -37,7 +38,7 @@ from trl_drgrpo.objective.step_choices import StepBaseline, StepCredit
 from trl_drgrpo.process_rewards.without_outcome import process_only
 from trl_drgrpo.rewards.contract import RewardFunction, checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths
-from trl_drgrpo.single_gpu.peft_adapters import note_base_revision, prepare_adapters
+from trl_drgrpo.single_gpu.peft_adapters import limit_to_language_model, note_base_revision, prepare_adapters
 from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, context_length, embedding_rows
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
@@ -179,6 +180,9 @@ class DrGRPOTrainer(HostTrainer):
         self._add_features(features, args)
         if processing_class is None:
             processing_class = adapters_tokenizer(model, args.trust_remote_code)
+        self.given_adapter = peft_config = copy.copy(peft_config)  # which may be narrowed to layers of this model
+        if not isinstance(model, str):
+            limit_to_language_model(peft_config, model)
         data = (train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers)
         rest = (run.quantization_config, peft_config, tools, rollout_func, run.turns.factory)
         super().__init__(model, run.rewards, args, *data, *rest, **parent_kwargs)
@@ -235,7 +239,9 @@ class DrGRPOTrainer(HostTrainer):
         self.check_owners()
 
     def load_policy(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
-        return load_policy(load, name, options)
+        model = load_policy(load, name, options)
+        limit_to_language_model(self.given_adapter, model)
+        return model
 
     def load_reward_model(self, load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
         return load_reward_model(load, name, options)

@@ -8,10 +8,13 @@ not find under the model's names stays as it was when the model was built.
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import set_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
+
+from trl_drgrpo.common.errors import UpstreamError
 
 REFERENCE = "ref"  # where a model has an adapter of this name, TRL takes it for the reference of KL
 
@@ -23,6 +26,43 @@ def load_translated(model: Any, folder: Path) -> Any:
         return None
     loaded = type(model).from_pretrained(folder, dtype=model.dtype)
     return model.load_state_dict(loaded.state_dict(), strict=False)
+
+
+def language_model_name(model: Any) -> str:
+    """Return the name of the language model in a multimodal model, with a dot behind it; empty for other models."""
+    text_config = model.config.get_text_config(decoder=True)
+    if text_config is model.config:
+        return ""
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and type(module.config) is type(text_config):
+            return f"{name}."
+    return ""
+
+
+def stored_name(model: Any, name: str, shape: tuple[int, ...]) -> str | None:
+    """
+    Return the name under which a model's checkpoint stores one of its weights.
+
+    The text part of a multimodal checkpoint, loaded by itself, calls its layers otherwise; so do checkpoints that are
+    older than the model's code.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): As `from_pretrained` has loaded it, without adapters' names.
+        name (`str`), shape (`tuple[int, ...]`): Of the weight in the model.
+
+    Returns:
+        `str`, *optional*: `None` where it is stored in another form, in several weights or as a part of one.
+    """
+    try:
+        from transformers.core_model_loading import (
+            revert_weight_conversion,  # by which `save_pretrained` names weights
+        )
+    except ImportError as error:
+        raise UpstreamError(f"transformers has moved revert_weight_conversion ({error}).") from error
+    weight = torch.empty(shape, device="meta")
+    stored = revert_weight_conversion(model, {name: weight})
+    # A weight that is merely renamed comes back as the same object.
+    return next((other for other, tensor in stored.items() if len(stored) == 1 and tensor is weight), None)
 
 
 def load_default_adapter(model: Any, folder: Path) -> None:
