@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from safetensors import safe_open
 from tiny_multimodal import MULTIMODAL, adapted_layers, save_multimodal
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from trl_drgrpo import lora_preset
 from trl_drgrpo.check.small import small_model
