@@ -129,14 +129,14 @@ def _build(
     model_class: Any = getattr(transformers, architectures[0], None)
     has_class = part is config and model_class is not None and model_class.config_class is type(config)
 
+    auto_class: Any = AutoModelForCausalLM
     of_images = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(small) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and type(small) in of_images:
+        auto_class = AutoModelForImageTextToText
 
     def build() -> PreTrainedModel:
         if has_class:
             return model_class(small)
-        auto_class = AutoModelForCausalLM
-        if type(small) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and type(small) in of_images:
-            auto_class = AutoModelForImageTextToText
         return auto_class.from_config(small, trust_remote_code=trust_remote_code)
 
     if not attempt.is_narrow:
@@ -174,9 +174,9 @@ def _shrink(config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTo
             value = _renumber(value, layers, fields, attempt)
         elif name in parts:
             value = sum(number in parts[name] for number in layers)
-        elif name == _AT_THE_START and value and layers:
+        elif name == _AT_THE_START and isinstance(value, int) and layers:
             value = sum(number < value for number in layers)
-        elif name == _AT_THE_END and value and layers:
+        elif name == _AT_THE_END and isinstance(value, int) and layers:
             value = sum(number >= depth - value for number in layers)
         elif isinstance(value, list) and depth and len(value) == depth:
             value = [value[number] for number in layers]  # one entry for each layer
