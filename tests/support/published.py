@@ -73,6 +73,12 @@ PUBLISHED = {
 }
 
 
+def published_fields(name):
+    """The configuration of a model, as `config.json` has it."""
+    model_type, fields = PUBLISHED[name]
+    return {"model_type": model_type, **fields}
+
+
 def save_published(name, folder):
     """Writes the configuration of a model; the folder."""
     model_type, fields = PUBLISHED[name]

@@ -135,7 +135,7 @@ def _build(
         auto_class = AutoModelForImageTextToText
 
     def build() -> PreTrainedModel:
-        if has_class:
+        if has_class and model_class is not None:
             return model_class(small)
         return auto_class.from_config(small, trust_remote_code=trust_remote_code)
 
