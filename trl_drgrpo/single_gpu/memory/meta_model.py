@@ -57,7 +57,14 @@ def read_config(name: str) -> tuple[Any, bool]:
 
 
 def text_part(config: Any) -> tuple[Any, bool]:
-    """The configuration of a model's language model, and whether it is one part of several."""
+    """Return the configuration of a model's language model.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Of the whole model; left as it is.
+
+    Returns:
+        `tuple[PretrainedConfig, bool]`: And whether it is one part of several.
+    """
     text = config.get_text_config(decoder=True)
     if text is config:
         return config, False
