@@ -18,7 +18,7 @@ NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_AR
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps gpu bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -148,6 +148,10 @@ bench: $(VENV)/.dev
 gpu: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py
 	$(OFFLINE) $(VENV)/bin/python -m pytest -m gpu tests/trainer/test_gpu.py
+
+# What `check --model` says of each family of models, and the page that shows it (about two minutes).
+families: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python recipes/studies/families.py
 
 # Whole steps against stock TRL, one change at a time (about 40 minutes).
 bench-steps: $(VENV)/.dev

@@ -8,6 +8,7 @@
 5. the optimizer step is TRL's. `upstream/trl_overrides.py` has the hooks; `features/` plug into them.
 """
 
+import copy
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -40,7 +41,7 @@ from trl_drgrpo.process_rewards.step_fields import StepFields
 from trl_drgrpo.process_rewards.without_outcome import process_only
 from trl_drgrpo.rewards.contract import checked_reward, reward_name, to_fix
 from trl_drgrpo.single_gpu.model_checks import check_prompt_lengths
-from trl_drgrpo.single_gpu.peft_adapters import note_base_revision, prepare_adapters
+from trl_drgrpo.single_gpu.peft_adapters import limit_to_language_model, note_base_revision, prepare_adapters
 from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load_reward_model
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, context_length, embedding_rows
 from trl_drgrpo.upstream.batches import (
@@ -208,6 +209,9 @@ class DrGRPOTrainer(HostTrainer):
             self.fast_path.speed.bar(require_proof(DrGRPOTrainer, args, vanished, settings))
         if processing_class is None:
             processing_class = adapters_tokenizer(model, args.trust_remote_code)
+        self.given_adapter = peft_config = copy.copy(peft_config)  # which may be narrowed to layers of this model
+        if not isinstance(model, str):
+            limit_to_language_model(peft_config, model)
         super().__init__(
             model,
             run.rewards,
@@ -288,7 +292,9 @@ class DrGRPOTrainer(HostTrainer):
             self.step_scorer.on_trainer_built(self)
 
     def load_policy(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
-        return load_policy(load, name, options)
+        model = load_policy(load, name, options)
+        limit_to_language_model(self.given_adapter, model)
+        return model
 
     def load_reward_model(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         return load_reward_model(load, name, options)

@@ -15,6 +15,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from bubblewrap import needs_bwrap
 from datasets import Dataset, DatasetDict
+from published import PUBLISHED, save_published
 from tiny import save_tiny
 from tiny_bases import save_base
 from tiny_prms import built, config
@@ -162,6 +163,8 @@ def test_two_steps_on_a_tiny_model(path, tiny, tmp_path, monkeypatch):
     else:
         assert given["dataset_name"].startswith("trl_drgrpo:")
         changes["eval_strategy"], changes["eval_on_start"] = "no", "false"
+    if "model_init_kwargs" in given:
+        changes["model_init_kwargs"] = "{}"  # of weights that are stored in another form
     if given.get("use_vllm"):
         changes["use_vllm"] = "false"  # the engine is tested in test_vllm_*.py
     if "step_reward_funcs" in given:
@@ -183,6 +186,19 @@ def test_two_steps_on_a_tiny_model(path, tiny, tmp_path, monkeypatch):
 def test_the_rows_cover_every_dataset_that_a_recipe_names():
     named = {read_recipe(str(path)).values["dataset_name"] for path in RECIPES}
     assert {name for name in named if not name.startswith("trl_drgrpo:")} == set(ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_needs_what_its_header_says(name, tmp_path, capsys):
+    """The plan of it, from the configuration of its model."""
+    [path] = [path for path in RECIPES if read_recipe(str(path)).values["model_name_or_path"] == name]
+    header = path.read_text().splitlines()[1]
+    card = re.search(r"one (\d+ GB)", header)[1].replace(" ", "")
+    folder = save_published(name, tmp_path)
+    assert main(["plan", "--config", str(path), "--model", folder, "--memory", card, "--json"]) == 0
+    peak = json.loads(capsys.readouterr().out)["peak"]
+    assert f"{peak / 2**30:.1f} GB as planned" in header
 
 
 @pytest.mark.parametrize("path", LAUNCHERS, ids=lambda path: path.stem)

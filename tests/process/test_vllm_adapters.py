@@ -11,7 +11,8 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from runs import logged
 from tiny import save_tiny, tiny_model
-from transformers import AutoModelForCausalLM
+from tiny_multimodal import save_multimodal
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from vllm_server import Server
 from vllm_stub import BLOCK, LLM, Engine
 
@@ -40,11 +41,11 @@ def long_prompts(tokenizer):
 def run(train, build, long_prompts, saved_model):
     """Trains adapters that move, or all weights; gives the trainer."""
 
-    def run(trained=True, model=saved_model, adapter=None, lora=True, **changes):
+    def run(trained=True, model=saved_model, adapter=None, lora=True, auto_class=AutoModelForCausalLM, **changes):
         options = {"r": 4, "task_type": "CAUSAL_LM", "target_modules": "all-linear", **(adapter or {})}
         given = {"data": long_prompts, "peft_config": LoraConfig(**options) if lora else None}
         given |= {"max_steps": 2, "learning_rate": 0.1, "max_completion_length": 8, "use_vllm": True}
-        given |= {"vllm_max_model_length": 128, "model": AutoModelForCausalLM.from_pretrained(model), **changes}
+        given |= {"vllm_max_model_length": 128, "model": auto_class.from_pretrained(model), **changes}
         before = dict(os.environ)
         try:
             return (train if trained else build)(**given)
@@ -192,6 +193,37 @@ def test_control_without_both_the_engine_answers_with_stale_prefixes(run, monkey
     under_one_name(monkeypatch)
     gaps = logged(run(), GAP)
     assert gaps[0] < 1e-4 < 0.05 < min(gaps[1:])
+
+
+# Multimodal checkpoints
+
+
+@pytest.mark.parametrize("vllm_lora", ["adapter", "merged"])
+@pytest.mark.parametrize(
+    ("model_type", "auto_class"),
+    [
+        ("qwen3_5", AutoModelForImageTextToText),
+        ("qwen3_5", AutoModelForCausalLM),  # whose layers have other names than in the file
+        ("gemma3", AutoModelForImageTextToText),  # an older file
+    ],
+    ids=["whole", "language model", "older names"],
+)
+def test_names_are_those_of_the_checkpoint_that_vllm_serves(
+    model_type, auto_class, vllm_lora, run, tokenizer, tmp_path
+):
+    folder = save_multimodal(tmp_path / model_type, tokenizer, model_type)
+    only_text = {"exclude_modules": r".*(visual|vision_tower|multi_modal_projector).*"}
+    trainer = run(model=folder, auto_class=auto_class, adapter=only_text, vllm_lora=vllm_lora)
+    [engine] = LLM.instances
+    assert max(logged(trainer, GAP)) < 1e-4
+    assert ("add_lora" in engine.calls) == (vllm_lora == "adapter")
+
+
+def test_an_adapter_on_the_vision_tower_is_merged(run, tokenizer, tmp_path, caplog):
+    folder = save_multimodal(tmp_path / "gemma3", tokenizer, "gemma3")
+    trainer = run(model=folder, auto_class=AutoModelForImageTextToText, max_steps=1)
+    assert "it has an adapter outside of the language model (model.vision_tower." in caplog.text
+    assert max(logged(trainer, GAP)) < 1e-4
 
 
 # What cannot travel

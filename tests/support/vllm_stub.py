@@ -20,13 +20,17 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from trl_drgrpo.upstream.kv_cache import CACHE
 
 VERSION = "0.31.0"
 BLOCK = 16  # tokens of a block of the prefix cache
+# `hf_to_vllm_mapper` of its multimodal models.
+PREFIXES = {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+PREFIXES |= {f"model.{part}.": f"{part}." for part in ("vision_tower", "multi_modal_projector", "visual")}
 BUFFER_SIZE = 1024**3  # bytes of a packed buffer, vLLM's default
 
 
@@ -42,17 +46,27 @@ class Engine:
 
     def __init__(self, model, seed=0, distortion=0.0):
         self.model = model.eval().requires_grad_(False)
-        self.params = dict(model.named_parameters())
+        self.params = {self.name_here(name): param for name, param in model.named_parameters()}
         self.seed = seed
         self.requests = 0
         self.loads = 0
         self.base = {name: param.data.clone() for name, param in self.params.items()}
         self.prefixes = {}  # keys and values by adapter and tokens, as vLLM looks them up
-        offsets = torch.randn(model.config.vocab_size, generator=torch.Generator().manual_seed(0))
+        offsets = torch.randn(model.config.get_text_config().vocab_size, generator=torch.Generator().manual_seed(0))
         self.offsets = distortion * offsets.to(next(model.parameters()).dtype)
+
+    def name_here(self, name):
+        """As vLLM's multimodal models rename what is in a checkpoint of today's or of an older form."""
+        if self.model.config.get_text_config() is self.model.config:
+            return name
+        for old, new in PREFIXES.items():
+            if name.startswith(old):
+                return new + name.removeprefix(old)
+        return name
 
     def load_weights(self, weights):
         for name, tensor in weights:
+            name = self.name_here(name)
             self.params[name].data.copy_(tensor)  # an unknown name is a KeyError, as in vLLM
             self.base[name].copy_(tensor)
             self.loads += 1
@@ -68,7 +82,9 @@ class Engine:
         for name, b in load_file(Path(folder) / "adapter_model.safetensors").items():
             if ".lora_B." in name:
                 a = load_file(Path(folder) / "adapter_model.safetensors")[name.replace(".lora_B.", ".lora_A.")]
-                of = name.removeprefix("base_model.model.").replace(".lora_B.", ".")
+                of = self.name_here(name.removeprefix("base_model.model.").replace(".lora_B.", "."))
+                if of not in self.params:  # vLLM passes over it without a word
+                    continue
                 self.params[of].data.add_((scale * b.double() @ a.double()).to(self.params[of].dtype))
 
     @torch.no_grad()
@@ -92,11 +108,11 @@ class Engine:
         return cut, copy.deepcopy(self.prefixes.get(key))
 
     def _sample(self, prompt, n, max_tokens, temperature, generator, adapter):
-        stop = set(self.model.config.eos_token_id)
+        stop = set(self.model.generation_config.eos_token_id)
         ids, rows, done = torch.tensor([prompt] * n), [([], []) for _ in range(n)], [False] * n
         cut, prefix = self._prefix(prompt, adapter)
         if prefix is not None:
-            prefix.batch_repeat_interleave(n)
+            prefix.reorder_cache(torch.zeros(n, dtype=torch.long))  # also repeats running states
         for _ in range(max_tokens):
             known = {} if prefix is None else {CACHE: copy.deepcopy(prefix)}
             logits = self.model(ids[:, cut:], **known).logits[:, -1] + self.offsets
@@ -119,7 +135,8 @@ class LLM:
     instances: list = []  # noqa: RUF012
 
     def __init__(self, model, **kwargs):
-        self.engine = Engine(AutoModelForCausalLM.from_pretrained(model), seed=kwargs["seed"])
+        named = getattr(transformers, AutoConfig.from_pretrained(model).architectures[0])
+        self.engine = Engine(named.from_pretrained(model), seed=kwargs["seed"])
         self.kwargs = kwargs
         self.calls = []
         self.asleep, self.loaded = set(), []

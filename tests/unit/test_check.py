@@ -214,6 +214,8 @@ def test_a_models_folder_says_what_it_gets_of_the_fast_path(model_type, architec
     assert report["architecture"] == architecture
     assert report["equal_tokens"] == 1
     assert report["gradient_difference"] < 1e-4
+    assert report["plan"] == "yes"
+    assert report["parameters"] > 1e9
     assert len(report["parts"]) == 7
     for part, reason in report["parts"].items():
         if part in reasons:

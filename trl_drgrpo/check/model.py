@@ -1,20 +1,23 @@
-"""Parts of the fast path that a model gets, and a test of its gradient and tokens: `trl-drgrpo check --model`.
+"""What `trl-drgrpo check --model` says: parts of the fast path, whether gradient and tokens are right, the plan.
 
 A small random model of the configuration trains for two optimizer steps on the fast path, and once more in TRL's
 micro-batches with transformers' generation.
 """
 
-from typing import Any
+import dataclasses
+
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from trl_drgrpo.check.small import small_model
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.host_proof.comparison import ModelResult, compare_with_trl, parts_in_use, train_briefly
+from trl_drgrpo.host_proof.comparison import SETTINGS, ModelResult, compare_with_trl, parts_in_use, train_briefly
 from trl_drgrpo.host_proof.tiny import tiny_tokenizer
+from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, Skeleton, text_part
 from trl_drgrpo.trainer import DrGRPOTrainer
 
 
-def check_model(config: Any, trust_remote_code: bool = False) -> ModelResult:
-    """Train a small random model of a configuration on the fast path, and as TRL does.
+def check_model(config: PreTrainedConfig, trust_remote_code: bool = False) -> ModelResult:
+    """Train a small random model of a configuration on the fast path, and as TRL does; then plan it.
 
     Args:
         config ([`~transformers.PreTrainedConfig`]): Of a decoder, or of a model that has one.
@@ -28,11 +31,36 @@ def check_model(config: Any, trust_remote_code: bool = False) -> ModelResult:
     """
     model = small_model(config, tiny_tokenizer(), trust_remote_code)
     try:
-        return compare_with_trl(DrGRPOTrainer, model)
+        result = compare_with_trl(DrGRPOTrainer, model)
     except InputError as error:
         raise error.under("--model") from error.__cause__
+    plan, parameters = _plan(config, model)
+    return dataclasses.replace(result, plan=plan, parameters=parameters)
 
 
-def fast_path_of(model: Any) -> dict[str, str]:
+def fast_path_of(model: PreTrainedModel) -> dict[str, str]:
     """Return `"yes"`, or why not, for each part of the fast path, by a training of two steps."""
     return parts_in_use(train_briefly(DrGRPOTrainer, model).speed)
+
+
+def _plan(config: PreTrainedConfig, model: PreTrainedModel) -> tuple[str, int | None]:
+    """Return `"yes"`, or why a model cannot be planned, and the weights of its text part at full size.
+
+    All phases are planned for the small model, which has every kind of layer and takes a second.
+    """
+    completion = SETTINGS["max_completion_length"]
+    adapter = Adapter(targets="all-linear")
+    adapted = Setup(device="cpu", autocast=None, prompt=64, completion=completion, adapter=adapter)
+    small_config, is_part = text_part(model.config)
+    parameters = None
+    try:
+        full_size = Skeleton(text_part(config)[0], Setup(device="cpu"))
+        parameters = full_size.parameters
+        planner = Planner(small_config, adapted)
+        planner.estimate(adapted)
+    except Exception as error:  # a model may raise anything; what only describes it ends nothing
+        return str(error), parameters
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    if not is_part and planner.parameters != weights:
+        return f"it counts {planner.parameters:,} of the {weights:,} weights of the small model", parameters
+    return "yes", parameters

@@ -5,50 +5,61 @@ are short enough to matter within a few tokens. No weights are loaded.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-LAYERS = (2, 8)  # tried one after the other; and as many as there are kinds of them
+FEW_LAYERS, MORE_LAYERS = 2, 8  # at least, beside one layer of each kind
 WIDTH, HEADS, HEAD_WIDTH = 64, 4, 16
 _WIDTHS = (
     (WIDTH, "hidden_size n_embd embed_dim d_model lru_width word_embed_proj_dim"),
     (2 * WIDTH, "intermediate_size ffn_dim ffn_hidden_size n_inner intermediate_size_mlp block_ff_dim"),
-    (2 * WIDTH, "shared_intermediate_size mamba_d_ssm attention_hidden_size"),
+    (2 * WIDTH, "shared_intermediate_size shared_experts_intermediate_size mamba_d_ssm attention_hidden_size"),
     (WIDTH // 2, "moe_intermediate_size shared_expert_intermediate_size mamba_d_head mamba_head_dim mamba_headdim"),
     (WIDTH // 2, "attention_head_dim"),
-    (HEADS, "num_attention_heads n_head n_heads num_heads linear_num_value_heads"),
+    (
+        HEADS,
+        "num_attention_heads n_head n_heads num_heads swa_num_attention_heads linear_num_value_heads linear_num_heads",
+    ),
     (HEADS, "mamba_n_heads mamba_num_heads n_mamba_heads index_n_heads mamba_dt_rank time_step_rank"),
     (HEADS // 2, "linear_num_key_heads"),
     (HEAD_WIDTH, "head_dim v_head_dim kv_lora_rank q_lora_rank linear_key_head_dim linear_value_head_dim"),
-    (HEAD_WIDTH, "global_head_dim swa_head_dim index_head_dim hidden_size_per_layer_input"),
+    (HEAD_WIDTH, "swa_head_dim index_head_dim linear_head_dim hidden_size_per_layer_input"),
+    (2 * HEAD_WIDTH, "global_head_dim"),
     (HEAD_WIDTH // 2, "qk_rope_head_dim qk_nope_head_dim state_size mamba_d_state ssm_state_size"),
     (1, "n_groups mamba_n_groups mamba_ngroups"),
 )
 _MOST = (
     (4, "num_experts n_routed_experts num_local_experts"),
-    (2, "num_experts_per_tok"),
-    (1, "n_group topk_group n_shared_experts first_k_dense_replace num_nextn_predict_layers"),
+    (2, "num_experts_per_tok num_experts_per_token top_k_experts moe_topk"),
+    (1, "n_group num_expert_group topk_group n_shared_experts num_shared_experts num_nextn_predict_layers"),
     # So few tokens that they matter within a completion.
-    (16, "sliding_window attention_chunk_size attention_window_size"),
+    (16, "sliding_window sliding_window_size attention_chunk_size attention_window_size"),
     (8, "index_topk"),
 )
 WIDTHS = {name: value for value, names in _WIDTHS for name in names.split()}
 MOST = {name: value for value, names in _MOST for name in names.split()}
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
-_INDICES = ("attn_layer_indices", "full_attn_idxs")  # numbers of the layers of a kind
-_KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-_LONG_BUILDS = 400_000_000  # weights: with the widths of the model itself, no more than this
+_DEPTH = ("num_hidden_layers", "n_layer", "num_layers")
+_KINDS = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types")
+# Fields that name layers by number: lists of them, a mapping from them, how many are at the start and at the end.
+_NUMBERS = ("attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids", "mlp_only_layers")
+_BY_NUMBER = "per_layer_config"
+_AT_THE_START = "first_k_dense_replace"
+_AT_THE_END = "num_kv_shared_layers"
+_TEXT_PARTS = ("text_config", "llm_config", "thinker_config")
+_KEY_VALUE_HEADS = (
+    *("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_global_key_value_heads", "swa_num_key_value_heads"),
+)
+_MOST_WEIGHTS = 400_000_000  # of a model in its own width, whose weights take seconds to draw
 
 
-def read_config(model: str, trust_remote_code: bool = False) -> Any:
+def read_config(model: str, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Return the configuration of a folder or a Hub id; `InputError` where there is none. Code that comes along with
     it runs only where `trust_remote_code` says so."""
     from transformers import AutoConfig
@@ -61,13 +72,13 @@ def read_config(model: str, trust_remote_code: bool = False) -> Any:
 
 
 def small_model(
-    config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", trust_remote_code: bool = False
-) -> "PreTrainedModel":
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """Build a random model of a configuration, the same weights every time.
 
     Args:
         config ([`~transformers.PreTrainedConfig`]): Of a decoder, or of a model that has one. Left as it is.
-        tokenizer ([`~transformers.PreTrainedTokenizerFast`]): Decides the vocabulary and the special tokens.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Decides the vocabulary and the special tokens.
         trust_remote_code (`bool`, *optional*, defaults to `False`): Run the code that comes with the configuration.
 
     Returns:
@@ -77,100 +88,190 @@ def small_model(
         `InputError`: It cannot be built, and where only a part of the widths was made smaller it is too large.
     """
     problems = []
-    for fields in _attempts(config, tokenizer):
+    for attempt in _attempts(config):
         try:
-            return _built(config, fields, tokenizer, trust_remote_code)
+            return _build(config, attempt, tokenizer, trust_remote_code)
         except Exception as error:  # configurations contradict themselves in many ways once a number changes
             problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     expected = "a decoder that can be built with few and narrow layers"
     raise InputError("--model", config.model_type, expected, f"transformers says: {problems[0]}")
 
 
-def _attempts(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
-    """Ways to make it small: the whole model, its text part alone, with more layers, and in the model's own width."""
+@dataclass(frozen=True)
+class _Attempt:
+    """A way to make a model small: the configuration to build, narrow or in its own width, and its least depth."""
+
+    part: PreTrainedConfig
+    is_narrow: bool
+    layers: int
+
+
+def _attempts(config: PreTrainedConfig) -> Iterator[_Attempt]:
+    """List the ways from the best one on: the whole model before its text part alone, narrow before its own width."""
     parts = [config]
-    if (text := config.get_text_config(decoder=True)) is not config:
+    text = config.get_text_config(decoder=True)
+    if text is not config:
         parts.append(text)
-    least, most = LAYERS
-    for widths, layers in ((True, least), (True, most), (False, least)):
+    for is_narrow, layers in ((True, FEW_LAYERS), (True, MORE_LAYERS), (False, FEW_LAYERS)):
         for part in parts:
-            yield {"part": part, "widths": widths, "layers": layers}
+            yield _Attempt(part, is_narrow, layers)
 
 
-def _built(
-    config: "PreTrainedConfig", attempt: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", trust_remote_code: bool
-) -> Any:
+def _build(
+    config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool
+) -> PreTrainedModel:
     import transformers
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    part = attempt["part"]
-    small = type(part).from_dict(_smaller(part.to_dict(), tokenizer, attempt["widths"], attempt["layers"]))
-    name = (getattr(config, "architectures", None) or [""])[0]
-    model_class = getattr(transformers, name, None)
+    part = attempt.part
+    small = type(part).from_dict(_shrink(part, attempt, tokenizer))
+    architectures = getattr(config, "architectures", None) or [""]
+    model_class: Any = getattr(transformers, architectures[0], None)
+    has_class = part is config and model_class is not None and model_class.config_class is type(config)
 
-    def build() -> Any:
-        if part is config and model_class is not None and model_class.config_class is type(config):
+    auto_class: Any = AutoModelForCausalLM
+    of_images = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(small) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and type(small) in of_images:
+        auto_class = AutoModelForImageTextToText
+
+    def build() -> PreTrainedModel:
+        if has_class and model_class is not None:
             return model_class(small)
-        return AutoModelForCausalLM.from_config(small, trust_remote_code=trust_remote_code)
+        return auto_class.from_config(small, trust_remote_code=trust_remote_code)
 
-    if not attempt["widths"]:
+    if not attempt.is_narrow:
         with torch.device("meta"):
             weights = sum(parameter.numel() for parameter in build().parameters())
-        if weights > _LONG_BUILDS:
-            raise ValueError(f"{weights:,} weights with {LAYERS[0]} layers")
+        if weights > _MOST_WEIGHTS:
+            raise ValueError(f"{weights:,} weights with {attempt.layers} layers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build().float()
     stops = [tokenizer.eos_token_id, *range(len(tokenizer) // 9)]
     model.generation_config = transformers.GenerationConfig(eos_token_id=stops, pad_token_id=tokenizer.pad_token_id)
+    # Some contradictions only show when the model runs.
     ids = torch.tensor([[65, 66, 67]])
     with torch.no_grad():
         model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))
     return model.train()
 
 
-def _smaller(fields: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", widths: bool, least: int) -> dict[str, Any]:
-    """Fields of a smaller configuration of the same kind."""
-    depth = next((fields[name] for name in _LAYERS if isinstance(fields.get(name), int)), 0)
-    layers = _kept_layers(fields, depth, least)
-    small = {}
+def _shrink(config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return the fields of a smaller configuration of the same kind."""
+    fields = config.to_dict()
+    depth = _depth(config, fields)
+    parts = _consecutive_parts(fields, depth)
+    layers = _choose_layers(config, fields, depth, attempt.layers)
+    small: dict[str, Any] = {}
     for name, value in fields.items():
-        if isinstance(value, dict) and name in ("text_config", "llm_config", "thinker_config"):
-            value = _smaller(value, tokenizer, widths, least)
+        if isinstance(value, dict) and name in _TEXT_PARTS:
+            value = _shrink(getattr(config, name), attempt, tokenizer)
         elif isinstance(value, dict) and name == "vision_config":
-            value = _shallow(value, fields.get("text_config") or fields, widths)
-        elif name in _INDICES and isinstance(value, list):
+            value = _one_layer(value, config.get_text_config(decoder=True), attempt)
+        elif name in _NUMBERS and isinstance(value, list):
             value = [place for place, number in enumerate(layers) if number in value]
+        elif name == _BY_NUMBER and isinstance(value, dict):
+            value = _renumber(value, layers, fields, attempt)
+        elif name in parts:
+            value = sum(number in parts[name] for number in layers)
+        elif name == _AT_THE_START and isinstance(value, int) and layers:
+            value = sum(number < value for number in layers)
+        elif name == _AT_THE_END and isinstance(value, int) and layers:
+            value = sum(number >= depth - value for number in layers)
         elif isinstance(value, list) and depth and len(value) == depth:
             value = [value[number] for number in layers]  # one entry for each layer
-        elif name in _LAYERS and isinstance(value, int):
+        elif name in _DEPTH and isinstance(value, int):
             value = len(layers)
-        elif widths and value:
+        elif attempt.is_narrow and value:
             value = _narrow(name, value, fields)
         small[name] = value
     return small | _vocabulary(fields, tokenizer)
 
 
-def _kept_layers(fields: dict[str, Any], depth: int, least: int) -> list[int]:
-    """Numbers of layers, ascending: the first one of each kind, and others up to the number asked for."""
-    kept: set[int] = set()
-    for name in ("layer_types", "layers_block_type", "block_types", "mlp_layer_types"):
-        kinds = fields.get(name)
-        if isinstance(kinds, list) and len(kinds) == depth:
-            kept |= {kinds.index(kind) for kind in set(kinds)}
-    for name in _INDICES:
-        kept |= set((fields.get(name) or [])[:1])
-    others = (number for number in range(depth) if number not in kept)
-    while len(kept) < min(least, depth):
-        kept.add(next(others))
-    return sorted(kept)
+def _choose_layers(config: PreTrainedConfig, fields: dict[str, Any], depth: int, least: int) -> list[int]:
+    """Return the numbers of the layers that stay, ascending: the first of each kind, and more up to `least`.
+
+    A kind is everything that a configuration says of a layer by its number.
+    """
+    lists = [getattr(config, name, None) for name in _KINDS]
+    lists = [kinds for kinds in lists if isinstance(kinds, list) and len(kinds) == depth]
+    numbers = [set(fields.get(name) or ()) for name in _NUMBERS]
+    overrides = {int(number): repr(value) for number, value in (fields.get(_BY_NUMBER) or {}).items()}
+    first_shared = depth - (fields.get(_AT_THE_END) or 0)
+    parts = _consecutive_parts(fields, depth)
+    firsts: dict[tuple[Any, ...], int] = {}
+    for number in range(depth):
+        kind = (
+            *(kinds[number] for kinds in lists),
+            *(number in listed for listed in numbers),
+            overrides.get(number),
+            number < (fields.get(_AT_THE_START) or 0),
+            number >= first_shared,
+            *(number in part for part in parts.values()),
+        )
+        firsts.setdefault(kind, number)
+    is_listed = any(isinstance(fields.get(name), list) and fields[name] for name in (*_KINDS, *_NUMBERS))
+    if lists and not is_listed:
+        # Kinds follow from a layer's number (every eighth is attention): only the first layers keep theirs.
+        return list(range(max(least, *firsts.values()) + 1))[:depth]
+    chosen = set(firsts.values())
+    others = (number for number in range(depth) if number not in chosen)
+    while len(chosen) < min(least, depth):
+        chosen.add(next(others))
+    return sorted(chosen)
 
 
-def _narrow(name: str, value: object, fields: dict[str, Any]) -> Any:
+def _depth(config: PreTrainedConfig, fields: dict[str, Any]) -> int:
+    """Return the number of layers; 0 where a configuration does not say it."""
+    for name in _DEPTH:
+        # A property may count the layers of the cache instead, of which a loop over layers has more.
+        depth = fields.get(name, getattr(config, name, None))
+        if isinstance(depth, int):
+            return depth
+    return 0
+
+
+def _consecutive_parts(fields: dict[str, Any], depth: int) -> dict[str, range]:
+    """Return the layers of each part of a model that a configuration cuts into consecutive parts, by the fields that
+    count them; empty for a model in one part."""
+    counts = {
+        name: value
+        for name, value in fields.items()
+        if name.endswith("_layers") and name not in _DEPTH and type(value) is int
+    }
+    if not depth or sum(counts.values()) != depth:
+        return {}
+    parts = {}
+    start = 0
+    for name, count in counts.items():
+        parts[name] = range(start, start + count)
+        start += count
+    return parts
+
+
+def _renumber(
+    by_number: dict[Any, Any], layers: list[int], fields: dict[str, Any], attempt: _Attempt
+) -> dict[str, Any]:
+    """Return what a configuration says of single layers, for those that stay, by their new numbers."""
+    small = {}
+    for key, overrides in by_number.items():
+        if int(key) in layers:
+            if attempt.is_narrow:
+                overrides = {name: _narrow(name, value, fields | overrides) for name, value in overrides.items()}
+                if overrides.get("head_dim") == HEAD_WIDTH:  # wider than in other layers, as in the model
+                    overrides["head_dim"] = 2 * HEAD_WIDTH
+            small[str(layers.index(int(key)))] = overrides
+    return small
+
+
+def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
+    """Return a smaller value of a field, or the same where it is none of a width."""
     if name in _KEY_VALUE_HEADS and isinstance(value, int):
-        heads = fields.get("num_attention_heads") or fields.get("n_head") or value
-        shared = heads // value
-        return HEADS if shared <= 1 else 1 if value == 1 else 2
+        heads = fields.get(name.replace("key_value", "attention")) or fields.get("num_attention_heads")
+        heads = heads or fields.get("n_head") or value
+        if value >= heads:
+            return HEADS
+        return 1 if value == 1 else HEADS // 2
     if name == "head_dim" and value == fields.get("qk_rope_head_dim"):  # latent attention
         return WIDTHS["qk_rope_head_dim"]
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
@@ -183,6 +284,7 @@ def _narrow(name: str, value: object, fields: dict[str, Any]) -> Any:
 
 
 def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
+    """Return rotary positions for heads of `HEAD_WIDTH`."""
     angles = HEAD_WIDTH // 2
     small = dict(rope)
     for name, value in rope.items():
@@ -195,29 +297,27 @@ def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def _shallow(vision: dict[str, Any], text: dict[str, Any], widths: bool) -> dict[str, Any]:
-    """One layer of a vision tower, which gives vectors of the text model's width."""
-    width = WIDTH if widths else text.get("hidden_size")
-    small = {name: _narrow(name, value, vision) if widths and value else value for name, value in vision.items()}
-    for name in (*_LAYERS, "depth"):
-        if isinstance(vision.get(name), int):
-            small[name] = 1
-    for name in ("out_hidden_size", *(["hidden_size"] if "embed_dim" in vision else [])):
-        if name in vision:
-            small[name] = width
-    for name in ("deepstack_visual_indexes", "fullatt_block_indexes"):
-        if name in vision:
-            small[name] = [0]
-    return small
+def _one_layer(vision: dict[str, Any], text: PreTrainedConfig, attempt: _Attempt) -> dict[str, Any]:
+    """Return the fields of a vision tower of one layer, which gives vectors of the text model's width."""
+    width = WIDTH if attempt.is_narrow else getattr(text, "hidden_size", None)
+    small = dict(vision)
+    if attempt.is_narrow:
+        small = {name: _narrow(name, value, vision) if value else value for name, value in vision.items()}
+    outputs = ["out_hidden_size"]
+    if "embed_dim" in vision:
+        outputs.append("hidden_size")
+    replaced = dict.fromkeys((*_DEPTH, "depth"), 1) | dict.fromkeys(outputs, width)
+    replaced |= {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [0]}
+    return small | {name: value for name, value in replaced.items() if vision.get(name) is not None}
 
 
-def _vocabulary(fields: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Special tokens, within the tokenizer's vocabulary."""
+def _vocabulary(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return the special tokens, within the tokenizer's vocabulary."""
     size = len(tokenizer)
     special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     small = {name: value for name, value in special.items() if name in fields}
-    for name in ("vocab_size", "vocab_size_per_layer_input"):
-        if name in fields:
+    for name in fields:
+        if name.endswith("vocab_size") or name == "vocab_size_per_layer_input":
             small[name] = size
     others = [name for name in fields if name.endswith(("_token_id", "_token_index")) and name not in special]
     # Of images and the like, which no text has: behind the others, where the byte-level tokens that end nothing are.

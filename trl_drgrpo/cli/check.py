@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     term = "a `LossTerm` of yours: does it stay exact under the fast path? Seconds"
     parts.add_argument("--loss_term", metavar="FILE.py:CLASS", action="append", help=term)
     model = (
-        "a model's folder (its config.json is enough) or Hub id: which parts of the fast path it gets, and whether "
-        "its gradient and its tokens are right, by a small random model of the kind; seconds"
+        "a model's folder (its config.json is enough) or Hub id: which parts of the fast path it gets, whether its "
+        "gradient and tokens are right, and whether it can be planned, by a small random model of the kind; seconds"
     )
     parts.add_argument("--model", metavar="NAME_OR_FOLDER", help=model)
     parser.add_argument("--trust_remote_code", action="store_true", help="with --model: run the code in its folder")
@@ -278,6 +278,8 @@ def _check_model(args: argparse.Namespace) -> int:
     print(f"\nThe fast path of {result.architecture}, made small, with random weights")
     for part, reason in result.parts.items():
         print(f"  {part:24} {reason if reason == 'yes' else 'no: ' + reason}")
+    billions = "" if result.parameters is None else f", {result.parameters / 1e9:.2f} billion weights"
+    print(f"  {'plan':24} {result.plan if result.plan == 'yes' else 'no: ' + result.plan}{billions}")
     print(f"  gradient {result.gradient_difference:.1e} from that of TRL's micro-batches (at most {TOLERANCE:.0e})")
     print(f"  {result.equal_tokens:.0%} of the completions are those of transformers' own loop")
     right = "Its gradient and its tokens are right here."

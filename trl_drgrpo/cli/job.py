@@ -136,8 +136,12 @@ def prepare(values: dict[str, Any]) -> Job:
     inputs |= _datasets(script, mixture, evaluate=training.eval_strategy != "no")
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
+    from trl_drgrpo.single_gpu.peft_adapters import adapt_language_model_only
+
     with _refusals(vars(model), "ModelConfig"):
         inputs |= {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
+    if "lora_target_modules" in preset and inputs["peft_config"] is not None:
+        adapt_language_model_only(inputs["peft_config"])
     return Job(values, preset, script, training, model, inputs)
 
 

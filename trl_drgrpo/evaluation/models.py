@@ -125,6 +125,9 @@ def load_tokenizer(name: str, loading: Loading) -> Any:
     return load(name, None, loading.trust_remote_code)
 
 
+_CAUSAL = "AutoModelForCausalLM"
+
+
 @brief_bars()
 def load_model(name: str, loading: Loading) -> Any:
     """A model for generation, on this machine's accelerator where it has one.
@@ -138,12 +141,14 @@ def load_model(name: str, loading: Loading) -> Any:
     if loading.bits is not None:
         options["quantization_config"] = _quantization(loading.bits, loading.dtype)
     base = base_name(name, loading.base)
-    model = load(base or name, "AutoModelForCausalLM", **options)
     if base is None:
-        return model.eval()
-    from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary
+        return load(name, _CAUSAL, **options).eval()
+    from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary, model_class_of
 
     adapter = user_path(name)
+    trained_class = model_class_of(load_config(name, loading), adapter)
+    classes = {_CAUSAL: trained_class} if trained_class.__name__ != _CAUSAL else None
+    model = load(base, _CAUSAL, classes, **options)
     fit_vocabulary(model, adapter)
     return attach(model, adapter)
 

@@ -16,6 +16,7 @@ from trl_drgrpo.host_proof.recording import DEFAULTS, LONG_PROMPTS, PROMPTS, Rec
 
 # float32: sums in another order. A wrong mask, position or state is off by a thousandth at least.
 TOLERANCE = 1e-3
+ROUNDING = 1e-4  # other sums make at most so much of it; between the two, TRL's own padding may be what differs
 PROMPTS_OF_A_RUN = [*PROMPTS[:4], *LONG_PROMPTS[:4]]  # short and long ones, padded on the left beside each other
 SETTINGS: dict[str, Any] = {
     **DEFAULTS,
@@ -28,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "run_log": False,
 }
 AS_TRL: dict[str, Any] = {"micro_batching": "upstream"}
+WITHOUT_BALANCE: dict[str, Any] = {"router_aux_loss_coef": 0.0}
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,17 @@ class ModelResult:
         parts (`dict[str, str]`): `"yes"`, or why not, by the name of each part of the fast path.
         gradient_difference (`float`): `|g - g'| / |g'|` from TRL's micro-batches, the worst of the optimizer steps.
         equal_tokens (`float`): Share of the completions that transformers' own loop samples from the same seed.
+        plan (`str`): `"yes"`, or why `plan` cannot plan the model; empty: not tried.
+        parameters (`int`, *optional*): Weights of the whole model as `plan` counts them: of its text part where it has
+            several parts. `None`: not tried, or it cannot build the model.
     """
 
     architecture: str
     parts: dict[str, str]
     gradient_difference: float
     equal_tokens: float
+    plan: str = ""
+    parameters: int | None = None
 
     @property
     def passed(self) -> bool:
@@ -73,17 +80,26 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: Any) -> ModelResu
     stock = trained("without the fast path", "TRL cannot train it here.", **AS_TRL)
     fast = trained("on the fast path", "Set micro_batching='upstream', and report it.")
     parts = parts_in_use(fast.speed)
+    if parts[SpeedPart.PLANNED] != "yes":
+        # A mixture of experts keeps TRL's micro-batches for its balance loss. Without it there is a plan to compare.
+        planned = train_briefly(trainer_class, copy.deepcopy(model), **WITHOUT_BALANCE)
+        if parts_in_use(planned.speed)[SpeedPart.PLANNED] == "yes":
+            fast = planned
+            stock = train_briefly(trainer_class, copy.deepcopy(model), **AS_TRL, **WITHOUT_BALANCE)
     pairs = list(zip(fast.completions, stock.completions, strict=True))
     equal_tokens = sum(ours == theirs for ours, theirs in pairs) / len(pairs)
-    if equal_tokens < 1:  # the gradient of the same completions
-        fast = train_briefly(trainer_class, copy.deepcopy(model), fast_generation=False)
+    if equal_tokens < 1:
+        # Gradients can only be compared on the same completions, so transformers' loop samples them for both.
+        fast = train_briefly(trainer_class, copy.deepcopy(model), **WITHOUT_BALANCE, fast_generation=False)
     difference = largest_difference(fast, stock)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    if difference > TOLERANCE and parts[SpeedPart.PLANNED] == "yes" and takes_positions:
-        # TRL leaves positions to the model, and absolute ones (GPT-2) count its padding. Generation does not.
+    is_planned = fast.speed is not None and parts_in_use(fast.speed)[SpeedPart.PLANNED] == "yes"
+    if difference > ROUNDING and is_planned and takes_positions:
+        # TRL leaves positions to the model. Absolute ones (GPT-2), and scales of attention that grow with them, count
+        # its padding. Generation does not.
         reference = copy.deepcopy(model)
         reference.register_forward_pre_hook(_count_without_padding, with_kwargs=True)
-        difference = largest_difference(fast, train_briefly(trainer_class, reference, **AS_TRL))
+        difference = largest_difference(fast, train_briefly(trainer_class, reference, **AS_TRL, **WITHOUT_BALANCE))
     return ModelResult(type(model).__name__, parts, difference, equal_tokens)
 
 

@@ -111,6 +111,8 @@ def load_model(
             own_class = own_classes.get(auto_class if names_class else architecture(model))
         if own_class is not None:
             del options["trust_remote_code"]  # auto classes alone take it
+        if own_class is None and not with_head:
+            own_class = _multimodal_class(model, trust_remote_code)
         model_class = own_class or getattr(transformers, auto_class)
         loaded, info = model_class.from_pretrained(model, **options)
     remedy = "They would be random: pass a checkpoint that was trained as a language model."
@@ -121,6 +123,17 @@ def load_model(
     placed = loaded if quantization_config is not None else loaded.to(device)
     refuse_not_finite(placed, "model", str(model))
     return placed
+
+
+def _multimodal_class(model: Any, trust_remote_code: bool) -> Any:
+    """Return the class that a checkpoint names, where no class for its language model alone exists; else `None`."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    is_multimodal = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if not is_multimodal or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    return getattr(transformers, (config.architectures or [""])[0], None)
 
 
 def architecture(model: Any) -> str:

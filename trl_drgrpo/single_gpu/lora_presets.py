@@ -1,6 +1,7 @@
 """The `lora` and `qlora` presets: what to adapt, how large, how fast, in one word.
 
-- Every linear layer but the output head: attention alone learns less at the same number of parameters.
+- Every linear layer but the output head: attention alone learns less at the same number of parameters. Of a multimodal
+  model, those of the language model: text reaches no others.
 - Rank 16, `lora_alpha` 32: a policy gradient carries about one bit per completion, so a low rank holds all of it
   (rank 1 equalled full fine-tuning). With alpha fixed at 32 and scaling `alpha / r` the best rate hardly depends on r.
 - Learning rate 1e-5: ten times the 1e-6 of full fine-tuning. The Dr. GRPO authors' own LoRA runs took 5e-5.
@@ -28,7 +29,7 @@ PRESETS: tuple[str, ...] = get_args(Preset)
 LEARNING_RATE = 1e-5
 _ADAPTER = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 _4BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-# Given beside a preset, these would make it another one.
+# Beside a preset, these values would make it another one.
 _CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "lora": {"use_peft": False, "load_in_4bit": True, "load_in_8bit": True},
     "qlora": {"use_peft": False, "load_in_4bit": False, "load_in_8bit": True},
@@ -37,7 +38,7 @@ _CONTRADICTIONS: dict[str, dict[str, Any]] = {
 
 def lora_preset(name: Preset = "lora", **overrides: Any) -> "LoraConfig":
     """
-    An adapter configuration for reinforcement learning, to be passed as `peft_config=` of [`DrGRPOTrainer`].
+    Return an adapter configuration for reinforcement learning, to be passed as `peft_config=` of [`DrGRPOTrainer`].
 
     Args:
         name (`str`, *optional*, defaults to `"lora"`):
@@ -45,7 +46,9 @@ def lora_preset(name: Preset = "lora", **overrides: Any) -> "LoraConfig":
             attribute `quantization_config`, which the trainer applies unless it is given one itself. To
             [`trl.GRPOTrainer`] both are plain LoRA.
         overrides:
-            Fields of [`~peft.LoraConfig`] in the place of the preset's, for example `r=32`.
+            Fields of [`~peft.LoraConfig`] in the place of the preset's, for example `r=32`. With `target_modules` or
+            `exclude_modules`, these alone decide which layers of a multimodal model are adapted; without them, those
+            of its language model.
 
     Returns:
         [`~peft.LoraConfig`]: Saved as plain LoRA, which any peft loads.
@@ -56,16 +59,21 @@ def lora_preset(name: Preset = "lora", **overrides: Any) -> "LoraConfig":
     check_preset(name)
     from peft import LoraConfig
 
+    from trl_drgrpo.single_gpu.peft_adapters import adapt_language_model_only
+
     _check_overrides(overrides, [field.name for field in dataclasses.fields(LoraConfig) if field.init])
     config = LoraConfig(**{**_ADAPTER, **overrides})
     # An attribute, not a field: it is no part of what peft writes into adapter_config.json.
-    config.quantization_config = _quantization() if name == "qlora" else None  # pyright: ignore[reportAttributeAccessIssue]
+    quantization = _quantization() if name == "qlora" else None
+    config.quantization_config = quantization  # pyright: ignore[reportAttributeAccessIssue]
+    if not {"target_modules", "exclude_modules"} & overrides.keys():
+        adapt_language_model_only(config)
     return config
 
 
 def preset_arguments(name: Preset = "lora", **overrides: Any) -> dict[str, Any]:
     """
-    The training arguments that belong to a preset, to be passed on as `DrGRPOConfig(**preset_arguments(...))`.
+    Return the training arguments that belong to a preset, to be passed on as `DrGRPOConfig(**preset_arguments(...))`.
 
     Args:
         name (`str`, *optional*, defaults to `"lora"`): `"lora"` or `"qlora"`.
@@ -88,44 +96,46 @@ def preset_arguments(name: Preset = "lora", **overrides: Any) -> dict[str, Any]:
     """
     check_preset(name)
     on_cpu = bool(overrides.get("use_cpu"))
-    base = {"dtype": "bfloat16" if computes_in_bfloat16(on_cpu) else "float32"}
-    init = {**base, **(overrides.get("model_init_kwargs") or {})}
+    dtype = "bfloat16" if computes_in_bfloat16(on_cpu) else "float32"
+    init = {"dtype": dtype, **(overrides.get("model_init_kwargs") or {})}
     return {**_training(name, on_cpu), **overrides, "model_init_kwargs": init}
 
 
-def preset_values(name: str, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
+def preset_values(name: str, settings: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
     """
-    A preset (`"lora"`, `"qlora"`) in the keys of recipes and flags, without those that were given, and without those
-    of a new adapter where the model is an adapter's folder. Refuses a given key that contradicts it, and `"qlora"`
-    without bitsandbytes.
+    Return a preset in the keys of recipes and flags, without those that `settings` has.
+
+    Keys of a new adapter are left out where the model is an adapter's folder. A setting that contradicts the preset is
+    refused, and `"qlora"` without bitsandbytes.
 
     `device`: `"cuda"` or `"cpu"`, to plan for a device that need not be here, with bfloat16 and bitsandbytes where it
     is a GPU. By default the one that is here.
     """
-    check_preset(name, given, is_planned=device is not None)
-    on_cpu = bool(given.get("use_cpu"))
-    reduced = computes_in_bfloat16(on_cpu) if device is None else device == "cuda"
+    check_preset(name, settings, is_planned=device is not None)
+    on_cpu = bool(settings.get("use_cpu"))
+    takes_bfloat16 = computes_in_bfloat16(on_cpu) if device is None else device == "cuda"
     # The keys of `trl grpo`, in which recipes and flags are written, are PEFT's behind `lora_`.
     adapter = {f"lora_{field.removeprefix('lora_')}": value for field, value in _ADAPTER.items()}
     values = {"use_peft": True, **adapter, "lora_target_modules": [_ADAPTER["target_modules"]]}
     if name == "qlora":
         values |= {**_4BIT, "use_bnb_nested_quant": True}
     # In TRL's keys this is also the dtype in which 4-bit layers compute.
-    own_dtype = (given.get("model_init_kwargs") or {}).get("dtype")
-    values["dtype"] = own_dtype or ("bfloat16" if reduced else "float32")
-    if is_adapter(str(given.get("model_name_or_path"))):  # it brings its own rank and layers
+    chosen_dtype = (settings.get("model_init_kwargs") or {}).get("dtype")
+    values["dtype"] = chosen_dtype or ("bfloat16" if takes_bfloat16 else "float32")
+    if is_adapter(str(settings.get("model_name_or_path"))):  # it brings its own rank and layers
         values = {key: value for key, value in values.items() if key != "use_peft" and not key.startswith("lora_")}
-    return {key: value for key, value in {**values, **_training(name, on_cpu, device)}.items() if key not in given}
+    values |= _training(name, on_cpu, device)
+    return {key: value for key, value in values.items() if key not in settings}
 
 
-def check_preset(name: Any, given: Mapping[str, Any] | None = None, is_planned: bool = False) -> None:
-    """Refuses a preset that does not exist or cannot be had, and given keys that contradict it. `is_planned`: nothing
+def check_preset(name: Any, settings: Mapping[str, Any] | None = None, is_planned: bool = False) -> None:
+    """Refuse a preset that does not exist or cannot be had, and settings that contradict it. `is_planned`: nothing
     will run here, so no package is asked for."""
     if name not in PRESETS:
         remedy = did_you_mean(str(name).lower(), PRESETS, "Pick one of them.", form="{!r}")
         raise InputError("preset", repr(name), f"one of {', '.join(PRESETS)}", remedy)
     for key, value in _CONTRADICTIONS[name].items():
-        if given is not None and given.get(key) is value:
+        if settings is not None and settings.get(key) is value:
             remedy = f"Remove {key}, or the preset."
             if key == "load_in_4bit" and value:
                 remedy = "A 4-bit base is the preset 'qlora'."
@@ -141,11 +151,13 @@ def computes_in_bfloat16(on_cpu: bool = False) -> bool:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if on_cpu or accelerator is None or accelerator.type == "mps":
         return False
-    return torch.cuda.is_bf16_supported(including_emulation=False) if accelerator.type == "cuda" else True
+    if accelerator.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return True
 
 
 def _quantization() -> "BitsAndBytesConfig":
-    """NF4 with double quantization; the layers compute in bfloat16 where the device does."""
+    """Return NF4 with double quantization; the layers compute in bfloat16 where the device does."""
     import torch
     from transformers import BitsAndBytesConfig
 

@@ -11,6 +11,7 @@
 """
 
 import contextlib
+import copy
 import logging
 import math
 import os
@@ -84,12 +85,33 @@ def base_config(base: str, revision: str | None, trust_remote_code: bool) -> Any
     return config
 
 
-def model_class_of(config: Any) -> Any:
-    """The class TRL would train, so that weights keep their names; the auto class for remote code."""
+def model_class_of(config: Any, adapter: Path | None = None) -> Any:
+    """Return the class that was trained, so that layers have the names of the adapter.
+
+    By default this is the class that a checkpoint names; the auto class for remote code. The language model of a
+    multimodal checkpoint can be trained by itself, too (`AutoModelForCausalLM`): the names in the adapter's file tell.
+    """
+    import torch
     import transformers
 
-    named = (config.architectures or [""])[0]
-    return getattr(transformers, named, None) or transformers.AutoModelForCausalLM
+    architecture = (config.architectures or [""])[0]
+    auto_class = transformers.AutoModelForCausalLM
+    named_class = getattr(transformers, architecture, None) or auto_class
+    is_multimodal = config.get_text_config(decoder=True) is not config
+    if adapter is None or not is_multimodal or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return named_class
+    key = next(iter(_adapter_weights(adapter)), "").removeprefix("base_model.model.")
+    with torch.device("meta"):
+        whole = named_class(copy.deepcopy(config))
+        language_model = auto_class.from_config(copy.deepcopy(config))
+    return auto_class if _depth_in(language_model, key) > _depth_in(whole, key) else named_class
+
+
+def _depth_in(model: Any, key: str) -> int:
+    """Return how many parts of a weight's name are modules of a model, one inside the other."""
+    modules = {name for name, _ in model.named_modules()}
+    parts = key.split(".")
+    return max(depth for depth in range(len(parts)) if ".".join(parts[:depth]) in modules)
 
 
 def load(name: str, model_class: Any, **loading: Any) -> Any:
@@ -132,24 +154,30 @@ def attach(model: Any, adapter: Path, is_trainable: bool = False) -> Any:
 def fit_vocabulary(model: Any, adapter: Path) -> None:
     """Give the base as many embeddings as the adapter brings, where the run had extended the vocabulary. The adapter
     brings the content of the new rows, too."""
+    weights = _adapter_weights(adapter)
+    embeddings = model.get_input_embeddings()
+    (name,) = [name for name, module in model.named_modules() if module is embeddings]
+    brought = weights.get(f"base_model.model.{name}.weight")
+    if brought is not None and len(brought) > len(embeddings.weight):
+        model.resize_token_embeddings(len(brought), mean_resizing=False)
+
+
+def _adapter_weights(adapter: Path) -> dict[str, Any]:
+    """Return the tensors of an adapter's file by name; an `InputError` where it is missing, damaged or a pickle with
+    more than tensors."""
     from peft.utils import load_peft_weights
 
     if not any((adapter / f"adapter_model.{suffix}").is_file() for suffix in ("safetensors", "bin")):
         remedy = "Name a complete checkpoint."
         raise InputError("adapter", f"{adapter}, without adapter_model.safetensors", "an adapter's weights", remedy)
     try:
-        weights = load_peft_weights(str(adapter), device="cpu")
+        return load_peft_weights(str(adapter), device="cpu")
     except UnpicklingError as error:
         got, expected = f"{adapter}, whose weights are a pickle with more than tensors", "adapter_model.safetensors"
         raise InputError("adapter", got, expected, "It may run code, and is not read. Save it again.") from error
     except Exception as error:
         remedy = f"Name another checkpoint. {type(error).__name__}: {_first_lines(error)}."
         raise InputError("adapter", f"{adapter}, whose weights do not load", "an adapter's weights", remedy) from error
-    embeddings = model.get_input_embeddings()
-    (name,) = [name for name, module in model.named_modules() if module is embeddings]
-    brought = weights.get(f"base_model.model.{name}.weight")
-    if brought is not None and len(brought) > len(embeddings.weight):
-        model.resize_token_embeddings(len(brought), mean_resizing=False)
 
 
 def _does_not_fit(adapter: Path, why: str) -> InputError:
@@ -239,7 +267,7 @@ def merge_adapter(
     loading = {"revision": revision, "trust_remote_code": trust_remote_code}
     with _appearing(output) as folder:
         inputs, expected, effect = _write(adapter, base, loading, config, dtype, folder)
-        written = load(str(folder), model_class_of(config), trust_remote_code=trust_remote_code)
+        written = load(str(folder), model_class_of(config, adapter), trust_remote_code=trust_remote_code)
         difference, scale = _judge(_logits(written, inputs), expected, effect, dtype)
     return MergeReport(str(output), base, dtype, difference, scale, effect)
 
@@ -248,7 +276,7 @@ def _write(adapter: Path, base: str, loading: dict, config: Any, dtype: str, fol
     """Merge and save. Returns the inputs, the unmerged logits, and the adapter's effect on them."""
     import torch
 
-    model = load(base, model_class_of(config), **loading)
+    model = load(base, model_class_of(config, adapter), **loading)
     fit_vocabulary(model, adapter)
     inputs = _inputs(model.config.get_text_config().vocab_size)
     plain = _logits(model, inputs)

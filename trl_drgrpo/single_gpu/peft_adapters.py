@@ -16,12 +16,13 @@ from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TrainableTokensWrapper
 from torch import nn
+from transformers import PreTrainedModel
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_bad_adapter
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
+from trl_drgrpo.upstream.checkpoint_weights import REFERENCE, language_model_name
 
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
 ALL_LINEAR = "all-linear"
@@ -40,6 +41,32 @@ def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, 
         remedy = "Load it with quantization_config=lora_preset('qlora').quantization_config, or pass its name."
         raise InputError("model", "a loaded model that is not quantized", "one in 4 bit, for 'qlora'", remedy)
     return None
+
+
+_LANGUAGE_MODEL_ONLY = "language_model_only"
+
+
+def adapt_language_model_only(config: PeftConfig) -> None:
+    """Mark a configuration as one that a preset made, for the language model alone.
+
+    The mark is an attribute and no field, so it is not saved.
+    """
+    setattr(config, _LANGUAGE_MODEL_ONLY, True)
+
+
+def limit_to_language_model(config: PeftConfig | None, model: Any) -> None:
+    """Leave the other parts of a multimodal model without an adapter, where the configuration is marked.
+
+    "All linear layers" are those of a vision tower, too. Text never reaches them: they would take memory and learn
+    nothing.
+    """
+    if not getattr(config, _LANGUAGE_MODEL_ONLY, False) or not isinstance(model, PreTrainedModel):
+        return
+    language_model = language_model_name(model)
+    if language_model:
+        # PEFT matches this pattern against the whole name of a layer.
+        escaped = language_model.replace(".", r"\.")
+        config.exclude_modules = rf"(?!{escaped}).+"  # type: ignore[union-attr]
 
 
 def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> None:

@@ -43,7 +43,8 @@ def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) ->
         `InputError`: A checkpoint without all weights, or an adapter that does not fit its base.
     """
     base, options = source_of(name, options)
-    model, info = load(base, **options, output_loading_info=True)
+    architecture = _adapted_class(name, base, options)
+    model, info = load(base, architecture, **options, output_loading_info=True)
     refuse_new_weights("model", base, model, info, f"{_RANDOM}name a checkpoint that was trained as this model.")
     refuse_bad_ends("model", base, model)
     if not is_adapter(name):
@@ -53,6 +54,18 @@ def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) ->
     adapter = user_path(name)
     fit_vocabulary(model, adapter)
     return attach(model, adapter, is_trainable=True)
+
+
+def _adapted_class(name: str, base: str, options: dict[str, Any]) -> Any:
+    """Return the class of the base that an adapter was trained on; `None`, for TRL's choice, where there is none."""
+    if not is_adapter(name):
+        return None
+    from transformers import AutoConfig
+
+    from trl_drgrpo.single_gpu.merging import model_class_of
+
+    loading = {key: options[key] for key in ("revision", "trust_remote_code") if key in options}
+    return model_class_of(AutoConfig.from_pretrained(base, **loading), user_path(name))
 
 
 def load_reward_model(load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:

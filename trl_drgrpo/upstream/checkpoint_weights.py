@@ -14,6 +14,8 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from trl_drgrpo.common.errors import UpstreamError
+
 
 class LoadResult(NamedTuple):
     """Result of `load_state_dict`."""
@@ -32,6 +34,43 @@ def load_translated(model: torch.nn.Module, folder: Path) -> LoadResult | None:
         return None
     loaded = type(model).from_pretrained(folder, dtype=model.dtype)
     return LoadResult(*model.load_state_dict(loaded.state_dict(), strict=False))
+
+
+def language_model_name(model: PreTrainedModel) -> str:
+    """Return the name of the language model in a multimodal model, with a dot behind it; empty for other models."""
+    text_config = model.config.get_text_config(decoder=True)
+    if text_config is model.config:
+        return ""
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and type(module.config) is type(text_config):
+            return f"{name}."
+    return ""
+
+
+def stored_name(model: PreTrainedModel, name: str, shape: tuple[int, ...]) -> str | None:
+    """
+    Return the name under which a model's checkpoint stores one of its weights.
+
+    The text part of a multimodal checkpoint, loaded by itself, calls its layers otherwise; so do checkpoints that are
+    older than the model's code.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): As `from_pretrained` has loaded it, without adapters' names.
+        name (`str`), shape (`tuple[int, ...]`): Of the weight in the model.
+
+    Returns:
+        `str`, *optional*: `None` where it is stored in another form, in several weights or as a part of one.
+    """
+    try:
+        from transformers.core_model_loading import (
+            revert_weight_conversion,  # by which `save_pretrained` names weights
+        )
+    except ImportError as error:
+        raise UpstreamError(f"transformers has moved revert_weight_conversion ({error}).") from error
+    weight = torch.empty(shape, device="meta")
+    stored = revert_weight_conversion(model, {name: weight})
+    # A weight that is merely renamed comes back as the same object.
+    return next((other for other, tensor in stored.items() if len(stored) == 1 and tensor is weight), None)
 
 
 def load_default_adapter(model: torch.nn.Module, folder: Path) -> None:

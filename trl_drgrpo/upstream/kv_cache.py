@@ -79,14 +79,21 @@ def has_only_states(layer: Any) -> bool:
     return type(layer) is LinearAttentionLayer
 
 
+def holds_nothing(layer: Any) -> bool:
+    """Return whether a layer of a cache stores nothing: of a layer without attention, or one that attends to the keys
+    of another one. Such a layer is ready from the start, without keys."""
+    return type(layer) not in PLAIN_LAYERS and getattr(layer, "keys", layer) is None and layer.is_initialized
+
+
 def why_no_groups(cache: Any) -> str | None:
-    """Return why a `GroupCache` cannot take over from a cache; `None` where each layer holds keys and values alone, or
-    running states alone."""
-    others = [layer for layer in cache.layers if type(layer) not in PLAIN_LAYERS and not has_only_states(layer)]
+    """Return why a `GroupCache` cannot take over from a cache; `None` where each layer holds keys and values alone,
+    running states alone, or nothing."""
+    layers = [layer for layer in cache.layers if not holds_nothing(layer)]
+    others = [layer for layer in layers if type(layer) not in PLAIN_LAYERS and not has_only_states(layer)]
     if others:
         names = sorted({type(layer).__name__ for layer in others})
         return f"its cache has layers of other kinds ({', '.join(names)})"
-    return "its cache holds no keys and values" if all(map(has_only_states, cache.layers)) else None
+    return "its cache holds no keys and values" if all(map(has_only_states, layers)) else None
 
 
 def why_no_selection(cache: Any) -> str | None:

@@ -33,6 +33,7 @@ from trl.generation import vllm_generation as of_trl
 from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.generation import VLLM_RANKS
 from trl_drgrpo.search.sampling import AdapterRefused, load_adapter, serve_command, unload_adapter
+from trl_drgrpo.upstream.checkpoint_weights import language_model_name, stored_name
 from trl_drgrpo.upstream.private_state import swapped
 from trl_drgrpo.upstream.weight_sync import merged_while_read, why_merged
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.upstream.trl_overrides import HostTrainer
 
 logger = logging.getLogger(__name__)
+_PREFIX = "base_model.model."  # of PEFT's names
 
 
 class AdapterFolder:
@@ -65,14 +67,21 @@ class AdapterFolder:
         self.path.mkdir()
         weakref.finalize(self, _remove, lock, self.path)
 
-    def write(self, model: PeftModel, version: Path) -> int:
-        """Replaces the version that is there by the model's active adapter; returns its bytes."""
+    def write(self, model: PeftModel, version: Path, stored_layers: dict[str, str]) -> int:
+        """Replace the version that is there by the model's active adapter; return its bytes.
+
+        `stored_layers`: names of its layers in the base's checkpoint, which is what vLLM has loaded.
+        """
         for old in self.path.iterdir():
             shutil.rmtree(old)
         version.mkdir()
         name: Any = model.active_adapter
         state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-        save_file({key: value.contiguous() for key, value in state.items()}, version / "adapter_model.safetensors")
+        renamed = {}
+        for key, value in state.items():
+            layer, _, rest = key.removeprefix(_PREFIX).partition(".lora_")
+            renamed[f"{_PREFIX}{stored_layers[layer]}.lora_{rest}"] = value.contiguous()
+        save_file(renamed, version / "adapter_model.safetensors")
         config = copy.copy(model.peft_config[name])
         config.inference_mode = True
         config.save_pretrained(str(version))
@@ -104,7 +113,9 @@ class VLLMSync(of_trl.VLLMGeneration):
         self.trainer, trainer.vllm_lora = trainer, trainer.args.vllm_lora  # whose later assignment is refused
         self.folder: AdapterFolder | None = None  # of the process that writes for its machine
         self.path: Any = None  # of that folder, on every process; `None`: weights travel
-        self.version, self.bytes = 0, 0
+        self.version = 0
+        self.bytes = 0
+        self.stored_names: dict[str, str] = {}  # in the checkpoint, by the model's names: of layers, or of weights
         self.unload: Any = None  # takes the version that a server has off its list, at the latest at the end
         super().__init__(*args, **kwargs)
 
@@ -135,7 +146,7 @@ class VLLMSync(of_trl.VLLMGeneration):
         return bool(getattr(self.model, "is_quantized", False))
 
     def _why_merged(self) -> str | None:
-        """Why the model has no adapter that could travel; empty where there is none at all."""
+        """Return why the model has no adapter that could travel; empty where there is none at all."""
         model = self.model
         if not isinstance(model, PeftModel):
             return ""
@@ -145,20 +156,34 @@ class VLLMSync(of_trl.VLLMGeneration):
             return "the model is sharded"
         if len(model.active_adapters) > 1:
             return f"{len(model.active_adapters)} adapters are active"
-        if model.config.get_text_config() is not model.config:
-            return "the model has other parts beside the language model"
-        bases = [each.get_base_layer() for each in model.modules() if isinstance(each, LoraLayer)]
-        others = [type(each).__name__ for each in bases if not isinstance(each, nn.Linear)]
-        return why_merged(self.adapter) or (f"it has an adapter on a layer of type {others[0]}" if others else None)
+        return why_merged(self.adapter) or self._why_not_layer_by_layer(model.get_base_model())
+
+    def _why_not_layer_by_layer(self, base: Any) -> str | None:
+        """Return why vLLM has no place for the adapter of a layer; `None`: all names of layers are noted."""
+        language_model = language_model_name(base)
+        for name, layer in base.named_modules():
+            if not isinstance(layer, LoraLayer):
+                continue
+            linear = layer.get_base_layer()
+            if not isinstance(linear, nn.Linear):
+                return f"it has an adapter on a layer of type {type(linear).__name__}"
+            if not name.startswith(language_model):
+                return f"it has an adapter outside of the language model ({name})"
+            stored = stored_name(base, f"{name}.weight", (linear.out_features, linear.in_features))
+            if stored is None:
+                return f"its checkpoint stores {name} in another form"
+            self.stored_names[name] = stored.removesuffix(".weight")
+        return None
 
     def _merge_instead(self, reason: str) -> None:
-        """Says once that weights travel, unless they must not."""
-        wanted = self.trainer.vllm_lora
-        if wanted == "adapter" or self.is_quantized:
-            got = f"{wanted!r}, but {reason or 'all weights are trained'}"
+        """Say once that weights travel, unless they must not."""
+        self.stored_names = {}
+        setting = self.trainer.vllm_lora
+        if setting == "adapter" or self.is_quantized:
+            got = f"{setting!r}, but {reason or 'all weights are trained'}"
             remedy = "A base in 16 bits may use 'merged'; or remove use_vllm."
             raise InputError("vllm_lora", got, "a LoRA adapter that vLLM can take", remedy)
-        if reason and wanted == "auto" and self.accelerator.is_main_process:
+        if reason and setting == "auto" and self.accelerator.is_main_process:
             logger.warning("vLLM gets merged weights in the place of the adapter: %s.", reason)
 
     def _common_folder(self) -> Path:
@@ -179,16 +204,19 @@ class VLLMSync(of_trl.VLLMGeneration):
         self.version += 1
         version = self.path / str(self.version)
         if self.folder is not None:
-            self.bytes = self.folder.write(self.model, version)
+            self.bytes = self.folder.write(self.model, version, self.stored_names)
         return f"{self.path.name}-{self.version}", version
 
     def _iter_named_params(self) -> Any:
         if self.path is not None:
             return
         self.bytes = 0
+        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         for name, param in super()._iter_named_params():
             self.bytes += param.nbytes
-            yield name, param
+            if name not in self.stored_names:
+                self.stored_names[name] = stored_name(base, name, tuple(param.shape)) or name
+            yield self.stored_names[name], param
 
     def sync_weights(self) -> None:
         """Send weights as TRL does, or an adapter, or merged copies; the trainer logs seconds and bytes."""

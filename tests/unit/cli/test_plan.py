@@ -15,6 +15,7 @@ import yaml
 from case_tables import cases
 from misbehaving import kill_self
 from peft import PromptTuningConfig, get_peft_model
+from published import published_fields
 from runs import train
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
@@ -219,6 +220,10 @@ RECIPES = {
     "vllm_qlora": (QWEN3_8B, "24GB", 512),
     "vllm_colocate": (LLAMA_3B, "24GB", 512),
     "vllm_server": (QWEN3_4B, "24GB", 512),
+    "qwen3_5_lora": (published_fields("Qwen/Qwen3.5-4B"), "24GB", 512),
+    "gemma4_qlora": (published_fields("google/gemma-4-E4B-it"), "16GB", 512),
+    "lfm2_lora": (published_fields("LiquidAI/LFM2-1.2B"), "8GB", 512),
+    "gpt_oss_lora": (published_fields("openai/gpt-oss-20b"), "80GB", 512),
 }
 
 

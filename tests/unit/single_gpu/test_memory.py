@@ -144,7 +144,7 @@ def test_two_depths_give_every_other(checkpointing, adapter):
     lengths = {"prompt": 24, "completion": 40, "batch": 4, "accumulation": 2, "steps_per_generation": 2}
     setup = Setup(device="cpu", autocast=None, checkpointing=checkpointing, adapter=adapter, **lengths)
     planner = Planner(qwen(layers=6), setup)
-    assert planner.is_uniform
+    assert planner.is_extrapolated
     shape = Shape(packs=4, width=64, scored=160, layout=160, padded=256, masked=True, later=True)
     for run, rest in ((passes.train, [shape]), (passes.score, [shape]), (passes.generate, [])):
         assert max(planner.peaks(run, setup, *rest).values()) == max(run(planner.full, setup, *rest).values())
@@ -152,7 +152,29 @@ def test_two_depths_give_every_other(checkpointing, adapter):
 
 def test_layers_that_differ_are_run_at_full_depth():
     config = qwen(layers=5, layer_types=["full_attention"] * 4 + ["sliding_attention"], sliding_window=16)
-    assert not Planner(config, Setup(device="cpu", prompt=8, completion=8)).is_uniform
+    assert not Planner(config, Setup(device="cpu", prompt=8, completion=8)).is_extrapolated
+
+
+@pytest.mark.parametrize(
+    ("model_type", "period"),
+    [
+        ("gpt_oss", ["sliding_attention", "full_attention"]),
+        ("qwen3_5_text", ["linear_attention", "linear_attention", "linear_attention", "full_attention"]),
+    ],
+)
+def test_alternating_layers_are_run_at_two_depths(model_type, period, monkeypatch):
+    """With one and two periods; a plan is that of the full depth."""
+    fields = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16, "vocab_size": 300}
+    fields |= {"layer_types": period * 3, "num_hidden_layers": 3 * len(period)}
+    config = transformers.CONFIG_MAPPING[model_type](**fields)
+    setup = Setup(device="cpu", autocast=None, prompt=16, completion=16, batch=8, group=4)
+    planner = Planner(config, setup)
+    assert planner.is_extrapolated
+    plan = planner.estimate(setup)
+    monkeypatch.setattr(Planner, "_build_shallow", lambda self: {})
+    full_depth = Planner(config, setup).estimate(setup)
+    for phase in plan.phases:
+        assert plan.tensors_of(phase) == pytest.approx(full_depth.tensors_of(phase), rel=0.01)
 
 
 @pytest.mark.parametrize(

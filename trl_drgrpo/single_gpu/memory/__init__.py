@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from trl_drgrpo.single_gpu.memory.memory_settings import Adapter as Adapter
     from trl_drgrpo.single_gpu.memory.memory_settings import Setup as Setup
     from trl_drgrpo.single_gpu.memory.memory_settings import parse_memory as parse_memory
+    from trl_drgrpo.single_gpu.memory.meta_model import Skeleton as Skeleton
     from trl_drgrpo.single_gpu.memory.meta_model import read_config as read_config
+    from trl_drgrpo.single_gpu.memory.meta_model import text_part as text_part
 
 attach(__name__)

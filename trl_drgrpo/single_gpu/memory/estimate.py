@@ -97,8 +97,8 @@ class Estimate:
 class Planner:
     """Estimates for one model, whose skeletons are built once.
 
-    A pass is run with two and with three layers, which give its peak at every other depth. A model whose layers differ
-    is run at its full depth.
+    A pass is run at two small depths, which give its peak at every other depth: with two and with three layers, or
+    with one and with two periods where kinds of layers alternate. Other models are run at their full depth.
 
     Args:
         config: Of the text model; see [`read_config`].
@@ -115,11 +115,8 @@ class Planner:
         self.memory = memory
         self.full = Skeleton(config, setup)
         self.parameters = self.full.parameters
-        kinds = {tuple((n, tuple(p.shape)) for n, p in layer.named_parameters()) for layer in self.full.layers}
-        kinds_of_attention = set(getattr(config, "layer_types", None) or ())
-        counted = len(self.full.layers) == config.num_hidden_layers
-        self.is_uniform = len(kinds) == 1 and len(kinds_of_attention) <= 1 and counted
-        self._shallow: dict[int, Skeleton] = {}
+        self._shallow = self._build_shallow()
+        self.is_extrapolated = bool(self._shallow)
         self._peaks: dict[Any, passes.Peaks] = {}  # equal runs are run once
         model = self.full.model
         self._trained = [p for p in model.parameters() if p.requires_grad]
@@ -205,19 +202,37 @@ class Planner:
         """Return the peaks of a pass at the full depth. A shape holds all else of the setup that the pass reads."""
         key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.exact, shape)
         if key not in self._peaks:
-            depth = self.config.num_hidden_layers
             arguments = (setup,) if shape is None else (setup, shape)
-            if not self.is_uniform or depth <= 3:
+            if not self._shallow:
                 self._peaks[key] = _run(run, self.full, *arguments)
             else:
-                for layers in {2, 3} - set(self._shallow):
-                    self._shallow[layers] = Skeleton(self.config, self.setup, layers)
-                two_layers, three_layers = (_run(run, self._shallow[layers], *arguments) for layers in (2, 3))
+                (few, skeleton_of_few), (more, skeleton_of_more) = self._shallow.items()
+                peaks_of_few = _run(run, skeleton_of_few, *arguments)
+                peaks_of_more = _run(run, skeleton_of_more, *arguments)
+                steps = (self.config.num_hidden_layers - few) // (more - few)
                 self._peaks[key] = {
-                    name: two_layers[name] + (depth - 2) * (three_layers[name] - two_layers[name])
-                    for name in two_layers
+                    name: peak + steps * (peaks_of_more[name] - peak) for name, peak in peaks_of_few.items()
                 }
         return self._peaks[key]
+
+    def _build_shallow(self) -> dict[int, Skeleton]:
+        """Return skeletons of two depths by their number of layers; empty where they would not be like the model."""
+        kinds = _kinds(self.full)
+        depth = self.config.num_hidden_layers
+        periods = (period for period in range(1, depth // 2) if kinds[period:] == kinds[:-period])
+        period = next(periods, None)
+        if period is None or len(kinds) != depth:
+            return {}
+        # A first layer, a last one, and, with one period more, what lies between.
+        few = 2 if period == 1 else period + depth % period
+        if few + period >= depth:
+            return {}
+        try:
+            shallow = {layers: Skeleton(self.config, self.setup, layers) for layers in (few, few + period)}
+        except InputError:  # a configuration may name layers that are no longer there
+            return {}
+        are_alike = all(_kinds(skeleton) == kinds[:layers] for layers, skeleton in shallow.items())
+        return shallow if are_alike else {}
 
     def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> dict[str, int]:
         """With vLLM, and what is no tensor."""
@@ -296,6 +311,16 @@ def _run(run: Callable[..., passes.Peaks], skeleton: Skeleton, *rest: Any) -> pa
         got = f"{skeleton.config.model_type}, whose {run.__name__} step cannot be run without weights"
         remedy = f"It cannot be planned. {reason(error)}"
         raise InputError("--model", got, "a decoder whose steps can be counted", remedy) from error
+
+
+def _kinds(skeleton: Skeleton) -> list[tuple[Any, ...]]:
+    """Return for each layer of a decoder what makes it differ from others: its weights, and its kind of attention."""
+    types = getattr(skeleton.config, "layer_types", None) or ()
+    kinds = []
+    for number, layer in enumerate(skeleton.layers):
+        weights = tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
+        kinds.append((weights, *types[number : number + 1]))
+    return kinds
 
 
 def _without_zeros(parts: dict[str, int]) -> dict[str, int]:

@@ -53,8 +53,25 @@ def read_config(name: str) -> tuple[Any, bool]:
 
     with hub_errors("--model", name, "a model that transformers knows"):
         config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
+    return text_part(config)
+
+
+def text_part(config: Any) -> tuple[Any, bool]:
+    """Return the configuration of a model's language model.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Of the whole model; left as it is.
+
+    Returns:
+        `tuple[PretrainedConfig, bool]`: And whether it is one part of several.
+    """
     text = config.get_text_config(decoder=True)
-    return text, text is not config
+    if text is config:
+        return config, False
+    text = copy.deepcopy(text)
+    # Whether head and embeddings are one is a matter of the whole model, whose head it is.
+    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False))
+    return text, True
 
 
 class Skeleton:
@@ -133,12 +150,18 @@ class Skeleton:
 
 
 def _language_model(config: Any, dtype: torch.dtype) -> Any:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoModel, AutoModelForCausalLM
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_MAPPING,
+        AttentionInterface,
+        AutoModel,
+        AutoModelForCausalLM,
+    )
 
     # Under a name of its own masks are taken as they are given; what sdpa does around its kernel happens as always.
     AttentionInterface.register(ATTENTION, _attention)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION, "trust_remote_code": False}
-    if config.model_type.endswith("_text") and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) in MODEL_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return _WithHead(AutoModel.from_config(config, **options), config, dtype)
     try:
         return AutoModelForCausalLM.from_config(config, **options)
@@ -155,7 +178,7 @@ class _WithHead(nn.Module):
         self.get_input_embeddings = text.get_input_embeddings
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
         self.get_output_embeddings = lambda: self.lm_head
-        if config.tie_word_embeddings:
+        if getattr(config, "tie_word_embeddings", False):
             self.lm_head.weight = text.get_input_embeddings().weight
 
     def forward(self, logits_to_keep: int = 0, **inputs: Any) -> Any:

@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.upstream.kv_cache import AttentionInterface, Cache, CacheLayerMixin, PreTrainedModel, has_only_states
+from trl_drgrpo.upstream.kv_cache import (
+    PLAIN_LAYERS,
+    AttentionInterface,
+    Cache,
+    CacheLayerMixin,
+    PreTrainedModel,
+    has_only_states,
+    holds_nothing,
+)
 
 LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
 COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies once what a step reads
@@ -246,7 +254,7 @@ class GroupCache(Cache):
     layers: Any
 
     def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int):
-        first = next(layer for layer in prefilled.layers if not has_only_states(layer))
+        first = next(layer for layer in prefilled.layers if type(layer) in PLAIN_LAYERS)
         device = first.keys.device
         self.grid = Grid.of(prompts, len(first.keys), device)
         self.bias = None
@@ -257,7 +265,9 @@ class GroupCache(Cache):
         self.states: list[Any] = []
         layers: list[Any] = []
         for layer in prefilled.layers:
-            if has_only_states(layer):
+            if holds_nothing(layer):
+                layers.append(layer)
+            elif has_only_states(layer):
                 states = copy.deepcopy(layer)
                 states.reorder_cache(rows)
                 self.states.append(states)
