@@ -12,6 +12,8 @@ class SpeedPart(StrEnum):
 
     PROMPTS_ONCE = "prompts run once"
     GROUP_CACHE = "group cache"
+    FUSED_LAYERS = "fused layers"
+    JOINED_ADAPTERS = "joined adapters"
     RECORDED_STEPS = "recorded steps"
     DROPPED_ROWS = "dropped rows"
     PLANNED = "planned micro-batches"

@@ -3,6 +3,7 @@ what to change when a generation does not fit.
 """
 
 import copy
+import logging
 from collections.abc import MutableMapping
 from contextlib import ExitStack
 from typing import Any
@@ -10,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from trl_drgrpo.features.fast_path.decoding.fused_layers import AGREEMENT, AGREEMENT_BELOW, fused_layers_in
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
 from trl_drgrpo.features.fast_path.noise import random_state, without_noise
@@ -23,6 +25,8 @@ from trl_drgrpo.upstream.kv_cache import (
     why_no_selection,
     why_states_elsewhere,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
@@ -68,14 +72,12 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
     )
 
 
-# How far logits of the first step may be apart, as a share of the largest (from their mean).
-AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
-AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
 AGREEMENT_REPLAYED = 1e-2  # of the same kernels over the same shapes, whatever the numbers
-# Of models that were tested: why rows of their cache are not selected, why they have no group cache, and why their
-# steps are not replayed.
+# Of models that were tested: why rows of their cache are not selected, why they have no group cache, why their layers
+# are as they were, and why their steps are not replayed.
 _why_not_selected: MutableMapping[Any, str | None] = WeakKeyDictionary()
 _why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
+_why_not_fused: MutableMapping[Any, str | None] = WeakKeyDictionary()
 _why_not_replayed: MutableMapping[Any, str | None] = WeakKeyDictionary()
 
 
@@ -253,9 +255,17 @@ class Forwards:
         if not tested:
             self._refuse_other_logits(ids, prefilled)
             _why_not[self._model] = None
-        self._group_attention.enter_context(group_attention_in(self._model))
+        steps = self._group_attention
+        steps.enter_context(group_attention_in(self._model))
+        after_first_step = None
+        if reason := _why_not_fused.get(self._model):
+            self._speed.off(reason, SpeedPart.FUSED_LAYERS)
+        else:
+            after_first_step = steps.enter_context(fused_layers_in(self._model, self._speed))
         self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
         logits = self._group_step(ids)
+        if after_first_step is not None:
+            after_first_step()
         prefilled.layers = []  # `generate` holds on to the cache itself
         self._record_steps(ids.device)
         return logits
@@ -272,23 +282,42 @@ class Forwards:
         self._speed.on(SpeedPart.RECORDED_STEPS)
 
     def _refuse_other_logits(self, ids: torch.Tensor, prefilled: Any) -> None:
-        """Take the step over a group cache that is thrown away, and over transformers' cache."""
+        """Compare a step over a group cache with transformers' own: in fewer operations, and where that gives other
+        logits with the layers as they are."""
         with without_noise(self._model):
             rows, expected = self._tested_rows(ids, prefilled)
-            try:
-                with group_attention_in(self._model):
-                    self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
-                    logits = self._group_step(ids)
-            except torch.OutOfMemoryError:
-                raise
-            except NOT_SERVED as error:
-                if isinstance(error, Refused):
+            reason = None
+            for is_fused in (True, False):
+                try:
+                    logits = self._tested_step(ids, prefilled, is_fused)
+                    dtypes = [layer.keys.dtype for layer in self._groups.groups]
+                    reason = differs(logits[rows], expected, self._agreement(*dtypes))
+                except (torch.OutOfMemoryError, Refused):
                     raise
-                raise Refused(f"{type(error).__name__}: {error}") from error
-        wrong = differs(logits[rows], expected, self._agreement(*(layer.computes_in for layer in self._groups.groups)))
-        self._groups = None
-        if wrong:
-            raise Refused(wrong)
+                except NOT_SERVED as error:
+                    reason = f"{type(error).__name__}: {error}"
+                finally:
+                    self._groups = None
+                if is_fused:
+                    _why_not_fused[self._model] = reason
+                if reason is None:
+                    return
+        raise Refused(reason)
+
+    def _tested_step(self, ids: torch.Tensor, prefilled: Any, is_fused: bool) -> torch.Tensor:
+        """Take the step over a group cache that is thrown away. Returns its logits."""
+
+        def step() -> torch.Tensor:
+            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
+            return self._group_step(ids)
+
+        with group_attention_in(self._model):
+            if not is_fused:
+                return step()
+            with fused_layers_in(self._model, Speed(logger.debug)) as after_first_step:
+                step()
+                after_first_step()
+                return step()  # as all later ones
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
         wrong = differs(logits, expected.float(), AGREEMENT_REPLAYED)
