@@ -60,6 +60,11 @@ def adapter_dtype(layer: Any) -> torch.dtype:
     return layer.lora_A[_adapters(layer)[0]].weight.dtype
 
 
+def is_adding(layer: Any) -> bool:
+    """Return whether a plain layer's adapters change its output."""
+    return any(bool(layer.lora_B[name].weight.any()) for name in _adapters(layer))
+
+
 def low_rank_factors(layers: Sequence[Any], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """
     Copy the adapters of plain layers that read the same input.

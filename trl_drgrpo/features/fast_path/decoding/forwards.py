@@ -4,14 +4,19 @@ what to change when a generation does not fit.
 
 import copy
 import logging
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, MutableSet
 from contextlib import ExitStack
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from trl_drgrpo.features.fast_path.decoding.fused_layers import AGREEMENT, AGREEMENT_BELOW, fused_layers_in
+from trl_drgrpo.features.fast_path.decoding.fused_layers import (
+    AGREEMENT,
+    AGREEMENT_BELOW,
+    FusedLayers,
+    has_adapters,
+)
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
 from trl_drgrpo.features.fast_path.noise import random_state, without_noise
@@ -78,6 +83,8 @@ AGREEMENT_REPLAYED = 1e-2  # of the same kernels over the same shapes, whatever 
 _why_not_selected: MutableMapping[Any, str | None] = WeakKeyDictionary()
 _why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
 _why_not_fused: MutableMapping[Any, str | None] = WeakKeyDictionary()
+# Models whose adapters added nothing yet when they were tested: they are tested again in the next generation.
+_tested_without_adapters: MutableSet[Any] = WeakSet()
 _why_not_replayed: MutableMapping[Any, str | None] = WeakKeyDictionary()
 
 
@@ -244,7 +251,7 @@ class Forwards:
         return _plain_step(self._model, ids, self._kwargs)
 
     def _first_group_step(self, ids: torch.Tensor, prefilled: Any) -> torch.Tensor:
-        tested = self._model in _why_not
+        tested = self._model in _why_not and self._model not in _tested_without_adapters
         text = self._model.config.get_text_config(decoder=True)
         if getattr(text, "attention_chunk_size", None):  # held like a window, but its beginning jumps
             raise Refused("its attention is chunked")
@@ -255,20 +262,27 @@ class Forwards:
         if not tested:
             self._refuse_other_logits(ids, prefilled)
             _why_not[self._model] = None
-        steps = self._group_attention
-        steps.enter_context(group_attention_in(self._model))
-        after_first_step = None
-        if reason := _why_not_fused.get(self._model):
-            self._speed.off(reason, SpeedPart.FUSED_LAYERS)
-        else:
-            after_first_step = steps.enter_context(fused_layers_in(self._model, self._speed))
+        self._group_attention.enter_context(group_attention_in(self._model))
+        fused = self._fused_layers()
+        if fused is not None:
+            self._group_attention.enter_context(fused.in_place())
         self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
         logits = self._group_step(ids)
-        if after_first_step is not None:
-            after_first_step()
+        if fused is not None:
+            fused.after_first_step()
         prefilled.layers = []  # `generate` holds on to the cache itself
         self._record_steps(ids.device)
         return logits
+
+    def _fused_layers(self) -> FusedLayers | None:
+        reason = _why_not_fused.get(self._model)
+        if reason is None:
+            return FusedLayers(self._model, self._speed)
+        parts = [SpeedPart.FUSED_LAYERS]
+        if has_adapters(self._model):
+            parts.append(SpeedPart.JOINED_ADAPTERS)
+        self._speed.off(reason, *parts)
+        return None
 
     def _record_steps(self, device: torch.device) -> None:
         reason = why_not_recorded(self._model, device) or _why_not_replayed.get(self._model)
@@ -314,9 +328,13 @@ class Forwards:
         with group_attention_in(self._model):
             if not is_fused:
                 return step()
-            with fused_layers_in(self._model, Speed(logger.debug)) as after_first_step:
+            fused = FusedLayers(self._model, Speed(logger.debug))
+            _tested_without_adapters.discard(self._model)
+            if not fused.proves_adapters():
+                _tested_without_adapters.add(self._model)
+            with fused.in_place():
                 step()
-                after_first_step()
+                fused.after_first_step()
                 return step()  # as all later ones
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:

@@ -134,45 +134,57 @@ def _is_close(values: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(apart <= tolerance * expected.abs().max())
 
 
-@contextmanager
-def fused_layers_in(model: nn.Module, speed: Speed) -> Iterator[Callable[[], None]]:
-    """
-    Inside the block a decoding step of the model has fewer operations.
+class FusedLayers:
+    """Layers of a model while it decodes, in fewer operations.
 
     Args:
         model ([`~torch.nn.Module`]): Decoder, with or without adapters.
         speed ([`Speed`]): Is told what is used, and why not.
-
-    Yields:
-        Function to call after the first step, which has shown which layers share their input.
     """
-    with ExitStack() as stack:
-        is_fused = False
+
+    def __init__(self, model: nn.Module, speed: Speed):
+        self._speed = speed
+        self._norms: dict[nn.Module, NormForm] = {}
         for module in model.modules():
             if module not in _norm_forms:
                 _norm_forms[module] = _norm_form(module)
             form = _norm_forms[module]
-            if form is not None and "forward" not in vars(module):  # such as one that fetches weights
-                stack.enter_context(swapped(module, forward=_fused_norm(module, form)))
-                is_fused = True
-        rotations: list[Rotation] = []
-        for file in rotary_files(model):
-            rotations.append(Rotation(getattr(file, ROTARY)))
-            stack.enter_context(swapped(file, **{ROTARY: rotations[-1]}))
-        adapters = None
-        if any(hasattr(module, "lora_A") for module in model.modules()):
+            if form is not None and "forward" not in vars(module):  # such as one that fetches weights first
+                self._norms[module] = form
+        self._rotations = {file: Rotation(getattr(file, ROTARY)) for file in rotary_files(model)}
+        self._adapters = None
+        if has_adapters(model):
             from trl_drgrpo.features.fast_path.decoding.joined_adapters import JoinedAdapters
 
-            adapters = JoinedAdapters(model, speed)
-            for layer, forward in adapters.forwards.items():
-                stack.enter_context(swapped(layer, forward=forward))
+            self._adapters = JoinedAdapters(model, speed)
 
-        def after_first_step() -> None:
-            if adapters is not None:
-                adapters.join()
-            if is_fused or any(rotation.agrees for rotation in rotations):
-                speed.on(SpeedPart.FUSED_LAYERS)
-            else:
-                speed.off("torch has none of its norms and rotations", SpeedPart.FUSED_LAYERS, expected=True)
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside the block the model runs with these layers."""
+        with ExitStack() as stack:
+            for module, form in self._norms.items():
+                stack.enter_context(swapped(module, forward=_fused_norm(module, form)))
+            for file, rotation in self._rotations.items():
+                stack.enter_context(swapped(file, **{ROTARY: rotation}))
+            if self._adapters is not None:
+                for layer, forward in self._adapters.forwards.items():
+                    stack.enter_context(swapped(layer, forward=forward))
+            yield
 
-        yield after_first_step
+    def after_first_step(self) -> None:
+        """Join what the first step has shown to read the same input, and tell what is used."""
+        if self._adapters is not None:
+            self._adapters.join()
+        if self._norms or any(rotation.agrees for rotation in self._rotations.values()):
+            self._speed.on(SpeedPart.FUSED_LAYERS)
+        else:
+            self._speed.off("torch has none of its norms and rotations", SpeedPart.FUSED_LAYERS, expected=True)
+
+    def proves_adapters(self) -> bool:
+        """Tell whether a comparison of logits says something about adapters: new ones add nothing to any layer."""
+        return self._adapters is None or not self._adapters.add_nothing()
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Tell whether some layers may have LoRA adapters."""
+    return any(hasattr(module, "lora_A") for module in model.modules())

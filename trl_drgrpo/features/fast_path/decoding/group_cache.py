@@ -410,7 +410,8 @@ def _attended(layer: GroupLayer, query: torch.Tensor, scaling: float, softcap: f
     if softcap is not None:
         scores = (scores / softcap).tanh_().mul_(softcap)
     if seen.bias is not None:
-        scores.view(prompts, -1, scores.size(2))[..., : seen.bias.size(2)] += seen.bias
+        # Not `+=`, which would also copy the sum onto itself.
+        scores.view(prompts, -1, scores.size(2))[..., : seen.bias.size(2)].add_(seen.bias)
     if sinks is not None:
         sinks = sinks.float().view(1, layer.heads, 1, repeated, 1).expand(prompts, -1, width, -1, -1)
         scores = torch.cat([scores, sinks.reshape(len(by_row), repeated, 1)], dim=2)

@@ -20,7 +20,13 @@ import torch
 from torch import nn
 
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
-from trl_drgrpo.upstream.lora_layers import active_lora_layers, adapter_dtype, low_rank_factors, why_not_plain
+from trl_drgrpo.upstream.lora_layers import (
+    active_lora_layers,
+    adapter_dtype,
+    is_adding,
+    low_rank_factors,
+    why_not_plain,
+)
 
 
 class SharedProduct:
@@ -102,6 +108,10 @@ class JoinedAdapters:
             product = SharedProduct(layers, dtype)
             self._products |= {layer: (product, place) for place, layer in enumerate(layers)}
         self._first_calls = None
+
+    def add_nothing(self) -> bool:
+        """Tell whether the adapters change no output: B is zero before the first optimizer step."""
+        return not any(is_adding(layer) for layer in self.forwards)
 
 
 def _product_dtype(layer: Any, output: torch.Tensor) -> torch.dtype:
