@@ -8,17 +8,17 @@ logger = logging.getLogger(__name__)
 
 
 class SpeedPart(StrEnum):
-    """Parts of the fast path: those of generation, then those of training."""
+    """Parts of the fast path: those of generation, those of training, then those of a decoding step over groups."""
 
     PROMPTS_ONCE = "prompts run once"
     GROUP_CACHE = "group cache"
-    FUSED_LAYERS = "fused layers"
-    JOINED_ADAPTERS = "joined adapters"
     RECORDED_STEPS = "recorded steps"
     DROPPED_ROWS = "dropped rows"
     PLANNED = "planned micro-batches"
     SKIPPED_ROWS = "skipped rows"
     SHARED_PROMPTS = "shared prompts"
+    FUSED_LAYERS = "fused layers"
+    JOINED_ADAPTERS = "joined adapters"
 
 
 def in_words(facts: Mapping[str, str]) -> str:

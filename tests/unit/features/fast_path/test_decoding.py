@@ -414,15 +414,15 @@ def test_a_step_is_recorded_anew_when_buffers_move(tokenizer, family, replaying)
 
 def test_steps_are_recorded_on_one_gpu_that_nobody_debugs(model, monkeypatch):
     gpu = torch.device("cuda")
-    assert replay.why_not_recorded(model, gpu) is None
-    assert replay.why_not_recorded(model, torch.device("cpu"))
+    assert forwards.why_not_recorded(model, gpu) is None
+    assert forwards.why_not_recorded(model, torch.device("cpu"))
     monkeypatch.setattr(model, "hf_device_map", {"": 0}, raising=False)
-    assert replay.why_not_recorded(model, gpu) is None
+    assert forwards.why_not_recorded(model, gpu) is None
     monkeypatch.setattr(model, "hf_device_map", {"model": 0, "lm_head": 1})
-    assert replay.why_not_recorded(model, gpu)
+    assert forwards.why_not_recorded(model, gpu)
     monkeypatch.setattr(model, "hf_device_map", {})
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert replay.why_not_recorded(model, gpu)
+    assert forwards.why_not_recorded(model, gpu)
 
 
 def test_what_fails_once_is_recorded_again(model, replaying, monkeypatch, caplog):

@@ -9,12 +9,14 @@ from decoded import MIXED, assert_same_tokens, generate
 from launch_counts import decoding_step, per_layer
 from peft import LoraConfig, get_peft_model
 from tiny import random_weights
+from tiny_bases import load, nf4, save_base
 from tiny_families import tiny
 from torch import nn
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config
 
 from trl_drgrpo.features.fast_path.decoding import forwards, fused_layers, group_cache, joined_adapters, replay
 from trl_drgrpo.features.fast_path.speed import Speed
+from trl_drgrpo.single_gpu.peft_adapters import keep_4bit_layout
 from trl_drgrpo.upstream import lora_layers
 from trl_drgrpo.upstream.model_parts import ROTARY
 
@@ -217,6 +219,17 @@ def test_one_input_for_two_steps_is_computed_twice(tokenizer):
         first = product.add(0, torch.zeros(2, 1, layer.out_features), states).clone()
         states.mul_(2)
         torch.testing.assert_close(product.add(0, torch.zeros(2, 1, layer.out_features), states), 2 * first)
+
+
+@pytest.mark.parametrize("quantization", [nf4(), BitsAndBytesConfig(load_in_8bit=True)], ids=["4 bits", "8 bits"])
+def test_adapters_on_a_quantized_base_are_joined(tokenizer, tmp_path, quantization):
+    path = save_base(tmp_path, tokenizer)
+    model = load(path, quantization_config=quantization)
+    keep_4bit_layout(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = get_peft_model(model, LoraConfig(**LORA))
+    assert_same_tokens_with(model)
 
 
 # Norms and rotations

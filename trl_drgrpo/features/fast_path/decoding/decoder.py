@@ -18,7 +18,7 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import logits_process as processors
 
-from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
+from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
 from trl_drgrpo.upstream.kv_cache import moved_in_decoding, why_no_cache, why_no_dynamic_cache
 from trl_drgrpo.upstream.private_state import swapped
@@ -232,6 +232,8 @@ def shared_prefill(
         try:
             return generate(*args, **kwargs)
         except torch.OutOfMemoryError as error:
+            from trl_drgrpo.features.fast_path.decoding.too_little_memory import does_not_fit
+
             if not isinstance(ids := kwargs.get("input_ids"), torch.Tensor):
                 raise
             raise does_not_fit(

@@ -36,7 +36,9 @@ class Grid:
     """
 
     def __init__(self, prompts: list[int], places: list[int], shape: tuple[int, int], device: Any):
-        self.prompts, self.places, self.shape = prompts, places, shape
+        self.prompts = prompts
+        self.places = places
+        self.shape = shape
         slots = [prompt * shape[1] + place for prompt, place in zip(prompts, places, strict=True)]
         self.slots = torch.tensor(slots, device=device)
         self.is_full = slots == list(range(self.size))  # row by row, nothing to move
@@ -45,31 +47,32 @@ class Grid:
 
     @classmethod
     def of(cls, prompts: list[int], number: int, device: Any) -> "Grid":
-        """The smallest grid for rows of so many prompts."""
-        taken = [0] * number
-        places = []
+        """Return the smallest grid for rows of so many prompts."""
+        rows_of = [0] * number
+        places: list[int] = []
         for prompt in prompts:
-            places.append(taken[prompt])
-            taken[prompt] += 1
-        return cls(prompts, places, (number, max(taken)), device)
+            places.append(rows_of[prompt])
+            rows_of[prompt] += 1
+        return cls(prompts, places, (number, max(rows_of)), device)
 
     @property
     def size(self) -> int:
         return self.shape[0] * self.shape[1]
 
     def without(self, rows: list[int]) -> "Grid":
-        """The same grid with these rows of the batch alone."""
-        prompts, places = ([each[row] for row in rows] for each in (self.prompts, self.places))
+        """Return the same grid with these rows of the batch alone."""
+        prompts = [self.prompts[row] for row in rows]
+        places = [self.places[row] for row in rows]
         return Grid(prompts, places, self.shape, self.slots.device)
 
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
-        """`(n, ...)` to `(P, W, ...)`; empty places get the first row."""
+        """Turn `(n, ...)` into `(P, W, ...)`; empty places get the first row."""
         if not self.is_full:
             rows = rows.index_select(0, self._rows)
         return rows.view(*self.shape, *rows.shape[1:])
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """`(P, W, ...)` to `(n, ...)`."""
+        """Turn `(P, W, ...)` into `(n, ...)`."""
         rows = rows.flatten(0, 1)
         return rows if self.is_full else rows.index_select(0, self.slots)
 
@@ -108,7 +111,9 @@ class GroupLayer(CacheLayerMixin):
 
     def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int):
         super().__init__()
-        self.grid, self.bias, self.most = grid, bias, most
+        self.grid = grid
+        self.bias = bias
+        self.most = most
         self.window: int | None = getattr(prefilled, "sliding_window", None)
         self.length = prefilled.get_seq_length()  # L; a window may have left fewer columns
         self.heads = prefilled.keys.size(1)
@@ -123,38 +128,39 @@ class GroupLayer(CacheLayerMixin):
         """Nothing to do: it begins with the prompts."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Writes a token of each row; gives the token's own keys and values back, marked with this layer."""
+        """Write a token of each row. Returns its keys and values with a mark by which attention finds this layer."""
         if key_states.size(2) != 1:
             raise ValueError("one token of each row at a time")
         if self.fixed is None:
             self.make_room(key_states, value_states)
         column = self.tokens - self.dropped
-        buffers: Any = ((self.keys, key_states), (self.values, value_states))
-        for buffer, states in buffers:
-            written = self.grid.spread(states[:, :, 0]).transpose(1, 2)  # (P, H, W, D)
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            token = self.grid.spread(states[:, :, 0]).transpose(1, 2)  # (P, H, W, D)
             if self.fixed is None:
-                buffer[:, :, :, column] = written
-            else:
-                buffer.index_copy_(3, self.fixed.column, written.unsqueeze(3).to(buffer.dtype))
+                buffer[:, :, :, column] = token
+            else:  # a recording would hold on to the number of a column
+                buffer.index_copy_(3, self.fixed.column, token.unsqueeze(3).to(buffer.dtype))
             setattr(states, LAYER, self)
         if self.fixed is None:
             self.tokens += 1
         return key_states, value_states
 
     def make_room(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Room for one more token of each row, of the type and width of these `(..., D)`."""
-        held = self.tokens - self.dropped
-        if self.keys is not None and held < self.keys.size(3):
+        """Make room for one more token of each row, of the width of these `(..., D)`."""
+        columns = self.tokens - self.dropped
+        if self.keys is not None and columns < self.keys.size(3):
             return
-        first = max(self.dropped, self.tokens - self.window + 1) if self.window else self.dropped
-        kept = self.tokens - first
-        capacity = min(kept + max(BLOCK, kept // 2), max(self.most, kept + 1))
+        first = self.dropped  # column of the old buffers that the new ones begin with
+        if self.window:
+            first = max(first, self.tokens - self.window + 1)
+        copied = self.tokens - first
+        capacity = min(copied + max(BLOCK, copied // 2), max(self.most, copied + 1))
         prompts, width = self.grid.shape
         for name, states in (("keys", key_states), ("values", value_states)):
             dtype = _product_dtype(states)
             larger = states.new_zeros(prompts, self.heads, width, capacity, states.size(-1), dtype=dtype)
-            if kept:
-                larger[:, :, :, :kept] = getattr(self, name)[:, :, :, first - self.dropped : held]
+            if copied:
+                larger[:, :, :, :copied] = getattr(self, name)[:, :, :, first - self.dropped : columns]
             setattr(self, name, larger)
         self.dropped = first
         # Autocast would cast all of them in every step. From the second time on there is nothing to cast.
@@ -162,23 +168,28 @@ class GroupLayer(CacheLayerMixin):
         self.prompt_values = self.prompt_values.to(self.values.dtype)
 
     def seen(self, tokens: int) -> tuple[slice, slice]:
-        """Columns of the prompts, and of the buffers, that a row's last token sees when it has written so many."""
-        first = max(0, self.length + tokens - self.window) if self.window else 0  # column a window begins with
+        """Return the columns of the prompts, and of the buffers, that a row's last token sees when it has written so
+        many."""
+        first = 0  # column that a window begins with
+        if self.window:
+            first = max(0, self.length + tokens - self.window)
         missing = self.length - self.prompt_values.size(1)
-        own = slice(max(0, first - self.length - self.dropped), tokens - self.dropped)
-        return slice(max(0, first - missing), None), own
+        of_completion = slice(max(0, first - self.length - self.dropped), tokens - self.dropped)
+        return slice(max(0, first - missing), None), of_completion
 
     def visible(self) -> Visible:
-        """Keys and values that the newest token sees; all that there are, some of them hidden, in a fixed step."""
+        """Return keys and values that the newest token sees; in a fixed step all of them, some hidden by the bias."""
         keys, values = self.keys.flatten(0, 2), self.values.flatten(0, 2)
         if self.fixed is not None:
             return Visible(self.prompt_keys, self.prompt_values, keys, values, self.fixed.bias)
-        prompt, own = self.seen(self.tokens)
+        of_prompt, of_completion = self.seen(self.tokens)
         bias = self.prompt_bias()
-        if bias is not None:
-            bias = bias[:, :, prompt]
         return Visible(
-            self.prompt_keys[:, :, prompt], self.prompt_values[:, prompt], keys[:, own], values[:, own], bias
+            prompt_keys=self.prompt_keys[:, :, of_prompt],
+            prompt_values=self.prompt_values[:, of_prompt],
+            own_keys=keys[:, of_completion],
+            own_values=values[:, of_completion],
+            bias=None if bias is None else bias[:, :, of_prompt],
         )
 
     def prompt_bias(self) -> torch.Tensor | None:
@@ -187,16 +198,18 @@ class GroupLayer(CacheLayerMixin):
         return None if self.bias is None else self.bias[:, :, missing:]
 
     def move(self, grid: Grid, prompts: torch.Tensor, places: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Makes `grid` the grid: its place `(p, w)` gets what `(prompts[p], places[p, w])` of the old one holds."""
+        """Make `grid` the grid: its place `(p, w)` gets what `(prompts[p], places[p, w])` of the old one holds."""
         if len(prompts) < self.grid.shape[0]:
-            of_prompt = self.grid.shape[0], self.heads
-            self.prompt_keys = self.prompt_keys.unflatten(0, of_prompt)[prompts].flatten(0, 1)
-            self.prompt_values = self.prompt_values.unflatten(0, of_prompt)[prompts].flatten(0, 1)
+            by_head = self.grid.shape[0], self.heads
+            self.prompt_keys = self.prompt_keys.unflatten(0, by_head)[prompts].flatten(0, 1)
+            self.prompt_values = self.prompt_values.unflatten(0, by_head)[prompts].flatten(0, 1)
         if self.keys is not None:
             heads = torch.arange(self.heads, device=places.device)
             index = prompts[:, None, None], heads[None, :, None], places[:, None, :]
-            self.keys, self.values = self.keys[index], self.values[index]
-        self.grid, self.bias = grid, bias
+            self.keys = self.keys[index]
+            self.values = self.values[index]
+        self.grid = grid
+        self.bias = bias
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -222,21 +235,23 @@ class FixedStep:
 
     def __init__(self, layer: GroupLayer):
         self._layer = layer
-        padding, device = layer.prompt_bias(), layer.keys.device
+        padding = layer.prompt_bias()
+        device = layer.keys.device
         columns = layer.prompt_values.size(1) + layer.keys.size(3)
         prompts = 1 if padding is None else len(padding)
         self.column = torch.zeros(1, dtype=torch.long, device=device)
         self.bias = torch.empty(prompts, 1, columns, dtype=torch.float32, device=device)
 
     def point(self) -> None:
-        """The next token is written, and seen."""
+        """Point at the next token: it is written, and seen."""
         layer = self._layer
-        padding, (prompt, own) = layer.prompt_bias(), layer.seen(layer.tokens + 1)
-        of_prompt, of_own = self.bias.split([layer.prompt_values.size(1), layer.keys.size(3)], dim=2)
+        padding = layer.prompt_bias()
+        seen_of_prompt, seen_of_completion = layer.seen(layer.tokens + 1)
+        columns = layer.prompt_values.size(1)
         self.column.fill_(layer.tokens - layer.dropped)
         self.bias.fill_(-torch.inf)
-        of_prompt[:, :, prompt] = 0 if padding is None else padding[:, :, prompt]
-        of_own[:, :, own] = 0
+        self.bias[:, :, :columns][:, :, seen_of_prompt] = 0 if padding is None else padding[:, :, seen_of_prompt]
+        self.bias[:, :, columns:][:, :, seen_of_completion] = 0
 
 
 class GroupCache(Cache):
@@ -281,7 +296,7 @@ class GroupCache(Cache):
         super().__init__(layers=layers)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows of the batch go on, in this order."""
+        """Go on with these rows of the batch, in this order."""
         for states in self.states:
             states.reorder_cache(rows)
         self.grid = self.grid.without(rows.tolist())
@@ -293,22 +308,23 @@ class GroupCache(Cache):
         grid = Grid.of([alive.index(prompt) for prompt in self.grid.prompts], len(alive), rows.device)
         places = torch.zeros(grid.shape, dtype=torch.long)  # empty places get what the first one holds
         places[grid.prompts, grid.places] = torch.tensor(self.grid.places)
-        prompts, places = torch.tensor(alive, device=rows.device), places.to(rows.device)
+        prompts = torch.tensor(alive, device=rows.device)
+        places = places.to(rows.device)
         self.bias = None if self.bias is None else self.bias[prompts]
         for layer in self.groups:
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
 
     def fix_steps(self) -> list[FixedStep]:
-        """Gives steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves;
-        one for the layers of each window."""
+        """Give steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves.
+        Returns one step for the layers of each window."""
         of_window = {layer.window: FixedStep(layer) for layer in self.groups}
         for layer in self.groups:
             layer.fixed = of_window[layer.window]
         return list(of_window.values())
 
     def free_steps(self) -> None:
-        """Steps look at the columns that are written, and at no others."""
+        """Let steps look at the columns that are written, and at no others."""
         for layer in self.groups:
             layer.fixed = None
 
@@ -340,9 +356,9 @@ def group_attention_in(model: Any) -> Iterator[None]:
             raise Refused("its attention cannot be replaced")
         yield
     finally:
-        [own] = before
+        [attention] = before
         for part in parts.values():
-            part._attn_implementation = own
+            part._attn_implementation = attention
 
 
 def group_attention(
@@ -359,8 +375,8 @@ def group_attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one new token per row over a [`GroupCache`], as transformers calls it: rows that share a prompt
-    are one product with its keys.
+    """Attend from one new token per row over a [`GroupCache`], as transformers calls it: rows that share a prompt are
+    one product with its keys.
 
     Registered with transformers under [`NAME`]. A name without a mask function gets no mask: windows and padding are
     the cache's. Whatever it does not know it refuses, and decoding goes on without it.
@@ -431,20 +447,20 @@ def _scores(by_prompt: torch.Tensor, by_row: torch.Tensor, seen: Visible, scalin
 
     `baddbmm_` scales within the product; with `beta=0` it does not read what it writes to.
     """
-    columns, own_columns = seen.prompt_keys.size(2), seen.own_keys.size(1)
-    rows, repeated = by_row.shape[:2]
-    if writes_into_place(by_row.device):
-        scores = by_row.new_empty(rows, repeated, columns + own_columns)
-        shared = scores.view(*by_prompt.shape[:2], -1)[..., :columns]
-        own = scores[..., columns:]
+    columns, written = seen.prompt_keys.size(2), seen.own_keys.size(1)
+    in_place = writes_into_place(by_row.device)
+    if in_place:
+        scores = by_row.new_empty(*by_row.shape[:2], columns + written)
+        of_prompt = scores.view(*by_prompt.shape[:2], -1)[..., :columns]
+        of_completion = scores[..., columns:]
     else:
-        shared = by_prompt.new_empty(*by_prompt.shape[:2], columns)
-        own = by_row.new_empty(rows, repeated, own_columns)
-    shared.baddbmm_(by_prompt, seen.prompt_keys, beta=0, alpha=scaling)
-    own.baddbmm_(by_row, seen.own_keys.transpose(1, 2), beta=0, alpha=scaling)
-    if writes_into_place(by_row.device):
-        return scores
-    return torch.cat([shared.view(rows, repeated, columns), own], dim=2)
+        of_prompt = by_prompt.new_empty(*by_prompt.shape[:2], columns)
+        of_completion = by_row.new_empty(*by_row.shape[:2], written)
+    of_prompt.baddbmm_(by_prompt, seen.prompt_keys, beta=0, alpha=scaling)
+    of_completion.baddbmm_(by_row, seen.own_keys.transpose(1, 2), beta=0, alpha=scaling)
+    if not in_place:
+        scores = torch.cat([of_prompt.view(*by_row.shape[:2], columns), of_completion], dim=2)
+    return scores
 
 
 def writes_into_place(device: torch.device) -> bool:

@@ -110,8 +110,8 @@ class JoinedAdapters:
         self._first_calls = None
 
     def add_nothing(self) -> bool:
-        """Tell whether the adapters change no output: B is zero before the first optimizer step."""
-        return not any(is_adding(layer) for layer in self.forwards)
+        """Tell whether none of these adapters changes an output yet: B is zero before the first optimizer step."""
+        return bool(self.forwards) and not any(map(is_adding, self.forwards))
 
 
 def _product_dtype(layer: Any, output: torch.Tensor) -> torch.dtype:
