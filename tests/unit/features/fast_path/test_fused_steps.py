@@ -1,7 +1,9 @@
 """Decoding steps of fewer operations: how many there are, the same tokens as transformers' loop, and what stands
 aside."""
 
+import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -115,6 +117,27 @@ def test_layers_that_read_the_same_input_share_a_product(tokenizer, monkeypatch)
         generate(adapted(family, tokenizer), MIXED)
         assert joined[-len(sizes) :] == sizes
         joined.clear()
+
+
+def test_copies_of_adapters_are_gone_after_a_generation(tokenizer, monkeypatch):
+    """By their references: copies that wait for the garbage collector hold memory in training."""
+    products = []
+    original = joined_adapters.SharedProduct.__init__
+
+    def noted(self, layers, dtype):
+        products.append(weakref.ref(self))
+        original(self, layers, dtype)
+
+    monkeypatch.setattr(joined_adapters.SharedProduct, "__init__", noted)
+    model = adapted("Qwen2", tokenizer)
+    gc.collect()
+    gc.disable()
+    try:
+        generate(model, MIXED, max_new_tokens=5)
+        assert [product() for product in products] == [None] * len(products)
+    finally:
+        gc.enable()
+    assert products
 
 
 def test_several_active_adapters_are_one_of_a_larger_rank(tokenizer):

@@ -9,6 +9,7 @@ the first queries and keys come out the same. The layers are as they were when t
 import copy
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -46,11 +47,9 @@ class NormForm(NamedTuple):
 _norm_forms: MutableMapping[nn.Module, NormForm | None] = WeakKeyDictionary()
 
 
-def _norm_form(module: nn.Module) -> NormForm | None:
+def _norm_form(module: Any) -> NormForm | None:
     """Return the form of a norm, found by comparison; `None`: it is none, or one that torch does not have."""
-    weight = module._parameters.get("weight")
-    is_candidate = weight is not None and weight.dim() == 1 and weight.is_floating_point()
-    if not is_candidate or len(module._parameters) > 1 or module._modules or isinstance(module, nn.RMSNorm):
+    if [name for name, _ in module.named_parameters()] != ["weight"] or module.weight.dim() != 1:
         return None
     alone = copy.deepcopy(module).to("cpu", torch.float32)
     width = (len(alone.weight),)
@@ -105,22 +104,17 @@ class Rotation:
         self._signed_sin: Any = None
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
-        fits = (
-            self.agrees is not False
-            and not args
-            and not kwargs  # such as another axis of heads
-            and query.dim() == key.dim() == cos.dim() + 1 == 4
-            and query.size(2) == key.size(2) == cos.size(1) == 1
-            and query.size(3) == key.size(3) == cos.size(2)
-            and query.dtype == key.dtype == cos.dtype
-        )
-        if not fits:
+        # (1, D) of one token per row; `cos` and `sin` are (n, 1, D)
+        fits = query.shape[2:] == key.shape[2:] == cos.shape[1:] == (1, cos.size(-1)) and self.agrees is not False
+        if not fits or args or kwargs or not query.dtype == key.dtype == cos.dtype:
             return self._own(query, key, cos, sin, *args, **kwargs)
-        heads, half = [query.size(1), key.size(1)], cos.size(2) // 2
+        half = cos.size(2) // 2
         if cos is not self._cos:
-            self._cos, self._signed_sin = cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=2).unsqueeze(1)
-        both = torch.cat([query, key], dim=1)  # (n, heads + H, 1, D)
-        rotated = torch.addcmul(both * cos.unsqueeze(1), both.roll(half, 3), self._signed_sin).split(heads, dim=1)
+            self._cos = cos
+            self._signed_sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=2).unsqueeze(1)
+        heads = torch.cat([query, key], dim=1)  # (n, heads + H, 1, D)
+        heads = torch.addcmul(heads * cos.unsqueeze(1), heads.roll(half, 3), self._signed_sin)
+        rotated = heads.split([query.size(1), key.size(1)], dim=1)
         if self.agrees is None:
             expected = self._own(query, key, cos, sin)
             self.agrees = all(map(_is_close, rotated, expected))
@@ -167,8 +161,8 @@ class FusedLayers:
             for file, rotation in self._rotations.items():
                 stack.enter_context(swapped(file, **{ROTARY: rotation}))
             if self._adapters is not None:
-                for layer, forward in self._adapters.forwards.items():
-                    stack.enter_context(swapped(layer, forward=forward))
+                for layer in self._adapters.layers:
+                    stack.enter_context(swapped(layer, forward=partial(self._adapters.forward, layer)))
             yield
 
     def after_first_step(self) -> None:

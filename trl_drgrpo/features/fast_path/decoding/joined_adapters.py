@@ -13,7 +13,6 @@ cheaper still, but early updates are smaller than the spacing of these weights a
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ class SharedProduct:
 
 
 class JoinedAdapters:
-    """Forwards of a model's LoRA layers for one generation.
+    """LoRA layers of a model for one generation.
 
     In the first step each layer computes its product alone, and it is noted which layers get the same tensor: no name
     tells that for every model. [`JoinedAdapters.join`] ends this step.
@@ -72,22 +71,22 @@ class JoinedAdapters:
         speed ([`Speed`]): Is told which layers keep PEFT's forward, and why.
 
     Attributes:
-        forwards (`dict[LoraLayer, Callable]`): Forward of each layer that takes part.
+        layers (`list[LoraLayer]`): Layers that take part: [`JoinedAdapters.forward`] computes what theirs does.
     """
 
     def __init__(self, model: nn.Module, speed: Speed):
-        layers = active_lora_layers(model)
-        reasons = {layer: why_not_plain(layer) for layer in layers}
-        self.forwards = {layer: partial(self._forward, layer) for layer in layers if reasons[layer] is None}
+        reasons = {layer: why_not_plain(layer) for layer in active_lora_layers(model)}
+        self.layers = [layer for layer, reason in reasons.items() if reason is None]
         self._first_calls: list[tuple[torch.Tensor, Any]] | None = []  # inputs are held: their identity is compared
         self._products: dict[Any, tuple[SharedProduct, int]] = {}
         aside = [reason for reason in reasons.values() if reason is not None]
         if aside:
-            speed.off(f"{aside[0]} ({len(aside)} of {len(layers)} layers)", SpeedPart.JOINED_ADAPTERS)
-        elif layers:
+            speed.off(f"{aside[0]} ({len(aside)} of {len(reasons)} layers)", SpeedPart.JOINED_ADAPTERS)
+        elif reasons:
             speed.on(SpeedPart.JOINED_ADAPTERS)
 
-    def _forward(self, layer: Any, states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, layer: Any, states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Compute what `layer.forward(states)` does."""
         if args or kwargs:  # such as another adapter for each row
             return type(layer).forward(layer, states, *args, **kwargs)
         output = layer.base_layer(states)
@@ -111,7 +110,7 @@ class JoinedAdapters:
 
     def add_nothing(self) -> bool:
         """Tell whether none of these adapters changes an output yet: B is zero before the first optimizer step."""
-        return bool(self.forwards) and not any(map(is_adding, self.forwards))
+        return bool(self.layers) and not any(map(is_adding, self.layers))
 
 
 def _product_dtype(layer: Any, output: torch.Tensor) -> torch.dtype:

@@ -1,5 +1,7 @@
 """The error of a generation that does not fit into memory: it says what to change."""
 
+from typing import Any
+
 import torch
 
 
@@ -44,3 +46,9 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
         " that do not fit into memory; expected fewer or shorter ones. "
         f"{remedy[0].upper()}{remedy[1:]}. ({error})"
     )
+
+
+def new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:
+    """Return how many tokens a completion may have at most."""
+    config = config or model.generation_config
+    return config.maxnew_tokens or max(0, (config.max_length or 0) - input_ids.size(1))
