@@ -51,4 +51,4 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
 def new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:
     """Return how many tokens a completion may have at most."""
     config = config or model.generation_config
-    return config.maxnew_tokens or max(0, (config.max_length or 0) - input_ids.size(1))
+    return config.max_new_tokens or max(0, (config.max_length or 0) - input_ids.size(1))
