@@ -164,8 +164,8 @@ class GroupLayer(CacheLayerMixin):
             setattr(self, name, larger)
         self.dropped = first
         # Autocast would cast all of them in every step. From the second time on there is nothing to cast.
-        self.prompt_keys = self.prompt_keys.to(self.keys.dtype)
-        self.prompt_values = self.prompt_values.to(self.values.dtype)
+        self.prompt_keys = self.prompt_keys.to(_product_dtype(key_states))
+        self.prompt_values = self.prompt_values.to(_product_dtype(value_states))
 
     def seen(self, tokens: int) -> tuple[slice, slice]:
         """Return the columns of the prompts, and of the buffers, that a row's last token sees when it has written so
@@ -402,10 +402,9 @@ def group_attention(
         raise Refused("its attention uses dropout")
     if sliding_window is not None and sliding_window != layer.window:
         raise Refused(f"it attends to a window of {sliding_window}, its cache holds {layer.window or 'everything'}")
-    if scaling is None:
-        scaling = query.size(-1) ** -0.5
+    scale = query.size(-1) ** -0.5 if scaling is None else scaling
     with without_autocast(query.device.type):  # dtypes are chosen here
-        return _attended(layer, query, scaling, softcap, s_aux), None
+        return _attended(layer, query, scale, softcap, s_aux), None
 
 
 def _attended(layer: GroupLayer, query: torch.Tensor, scaling: float, softcap: float | None, sinks: Any) -> Any:
@@ -449,8 +448,8 @@ def _scores(by_prompt: torch.Tensor, by_row: torch.Tensor, seen: Visible, scalin
     """
     columns, written = seen.prompt_keys.size(2), seen.own_keys.size(1)
     in_place = writes_into_place(by_row.device)
+    scores = by_row.new_empty(*by_row.shape[:2], columns + written)
     if in_place:
-        scores = by_row.new_empty(*by_row.shape[:2], columns + written)
         of_prompt = scores.view(*by_prompt.shape[:2], -1)[..., :columns]
         of_completion = scores[..., columns:]
     else:
@@ -459,7 +458,7 @@ def _scores(by_prompt: torch.Tensor, by_row: torch.Tensor, seen: Visible, scalin
     of_prompt.baddbmm_(by_prompt, seen.prompt_keys, beta=0, alpha=scaling)
     of_completion.baddbmm_(by_row, seen.own_keys.transpose(1, 2), beta=0, alpha=scaling)
     if not in_place:
-        scores = torch.cat([of_prompt.view(*by_row.shape[:2], columns), of_completion], dim=2)
+        torch.cat([of_prompt.view(*by_row.shape[:2], columns), of_completion], dim=2, out=scores)
     return scores
 
 
