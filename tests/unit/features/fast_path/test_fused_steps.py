@@ -77,6 +77,15 @@ def test_a_recorded_step_writes_scores_into_place_and_adds_one_mask(fixed_steps,
     assert counts["aten.add_"] == 1
 
 
+@pytest.mark.parametrize("family", ["Qwen2", "Gemma2", "GptOss"])
+def test_scores_in_place_give_the_same_tokens(tokenizer, fixed_steps, family, monkeypatch):
+    """As on a GPU; with padding, a window, a softcap and sinks."""
+    monkeypatch.setattr(group_cache, "writes_into_place", lambda device: True)
+    speed = Speed()
+    assert_same_tokens(tiny(family, tokenizer), speed=speed)
+    assert speed.facts()["recorded steps"] == "yes"
+
+
 # Adapters
 
 VARIETIES = {
