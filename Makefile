@@ -18,7 +18,7 @@ NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_AR
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu bench-launches bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -156,6 +156,10 @@ families: $(VENV)/.dev
 # Whole steps against stock TRL, one change at a time (about 40 minutes).
 bench-steps: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/whole_step.py
+
+# Operations of one layer in a decoding step and in training: what a GPU launches, counted without one (half a minute).
+bench-launches: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/launches.py
 
 bench-overhead: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/step_overhead.py

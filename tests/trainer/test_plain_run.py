@@ -15,6 +15,10 @@ from trl_drgrpo.config.options import OPTIONS
 ON_USE = (
     "common.drawing",
     "config.step_preflight",
+    "features.fast_path.decoding.copied_rows",
+    "features.fast_path.decoding.joined_adapters",
+    "features.fast_path.decoding.replay",
+    "features.fast_path.decoding.too_little_memory",
     "features.model_card.card",
     "features.resume.fitting",
     "features.resume.restoring",
@@ -34,6 +38,7 @@ ON_USE = (
     "single_gpu.memory",
     "single_gpu.merging",
     "upstream.completion_tables",
+    "upstream.lora_layers",
     "upstream.loss_terms",
     "upstream.stop_strings",
     "upstream.vllm_adapters",

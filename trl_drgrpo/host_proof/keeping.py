@@ -20,7 +20,7 @@ import torch
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, UpstreamError
-from trl_drgrpo.features.fast_path.speed import SpeedPart
+from trl_drgrpo.features.fast_path.speed import GENERATION, TRAINING, SpeedPart
 from trl_drgrpo.host_proof import is_proving
 from trl_drgrpo.host_proof.comparison import TOLERANCE
 from trl_drgrpo.host_proof.proof import COMPARED, MERGED, HostProof, prove
@@ -101,7 +101,7 @@ def kept_proof() -> HostProof | None:
         proof = HostProof(**{field.name: content[field.name] for field in fields(HostProof)})
         complete = (
             proof.hosts == installed
-            and proof.parts.keys() == set(SpeedPart)
+            and set(SpeedPart) >= proof.parts.keys() >= {*GENERATION, *TRAINING}
             and all(isinstance(reason, str) for reason in proof.parts.values())
             and all(isinstance(proof.differences[name], float) for name in COMPARED)
             and isinstance(proof.equal_tokens, float)

@@ -47,7 +47,7 @@ def language_model_name(model: PreTrainedModel) -> str:
     return ""
 
 
-def stored_name(model: PreTrainedModel, name: str, shape: tuple[int, ...]) -> str | None:
+def stored_name(model: torch.nn.Module, name: str, shape: tuple[int, ...]) -> str | None:
     """
     Return the name under which a model's checkpoint stores one of its weights.
 

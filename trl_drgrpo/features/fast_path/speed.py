@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class SpeedPart(StrEnum):
-    """Parts of the fast path: those of generation, then those of training."""
+    """Parts of the fast path: those of generation, those of training, then those of a decoding step over groups."""
 
     PROMPTS_ONCE = "prompts run once"
     GROUP_CACHE = "group cache"
@@ -18,6 +18,8 @@ class SpeedPart(StrEnum):
     PLANNED = "planned micro-batches"
     SKIPPED_ROWS = "skipped rows"
     SHARED_PROMPTS = "shared prompts"
+    FUSED_LAYERS = "fused layers"
+    JOINED_ADAPTERS = "joined adapters"
 
 
 def in_words(facts: Mapping[str, str]) -> str:
@@ -53,7 +55,8 @@ class Speed:
     Attributes:
         barred (`dict[SpeedPart, str]`): Parts that must not be used on this host, with the reason: see [`Speed.bar`].
         uses (`Counter`): How often each part has saved work: prompts that were not run again, steps over a group
-            cache, replayed steps, rows that left or were skipped, planned micro-batches, rows packed behind another.
+            cache, replayed steps, rows that left or were skipped, planned micro-batches, rows packed behind another,
+            generations with fused layers, adapters that were joined.
 
     Example:
 

@@ -10,6 +10,7 @@ from functools import partialmethod
 
 import pytest
 import torch
+from decoded import MIXED, PAD, assert_same_tokens, generate
 from peft import LoraConfig, get_peft_model
 from runs import train
 from tiny import random_weights, sizes, tiny_model
@@ -18,56 +19,17 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     Gemma2PreTrainedModel,
-    GenerationConfig,
     RecurrentGemmaConfig,
 )
 from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards, replay
-from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
 from trl_drgrpo.features.fast_path.speed import Speed
 from trl_drgrpo.upstream import kv_cache
 from trl_drgrpo.upstream.kv_cache import CACHE
 from trl_drgrpo.upstream.private_state import swapped
-
-# Left padding, prompts shorter and longer than the windows, groups of different sizes, one prompt that is alone.
-MIXED = ["what is 1+2? tell me now"] * 4 + ["7*8="] * 3 + ["a"] + ["12345+67890="] * 2
-PAD = 257
-
-
-def generate(model, prompts, shares=True, limits=None, speed=None, training=False, **settings):
-    """What `generate` returns behind the texts, the state of the random generator afterwards, and the shapes of what
-    was run."""
-    model.train(training)
-    rows = [list(prompt.encode()) for prompt in prompts]
-    width = max(map(len, rows))
-    ids = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    ends = {"pad_token_id": PAD, "eos_token_id": list(range(10)), "suppress_tokens": [PAD]}
-    config = GenerationConfig(**{"do_sample": True, "max_new_tokens": 40, **ends, **settings})
-    shapes = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    torch.manual_seed(0)
-    try:
-        with shared_prefill(model, shares, limits, speed):
-            tokens = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-    finally:
-        hook.remove()
-    assert "generate" not in vars(model)
-    assert not tokens.is_inference()
-    return tokens[:, width:], torch.random.get_rng_state(), shapes
-
-
-def assert_same_tokens(model, prompts=MIXED, **settings):
-    speed = settings.pop("speed", None)
-    ours, our_state, _ = generate(model, prompts, speed=speed, **settings)
-    theirs, state, _ = generate(model, prompts, shares=False, **settings)
-    assert torch.equal(ours, theirs)
-    assert torch.equal(our_state, state)  # what comes after the generation is the same run, too
 
 
 def with_states(family, tokenizer):
@@ -452,15 +414,15 @@ def test_a_step_is_recorded_anew_when_buffers_move(tokenizer, family, replaying)
 
 def test_steps_are_recorded_on_one_gpu_that_nobody_debugs(model, monkeypatch):
     gpu = torch.device("cuda")
-    assert replay.why_not_recorded(model, gpu) is None
-    assert replay.why_not_recorded(model, torch.device("cpu"))
+    assert forwards.why_not_recorded(model, gpu) is None
+    assert forwards.why_not_recorded(model, torch.device("cpu"))
     monkeypatch.setattr(model, "hf_device_map", {"": 0}, raising=False)
-    assert replay.why_not_recorded(model, gpu) is None
+    assert forwards.why_not_recorded(model, gpu) is None
     monkeypatch.setattr(model, "hf_device_map", {"model": 0, "lm_head": 1})
-    assert replay.why_not_recorded(model, gpu)
+    assert forwards.why_not_recorded(model, gpu)
     monkeypatch.setattr(model, "hf_device_map", {})
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert replay.why_not_recorded(model, gpu)
+    assert forwards.why_not_recorded(model, gpu)
 
 
 def test_what_fails_once_is_recorded_again(model, replaying, monkeypatch, caplog):

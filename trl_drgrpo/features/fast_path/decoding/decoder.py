@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
+from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
 from trl_drgrpo.upstream.kv_cache import ROW_BY_ROW, moved_in_decoding, why_no_cache, why_no_dynamic_cache
 from trl_drgrpo.upstream.private_state import swapped
@@ -27,7 +27,7 @@ BLOCK = 2**16  # numbers at a time: half a megabyte
 
 def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
     """
-    Rows `live` of `like.new_empty(rows, V).exponential_(1)`, with the generator left as after that.
+    Return rows `live` of `like.new_empty(rows, V).exponential_(1)`, with the generator left as after that.
 
     `Tensor.exponential_` of a CPU draws a uniform float64 per number and takes its logarithm, one number at a time: at
     2048 tokens in the vocabulary that is a tenth of a decoding step. Here the uniform numbers are drawn for all rows,
@@ -35,9 +35,9 @@ def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tens
     draws otherwise (on a GPU, or as a test of this build finds), `exponential_` itself is called.
 
     Args:
-        live (`torch.Tensor` of shape `(n,)`, int64): Rows wanted, ascending.
-        rows (`int`): Rows drawn.
-        like (`torch.Tensor` of shape `(n, V)`, float32): Of what type, and where.
+        live (`torch.Tensor` of shape `(n,)`, int64): Rows to return, ascending.
+        rows (`int`): Rows to draw.
+        like (`torch.Tensor` of shape `(n, V)`, float32): Tensor of the type and device of the numbers.
     """
     columns = like.size(1)
     if like.device.type != "cpu" or like.dtype != torch.float32 or not _draws_uniform():
@@ -62,10 +62,11 @@ def _of_uniform(uniform: torch.Tensor) -> torch.Tensor:
 @cache
 def _draws_uniform() -> bool:
     """Tell whether this torch makes exponential numbers from uniform float64, and from nothing else."""
-    own, theirs = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
-    made = _of_uniform(torch.empty(4096, dtype=torch.float64).uniform_(generator=own)).float()
-    expected = torch.empty(4096).exponential_(1, generator=theirs)
-    return torch.allclose(made, expected, rtol=1e-6, atol=0) and torch.equal(own.get_state(), theirs.get_state())
+    ours = torch.Generator().manual_seed(0)
+    torchs = torch.Generator().manual_seed(0)
+    numbers = _of_uniform(torch.empty(4096, dtype=torch.float64).uniform_(generator=ours)).float()
+    expected = torch.empty(4096).exponential_(1, generator=torchs)
+    return torch.allclose(numbers, expected, rtol=1e-6, atol=0) and torch.equal(ours.get_state(), torchs.get_state())
 
 
 _OTHER_WAYS = (  # of decoding, and results of another form
@@ -80,7 +81,7 @@ _OTHER_WAYS = (  # of decoding, and results of another form
 _ARGUMENTS = {"input_ids", "attention_mask", "generation_config"}
 
 
-# Each with the values that leave the loop as it is.
+# Values of an option that leave the loop as it is.
 _OPTIONS = {
     "num_beams": (None, 1),
     "num_return_sequences": (None, 1),
@@ -97,8 +98,9 @@ def why_not_decoded(model: Any, kwargs: dict[str, Any]) -> str | None:
     config, default = kwargs.get("generation_config"), model.generation_config
     if config is None:
         return "generate is called without a generation_config"
-    if others := sorted(set(kwargs) - _ARGUMENTS):
-        return f"generate is called with {', '.join(others)}"
+    unknown = sorted(set(kwargs) - _ARGUMENTS)
+    if unknown:
+        return f"generate is called with {', '.join(unknown)}"
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder"
     peft = getattr(model, "active_peft_config", None)
@@ -131,7 +133,7 @@ def decode(
     speed: Speed | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """Writes tokens until every row has ended: the loop, in the form that `generate(custom_generate=...)` calls.
+    """Write tokens until every row has ended: the loop, in the form that `generate(custom_generate=...)` calls.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): Decoder-only.
@@ -179,16 +181,17 @@ def decode(
 def _processes_row_by_row(logits_processor: LogitsProcessorList, speed: Speed) -> bool:
     """Return whether no processor would notice that rows have left."""
     reason = speed.barred.get(SpeedPart.DROPPED_ROWS)
-    others = sorted({type(each).__name__ for each in logits_processor if type(each) not in ROW_BY_ROW})
-    if others:
-        reason = f"{', '.join(others)} may hold something for each row of the first batch"
+    kinds = {type(processor) for processor in logits_processor} - set(ROW_BY_ROW)
+    if kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        reason = f"{names} may hold something for each row of the first batch"
     speed.set(SpeedPart.DROPPED_ROWS, reason)
     return reason is None
 
 
 def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:
-    """One token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all rows. As
-    there, scores that are not finite are a `RuntimeError`: the policy has diverged."""
+    """Draw one token per row in the batch, by the rule and with the random numbers of `torch.multinomial` over all
+    rows. As there, scores that are not finite are a `RuntimeError`: the policy has diverged."""
     probabilities = scores.softmax(dim=-1)
     if not probabilities.sum().isfinite():
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
@@ -207,10 +210,16 @@ def shared_prefill(
         limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write.
         speed ([`Speed`], *optional*): Is told what is used of the fast path, and why not.
     """
-    generate, speed = model.generate, speed or Speed()
+    generate = model.generate
+    speed = speed or Speed()
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
-        is_ours = shares and _is_decoded_here(model, args, kwargs, speed)
+        is_ours = shares
+        if shares:
+            reason = "generate is called with positional arguments" if args else why_not_decoded(model, kwargs)
+            is_ours = reason is None
+            if reason:
+                speed.off(reason, *GENERATION)
         if is_ours:
             kwargs["custom_generate"] = partial(decode, limits=limits, speed=speed)
         elif limits is not None and "input_ids" in kwargs:
@@ -219,21 +228,16 @@ def shared_prefill(
         try:
             return generate(*args, **kwargs)
         except torch.OutOfMemoryError as error:
-            if not isinstance(ids := kwargs.get("input_ids"), torch.Tensor):
+            from trl_drgrpo.features.fast_path.decoding.too_little_memory import does_not_fit, new_tokens
+
+            ids = kwargs.get("input_ids")
+            if not isinstance(ids, torch.Tensor):
                 raise
-            raise does_not_fit(
-                error, ids, _new_tokens(model, ids, kwargs.get("generation_config")), is_ours
-            ) from error
+            most = new_tokens(model, ids, kwargs.get("generation_config"))
+            raise does_not_fit(error, ids, most, is_ours) from error
 
     with swapped(model, generate=decoding_shared):
         yield
-
-
-def _is_decoded_here(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], speed: Speed) -> bool:
-    reason = "generate is called with positional arguments" if args else why_not_decoded(model, kwargs)
-    if reason:
-        speed.off(reason, *GENERATION)
-    return reason is None
 
 
 class _RowLimits(StoppingCriteria):
@@ -247,12 +251,6 @@ class _RowLimits(StoppingCriteria):
         return torch.tensor(self.limits, device=input_ids.device) <= written
 
 
-def _new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:
-    """Tokens that a completion may have at most."""
-    config = config or model.generation_config
-    return config.max_new_tokens or max(0, (config.max_length or 0) - input_ids.size(1))
-
-
 @contextmanager
 def _inference(model: Any) -> Iterator[None]:
     """`torch.inference_mode`: no views nor versions to keep count of. What modules keep of the forwards inside (rotary
@@ -263,7 +261,7 @@ def _inference(model: Any) -> Iterator[None]:
             yield
     finally:
         for module in model.modules():
-            for held in (module._buffers, vars(module)):
-                for name, value in held.items():
+            for tensors in (module._buffers, vars(module)):
+                for name, value in tensors.items():
                     if isinstance(value, torch.Tensor) and value.is_inference():
-                        held[name] = value.clone()
+                        tensors[name] = value.clone()

@@ -1,17 +1,29 @@
-"""The model's side of generation: prompts that run once in this package's loop (`Forwards`), and an error that says
-what to change when a generation does not fit.
-"""
+"""The model's side of generation: prompts that run once, and decoding steps over the fastest cache that serves."""
 
 import copy
-from collections.abc import MutableMapping
+import logging
+import os
+from collections.abc import MutableMapping, MutableSet
 from contextlib import ExitStack
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
+from trl_drgrpo.features.fast_path.decoding.fused_layers import (
+    AGREEMENT,
+    AGREEMENT_BELOW,
+    FusedLayers,
+    has_adapters,
+)
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
-from trl_drgrpo.features.fast_path.decoding.replay import Replay, why_not_recorded
+from trl_drgrpo.features.fast_path.decoding.model_inputs import (
+    ROW_INPUTS,
+    one_token_on,
+    plain_step,
+    select_inputs,
+    select_values,
+)
 from trl_drgrpo.features.fast_path.noise import random_state, without_noise
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
 from trl_drgrpo.upstream.kv_cache import (
@@ -24,63 +36,22 @@ from trl_drgrpo.upstream.kv_cache import (
     why_states_elsewhere,
 )
 
-
-def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
-    """
-    The error to raise in place of torch's, of the same type. Whatever takes most of the cache is named first.
-
-    Args:
-        error (`torch.OutOfMemoryError`): What torch raised.
-        input_ids (`torch.Tensor` of shape `(B, L)`): Prompts of the completions that were made at once.
-        new (`int`): Tokens of a completion at most.
-        shares (`bool`): Whether keys and values of a prompt were held once, not once per completion.
-
-    Returns:
-        `torch.OutOfMemoryError`.
-
-    Example:
-
-    ```python
-    >>> prompts = torch.arange(8).repeat_interleave(8)[:, None].expand(64, 512)
-    >>> print(does_not_fit(torch.OutOfMemoryError("Tried to allocate 2 GiB"), prompts, 128, shares=False))
-    generation: got 64 completions of up to 128 tokens for 8 prompts of up to 512 that do not fit into memory; expected fewer or shorter ones. Set fast_generation=True and micro_batching="exact" (each prompt is held 8 times: 80% of the cache), lower per_device_train_batch_size or steps_per_generation (64 rows at once), or lower max_completion_length (128 tokens: 20% of the cache). (Tried to allocate 2 GiB)
-
-    ```
-    """  # noqa: E501
-    rows, columns = input_ids.shape
-    prompts = len({tuple(row) for row in input_ids.tolist()})
-    of_prompts, of_completions = (prompts if shares else rows) * columns, rows * new
-    share = round(100 * of_completions / max(1, of_prompts + of_completions))
-    shorter = f"lower max_completion_length ({new:,} tokens: {share}% of the cache)"
-    fewer = f"lower per_device_train_batch_size or steps_per_generation ({rows:,} rows at once)"
-    remedies = [shorter, fewer] if share >= 50 else [fewer, shorter]
-    if not shares and prompts < rows:
-        sharing = (
-            'set fast_generation=True and micro_batching="exact" '
-            f"(each prompt is held {rows / prompts:.3g} times: {100 - share}% of the cache)"
-        )
-        remedies.insert(0 if share < 50 else 2, sharing)
-    remedy = ", ".join(remedies[:-1]) + f", or {remedies[-1]}"
-    return torch.OutOfMemoryError(
-        f"generation: got {rows:,} completions of up to {new:,} tokens for {prompts:,} prompts of up to {columns:,}"
-        " that do not fit into memory; expected fewer or shorter ones. "
-        f"{remedy[0].upper()}{remedy[1:]}. ({error})"
-    )
+logger = logging.getLogger(__name__)
 
 
-# How far logits of the first step may be apart, as a share of the largest (from their mean).
-AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
-AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
 AGREEMENT_REPLAYED = 1e-2  # of the same kernels over the same shapes, whatever the numbers
-# Of models that were tested: why rows of their cache are not selected, why they have no group cache, and why their
-# steps are not replayed.
+# Of models that were tested: why rows of their cache are not selected, why they have no group cache, why their layers
+# are as they were, and why their steps are not replayed.
 _why_not_selected: MutableMapping[Any, str | None] = WeakKeyDictionary()
 _why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
+_why_not_fused: MutableMapping[Any, str | None] = WeakKeyDictionary()
+# Models whose adapters added nothing yet when they were tested: they are tested again in the next generation.
+_tested_without_adapters: MutableSet[Any] = WeakSet()
 _why_not_replayed: MutableMapping[Any, str | None] = WeakKeyDictionary()
 
 
 class Forwards:
-    """The model in a decoding loop, and what it has come to.
+    """Forwards of a model in a decoding loop, and what it has come to.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): Decoder-only.
@@ -96,10 +67,13 @@ class Forwards:
     """
 
     def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int, speed: Speed):
-        self._model, self._kwargs, self._most, self._speed = model, model_kwargs, most, speed
+        self._model = model
+        self._kwargs = model_kwargs
+        self._most = most
+        self._speed = speed
         self._group_attention = ExitStack()
         self._groups: Any = None  # a `GroupCache`, from the first step on
-        self._replay: Replay | None = None
+        self._replay: Any = None  # a `Replay`, once steps are recorded
         self._prefilled: Any = None  # of each prompt once, until the first step has passed
         reason = _why_no_selection(model_kwargs) or self._run_once(input_ids)
         self.can_drop = reason is None
@@ -117,8 +91,8 @@ class Forwards:
         return outputs.logits[:, -1].clone()  # those of whole prompts may go
 
     def _run_once(self, input_ids: torch.Tensor) -> str | None:
-        """Runs each prompt once, padded as all of them are: what padding does to a state it does in transformers'
-        loop, too. Returns why the rows of its cache cannot be selected, with an empty cache again."""
+        """Run each prompt once, padded as all of them are: what padding does to a state it does in transformers' loop,
+        too. Returns why the rows of its cache cannot be selected, with an empty cache again."""
         model, cache = self._model, self._kwargs[CACHE]
         is_tested = model in _why_not_selected
         if reason := _why_not_selected.get(model):
@@ -126,9 +100,11 @@ class Forwards:
         holds_states = not is_plain(cache)
         empty = None if is_tested else copy.deepcopy(cache)
         first, copies = equal_rows(input_ids, self._kwargs.get("attention_mask"))
-        ids, prompts = _select(input_ids, first), _select_rows(self._kwargs, first)
+        ids, prompts = select_values(input_ids, first), select_inputs(self._kwargs, first)
         logits = self._run_prompts(ids, prompts)
-        self._prefilled, self._mask, self._prompts = self._kwargs[CACHE], prompts.get("attention_mask"), copies
+        self._prefilled = self._kwargs[CACHE]
+        self._mask = prompts.get("attention_mask")
+        self._prompts = copies
         if not is_tested:
             reason = why_states_elsewhere(self._prefilled)
             if holds_states and not reason:
@@ -137,37 +113,22 @@ class Forwards:
         if reason:
             self._kwargs[CACHE], self._prefilled = empty, None
             return reason
-        self.logits = _select(logits, copies)
+        self.logits = select_values(logits, copies)
         self._speed.uses[SpeedPart.PROMPTS_ONCE] += len(copies) - len(first)
         return None
 
     def _why_wrong_rows(self, ids: torch.Tensor, prompts: dict[str, Any], logits: torch.Tensor) -> str | None:
-        """Return how selected rows of a cache differ from rows that ran alone; `None` where they do not.
+        """Return how selected rows of a cache differ from rows that ran alone; `None` where they do not."""
+        from trl_drgrpo.features.fast_path.decoding.copied_rows import selected_and_alone
 
-        Three copies of each prompt go on with a token each. One of them leaves; the others take a second step.
-        """
-        tokens = logits.topk(3).indices
-        copies = torch.arange(tokens.numel(), device=ids.device).view_as(tokens)
-        staying = [0, 2]
         try:
             with without_noise(self._model):
-                expected = [self._alone(ids, prompts, tokens[:, copy_number]) for copy_number in staying]
-                group = _CopiedRows(self._model, ids, prompts)
-                group.select(torch.arange(len(ids), device=ids.device).repeat_interleave(3))
-                group.step(tokens.flatten())
-                group.select(copies[:, staying].flatten())
-                selected = group.step(tokens[:, staying].flatten())
+                selected, alone = selected_and_alone(self._model, ids, prompts, logits)
         except torch.OutOfMemoryError:
             raise
         except NOT_SERVED as error:
             return f"rows of its cache cannot be selected ({type(error).__name__}: {error})"
-        return differs(selected, torch.stack(expected, dim=1).flatten(0, 1), self._agreement(logits.dtype))
-
-    def _alone(self, ids: torch.Tensor, prompts: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
-        """Logits after each prompt has gone on with a token twice; no row of the cache is selected."""
-        rows = _CopiedRows(self._model, ids, prompts)
-        rows.step(tokens)
-        return rows.step(tokens)
+        return differs(selected, alone, self._agreement(logits.dtype))
 
     def __enter__(self) -> "Forwards":
         return self
@@ -187,8 +148,8 @@ class Forwards:
         return self._replay is not None
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows of the batch go on."""
-        self._kwargs = _select_rows(self._kwargs, rows)
+        """Go on with these rows of the batch."""
+        self._kwargs = select_inputs(self._kwargs, rows)
         if self._prefilled is not None:
             self._prompts = self._prompts[rows]
         elif self._groups is not None:
@@ -197,12 +158,12 @@ class Forwards:
             select_rows(self._kwargs[CACHE], rows)
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
-        """Runs the last token of each row. Returns `(n, V)`: what comes next."""
-        self._kwargs = _one_token_on(self._kwargs, with_mask=self._groups is None)
+        """Run the last token of each row. Returns `(n, V)`: what comes next."""
+        self._kwargs = one_token_on(self._kwargs, with_mask=self._groups is None)
         if self._prefilled is not None:
             return self._first_step(ids)
         if self._groups is None:
-            return _plain_step(self._model, ids, self._kwargs)
+            return plain_step(self._model, ids, self._kwargs)
         self._speed.uses[SpeedPart.GROUP_CACHE] += 1
         return self._group_step(ids)
 
@@ -230,7 +191,7 @@ class Forwards:
         ).logits[:, -1]
 
     def _first_step(self, ids: torch.Tensor) -> torch.Tensor:
-        """The step that decides on the cache."""
+        """Take the step that decides on the cache."""
         prefilled, self._prefilled = self._prefilled, None
         reason = self._speed.barred.get(SpeedPart.GROUP_CACHE) or _why_not.get(self._model)
         if reason is None:
@@ -247,10 +208,10 @@ class Forwards:
                 self._groups = None
         self._speed.off(reason, SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
         select_rows(prefilled, self._prompts)
-        return _plain_step(self._model, ids, self._kwargs)
+        return plain_step(self._model, ids, self._kwargs)
 
     def _first_group_step(self, ids: torch.Tensor, prefilled: Any) -> torch.Tensor:
-        tested = self._model in _why_not
+        is_tested = self._model in _why_not and self._model not in _tested_without_adapters
         text = self._model.config.get_text_config(decoder=True)
         if getattr(text, "attention_chunk_size", None):  # held like a window, but its beginning jumps
             raise Refused("its attention is chunked")
@@ -258,15 +219,30 @@ class Forwards:
             raise Refused(reason)
         if self._kwargs.get("position_ids") is None:
             raise Refused("it gets no position_ids")
-        if not tested:
+        if not is_tested:
             self._refuse_other_logits(ids, prefilled)
             _why_not[self._model] = None
         self._group_attention.enter_context(group_attention_in(self._model))
+        fused = self._fused_layers()
+        if fused is not None:
+            self._group_attention.enter_context(fused.in_place())
         self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
         logits = self._group_step(ids)
+        if fused is not None:
+            fused.after_first_step()
         prefilled.layers = []  # `generate` holds on to the cache itself
         self._record_steps(ids.device)
         return logits
+
+    def _fused_layers(self) -> FusedLayers | None:
+        reason = self._speed.barred.get(SpeedPart.FUSED_LAYERS) or _why_not_fused.get(self._model)
+        if reason is None:
+            return FusedLayers(self._model, self._speed)
+        parts = [SpeedPart.FUSED_LAYERS]
+        if has_adapters(self._model):
+            parts.append(SpeedPart.JOINED_ADAPTERS)
+        self._speed.off(reason, *parts)
+        return None
 
     def _record_steps(self, device: torch.device) -> None:
         reason = why_not_recorded(self._model, device) or _why_not_replayed.get(self._model)
@@ -275,28 +251,53 @@ class Forwards:
         if reason:
             self._speed.off(reason, SpeedPart.RECORDED_STEPS, expected=device.type != "cuda")
             return
+        from trl_drgrpo.features.fast_path.decoding.replay import Replay
+
         compared = None if self._model in _why_not_replayed else self._compared
         self._replay = Replay(self._over_groups, self._groups, compared)
         self._speed.on(SpeedPart.RECORDED_STEPS)
 
     def _refuse_other_logits(self, ids: torch.Tensor, prefilled: Any) -> None:
-        """Take the step over a group cache that is thrown away, and over transformers' cache."""
+        """Compare a step over a group cache with transformers' own: in fewer operations, and where that gives other
+        logits with the layers as they are."""
         with without_noise(self._model):
             rows, expected = self._tested_rows(ids, prefilled)
-            try:
-                with group_attention_in(self._model):
-                    self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
-                    logits = self._group_step(ids)
-            except torch.OutOfMemoryError:
-                raise
-            except NOT_SERVED as error:
-                if isinstance(error, Refused):
+            reason = None
+            for is_fused in (True, False):
+                try:
+                    logits = self._tested_step(ids, prefilled, is_fused)
+                    dtypes = [layer.keys.dtype for layer in self._groups.groups]
+                    reason = differs(logits[rows], expected, self._agreement(*dtypes))
+                except (torch.OutOfMemoryError, Refused):
                     raise
-                raise Refused(f"{type(error).__name__}: {error}") from error
-        wrong = differs(logits[rows], expected, self._agreement(*(layer.computes_in for layer in self._groups.groups)))
-        self._groups = None
-        if wrong:
-            raise Refused(wrong)
+                except NOT_SERVED as error:
+                    reason = f"{type(error).__name__}: {error}"
+                finally:
+                    self._groups = None
+                if is_fused:
+                    _why_not_fused[self._model] = reason
+                if reason is None:
+                    return
+        raise Refused(reason)
+
+    def _tested_step(self, ids: torch.Tensor, prefilled: Any, is_fused: bool) -> torch.Tensor:
+        """Take the step over a group cache that is thrown away. Returns its logits."""
+
+        def step() -> torch.Tensor:
+            self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
+            return self._group_step(ids)
+
+        with group_attention_in(self._model):
+            if not is_fused:
+                return step()
+            fused = FusedLayers(self._model, Speed(logger.debug))
+            _tested_without_adapters.discard(self._model)
+            if not fused.proves_adapters():
+                _tested_without_adapters.add(self._model)
+            with fused.in_place():
+                step()
+                fused.after_first_step()
+                return step()  # as all later ones
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
         wrong = differs(logits, expected.float(), AGREEMENT_REPLAYED)
@@ -305,13 +306,13 @@ class Forwards:
         return wrong
 
     def _tested_rows(self, ids: torch.Tensor, prefilled: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """A row of each prompt, and its logits over transformers' cache."""
+        """Return a row of each prompt, and its logits over transformers' cache."""
         row_of = {prompt: row for row, prompt in reversed(list(enumerate(self._prompts.tolist())))}
         rows = torch.tensor(list(row_of.values()), device=ids.device)
         past = copy.deepcopy(prefilled)
         select_rows(past, self._prompts[rows])
-        model_kwargs = _select_rows(self._kwargs, rows) | {CACHE: past}
-        return rows, _plain_step(self._model, ids[rows], model_kwargs).float()
+        model_kwargs = select_inputs(self._kwargs, rows) | {CACHE: past}
+        return rows, plain_step(self._model, ids[rows], model_kwargs).float()
 
     def _agreement(self, *dtypes: torch.dtype) -> float:
         if getattr(self._model, "is_quantized", False):
@@ -319,81 +320,46 @@ class Forwards:
         return max(AGREEMENT.get(dtype, AGREEMENT_BELOW) for dtype in dtypes)
 
 
-class _CopiedRows:
-    """Rows that are decoded over a copy of transformers' cache.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): Decoder-only.
-        ids (`torch.Tensor` of shape `(n, L)`, int64): Prompts.
-        model_kwargs (`dict`): As of [`Forwards`], with the cache after the prompts.
-    """
-
-    def __init__(self, model: Any, ids: torch.Tensor, model_kwargs: dict[str, Any]):
-        self._model, self._ids = model, ids
-        self._kwargs = model_kwargs | {CACHE: copy.deepcopy(model_kwargs[CACHE])}
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Make these rows the batch."""
-        self._ids, self._kwargs = self._ids[rows], _select_rows(self._kwargs, rows)
-        select_rows(self._kwargs[CACHE], rows)
-
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Run one more token `(n,)` of each row. Returns `(n, V)`: what comes next."""
-        self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
-        self._kwargs = _one_token_on(self._kwargs, with_mask=True)
-        return _plain_step(self._model, self._ids, self._kwargs)
-
-
-def _plain_step(model: Any, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
-    inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
-    return model(**inputs, return_dict=True).logits[:, -1]
-
-
 def differs(logits: torch.Tensor, expected: torch.Tensor, agreement: float) -> str | None:
-    """What is wrong with logits `(n, V)` that are further from the expected ones than this share of their scale."""
-    apart = (logits.float() - expected.float()).abs().max().item()
+    """Return how logits `(n, V)` differ; `None` where they are as close to the expected ones as this share of their
+    scale."""
+    difference = (logits.float() - expected.float()).abs().max().item()
     scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
-    # Also when one of them is NaN.
-    return None if apart <= agreement * scale else f"its logits differ by {apart:.1e} (scale {scale:.1e})"
+    if difference <= agreement * scale:  # not when one of them is NaN
+        return None
+    return f"its logits differ by {difference:.1e} (scale {scale:.1e})"
 
 
 def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(U,) the first of each set of equal rows, and (B,) which of them each row is a copy of."""
-    both = input_ids if attention_mask is None else torch.cat([input_ids, attention_mask], dim=1)
-    number: dict[tuple[int, ...], int] = {}
-    copies = [number.setdefault(tuple(row), len(number)) for row in both.tolist()]
-    first = [copies.index(each) for each in range(len(number))]
+    """Return `(U,)`, the first of each set of equal rows, and `(B,)`, which of them each row is a copy of."""
+    compared = input_ids
+    if attention_mask is not None:
+        compared = torch.cat([input_ids, attention_mask], dim=1)
+    number_of: dict[tuple[int, ...], int] = {}
+    copies = [number_of.setdefault(tuple(row), len(number_of)) for row in compared.tolist()]
+    first = [copies.index(number) for number in range(len(number_of))]
     return torch.tensor(first, device=input_ids.device), torch.tensor(copies, device=input_ids.device)
-
-
-def _one_token_on(model_kwargs: dict[str, Any], with_mask: bool) -> dict[str, Any]:
-    """The mask and the positions, one token longer."""
-    longer = dict(model_kwargs)
-    if with_mask and (mask := model_kwargs.get("attention_mask")) is not None:
-        longer["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-    if (positions := model_kwargs.get("position_ids")) is not None:
-        longer["position_ids"] = positions[..., -1:] + 1
-    return longer
-
-
-_OF_ROWS = ("attention_mask", "position_ids")
 
 
 def _why_no_selection(model_kwargs: dict[str, Any]) -> str | None:
     """Return why rows cannot leave a batch or be copies of one another; `None` where they can."""
-    others = [key for key, value in model_kwargs.items() if isinstance(value, torch.Tensor) and key not in _OF_ROWS]
+    others = [key for key, value in model_kwargs.items() if isinstance(value, torch.Tensor) and key not in ROW_INPUTS]
     if others:
         return f"its forward takes {', '.join(others)}"
     return why_no_selection(model_kwargs.get(CACHE))
 
 
-def _select(values: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """Return these rows of `(B, L)`, or of `(axes, B, L)`: positions along several axes (M-RoPE)."""
-    return values if rows is None else values.index_select(-2, rows)
+# Set to debug: each launch waits, or no memory is kept, and a capture fails.
+_NOT_CAPTURED = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
-def _select_rows(model_kwargs: dict[str, Any], rows: torch.Tensor | None) -> dict[str, Any]:
-    return {
-        key: _select(value, rows) if key in _OF_ROWS and value is not None else value
-        for key, value in model_kwargs.items()
-    }
+def why_not_recorded(model: Any, device: torch.device) -> str | None:
+    """Return why steps are not worth recording or cannot be; `None` on one GPU, where launches take longer than
+    kernels."""
+    if device.type != "cuda":
+        return f"steps are recorded on a GPU, this device is {device.type}"
+    places = getattr(model, "hf_device_map", None) or {}
+    if len(set(places.values())) > 1:
+        return "the model is on several devices"
+    debugged = [name for name in _NOT_CAPTURED if os.environ.get(name, "0") != "0"]
+    return f"{' and '.join(debugged)} is set" if debugged else None

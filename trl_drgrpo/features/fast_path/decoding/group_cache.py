@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.features.fast_path.decoding.fused_layers import without_autocast
 from trl_drgrpo.upstream.kv_cache import (
     PLAIN_LAYERS,
     AttentionInterface,
@@ -41,7 +42,9 @@ class Grid:
     """
 
     def __init__(self, prompts: list[int], places: list[int], shape: tuple[int, int], device: Any):
-        self.prompts, self.places, self.shape = prompts, places, shape
+        self.prompts = prompts
+        self.places = places
+        self.shape = shape
         slots = [prompt * shape[1] + place for prompt, place in zip(prompts, places, strict=True)]
         self.slots = torch.tensor(slots, device=device)
         self.is_full = slots == list(range(self.size))  # row by row, nothing to move
@@ -50,31 +53,32 @@ class Grid:
 
     @classmethod
     def of(cls, prompts: list[int], number: int, device: Any) -> "Grid":
-        """The smallest grid for rows of so many prompts."""
-        taken = [0] * number
-        places = []
+        """Return the smallest grid for rows of so many prompts."""
+        rows_of = [0] * number
+        places: list[int] = []
         for prompt in prompts:
-            places.append(taken[prompt])
-            taken[prompt] += 1
-        return cls(prompts, places, (number, max(taken)), device)
+            places.append(rows_of[prompt])
+            rows_of[prompt] += 1
+        return cls(prompts, places, (number, max(rows_of)), device)
 
     @property
     def size(self) -> int:
         return self.shape[0] * self.shape[1]
 
     def without(self, rows: list[int]) -> "Grid":
-        """The same grid with these rows of the batch alone."""
-        prompts, places = ([each[row] for row in rows] for each in (self.prompts, self.places))
+        """Return the same grid with these rows of the batch alone."""
+        prompts = [self.prompts[row] for row in rows]
+        places = [self.places[row] for row in rows]
         return Grid(prompts, places, self.shape, self.slots.device)
 
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
-        """`(n, ...)` to `(P, W, ...)`; empty places get the first row."""
+        """Turn `(n, ...)` into `(P, W, ...)`; empty places get the first row."""
         if not self.is_full:
             rows = rows.index_select(0, self._rows)
         return rows.view(*self.shape, *rows.shape[1:])
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """`(P, W, ...)` to `(n, ...)`."""
+        """Turn `(P, W, ...)` into `(n, ...)`."""
         rows = rows.flatten(0, 1)
         return rows if self.is_full else rows.index_select(0, self.slots)
 
@@ -86,8 +90,8 @@ class Visible:
     Args:
         prompt_keys (`(P * H, D, l)`), prompt_values (`(P * H, l, D)`): Of the prompts, `l <= L` columns.
         own_keys, own_values (`(P * H * W, t, D)`): Of the completions, `t <= T`.
-        bias (`(P, 1, l)`, *optional*): What is added to scores: minus infinity at padding.
-        hidden (`(l + t,)`, *optional*): The same for columns that no row sees, where a step has fixed shapes.
+        bias (`(P or 1, 1, l or l + t)`, *optional*): What is added to scores, from the first column on: minus infinity
+            at padding, and where a step has fixed shapes in columns that no row sees.
     """
 
     prompt_keys: torch.Tensor
@@ -95,7 +99,6 @@ class Visible:
     own_keys: torch.Tensor
     own_values: torch.Tensor
     bias: torch.Tensor | None
-    hidden: torch.Tensor | None
 
 
 class GroupLayer(CacheLayerMixin):
@@ -114,13 +117,14 @@ class GroupLayer(CacheLayerMixin):
 
     def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int):
         super().__init__()
-        self.grid, self.bias, self.most = grid, bias, most
+        self.grid = grid
+        self.bias = bias
+        self.most = most
         self.window: int | None = getattr(prefilled, "sliding_window", None)
         self.length = prefilled.get_seq_length()  # L; a window may have left fewer columns
         self.heads = prefilled.keys.size(1)
         self.prompt_keys = prefilled.keys.flatten(0, 1).transpose(1, 2).contiguous()
         self.prompt_values = prefilled.values.flatten(0, 1)
-        self.computes_in: torch.dtype | None = None  # of products with the keys: under autocast not their type
         self.fixed: FixedStep | None = None  # while the step at hand has fixed shapes
         self.tokens = 0  # T
         self.dropped = 0  # columns of the buffers that no window reaches back to
@@ -130,73 +134,88 @@ class GroupLayer(CacheLayerMixin):
         """Nothing to do: it begins with the prompts."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Writes a token of each row; gives the token's own keys and values back, marked with this layer."""
+        """Write a token of each row. Returns its keys and values with a mark by which attention finds this layer."""
         if key_states.size(2) != 1:
             raise ValueError("one token of each row at a time")
         if self.fixed is None:
             self.make_room(key_states, value_states)
         column = self.tokens - self.dropped
-        buffers: Any = ((self.keys, key_states), (self.values, value_states))
-        for buffer, states in buffers:
-            written = self.grid.spread(states[:, :, 0]).transpose(1, 2)  # (P, H, W, D)
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            token = self.grid.spread(states[:, :, 0]).transpose(1, 2)  # (P, H, W, D)
             if self.fixed is None:
-                buffer[:, :, :, column] = written
-            else:
-                buffer.index_copy_(3, self.fixed.column, written.unsqueeze(3).to(buffer.dtype))
+                buffer[:, :, :, column] = token
+            else:  # a recording would hold on to the number of a column
+                buffer.index_copy_(3, self.fixed.column, token.unsqueeze(3).to(buffer.dtype))
             setattr(states, LAYER, self)
         if self.fixed is None:
             self.tokens += 1
         return key_states, value_states
 
     def make_room(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Room for one more token of each row, of the type and width of these `(..., D)`."""
-        held = self.tokens - self.dropped
-        if self.keys is not None and held < self.keys.size(3):
+        """Make room for one more token of each row, of the width of these `(..., D)`."""
+        columns = self.tokens - self.dropped
+        if self.keys is not None and columns < self.keys.size(3):
             return
-        first = max(self.dropped, self.tokens - self.window + 1) if self.window else self.dropped
-        kept = self.tokens - first
-        capacity = min(kept + max(BLOCK, kept // 2), max(self.most, kept + 1))
+        first = self.dropped  # column of the old buffers that the new ones begin with
+        if self.window:
+            first = max(first, self.tokens - self.window + 1)
+        copied = self.tokens - first
+        capacity = min(copied + max(BLOCK, copied // 2), max(self.most, copied + 1))
         prompts, width = self.grid.shape
         for name, states in (("keys", key_states), ("values", value_states)):
-            larger = states.new_zeros(prompts, self.heads, width, capacity, states.size(-1))
-            if kept:
-                larger[:, :, :, :kept] = getattr(self, name)[:, :, :, first - self.dropped : held]
+            dtype = _product_dtype(states)
+            larger = states.new_zeros(prompts, self.heads, width, capacity, states.size(-1), dtype=dtype)
+            if copied:
+                larger[:, :, :, :copied] = getattr(self, name)[:, :, :, first - self.dropped : columns]
             setattr(self, name, larger)
         self.dropped = first
+        # Autocast would cast all of them in every step. From the second time on there is nothing to cast.
+        self.prompt_keys = self.prompt_keys.to(_product_dtype(key_states))
+        self.prompt_values = self.prompt_values.to(_product_dtype(value_states))
 
     def seen(self, tokens: int) -> tuple[slice, slice]:
-        """Columns of the prompts, and of the buffers, that a row's last token sees when it has written so many."""
-        first = max(0, self.length + tokens - self.window) if self.window else 0  # column a window begins with
+        """Return the columns of the prompts, and of the buffers, that a row's last token sees when it has written so
+        many."""
+        first = 0  # column that a window begins with
+        if self.window:
+            first = max(0, self.length + tokens - self.window)
         missing = self.length - self.prompt_values.size(1)
-        own = slice(max(0, first - self.length - self.dropped), tokens - self.dropped)
-        return slice(max(0, first - missing), None), own
+        of_completion = slice(max(0, first - self.length - self.dropped), tokens - self.dropped)
+        return slice(max(0, first - missing), None), of_completion
 
     def visible(self) -> Visible:
-        """Keys and values that the newest token sees; all that there are, some of them hidden, in a fixed step."""
-        prompt, own = self.seen(self.tokens) if self.fixed is None else (slice(None), slice(None))
-        bias = self.bias
-        if bias is not None:
-            bias = bias[:, :, self.length - self.prompt_values.size(1) :][:, :, prompt]
+        """Return keys and values that the newest token sees; in a fixed step all of them, some hidden by the bias."""
+        keys, values = self.keys.flatten(0, 2), self.values.flatten(0, 2)
+        if self.fixed is not None:
+            return Visible(self.prompt_keys, self.prompt_values, keys, values, self.fixed.bias)
+        of_prompt, of_completion = self.seen(self.tokens)
+        bias = self.prompt_bias()
         return Visible(
-            self.prompt_keys[:, :, prompt],
-            self.prompt_values[:, prompt],
-            self.keys.flatten(0, 2)[:, own],
-            self.values.flatten(0, 2)[:, own],
-            bias,
-            None if self.fixed is None else self.fixed.hidden,
+            prompt_keys=self.prompt_keys[:, :, of_prompt],
+            prompt_values=self.prompt_values[:, of_prompt],
+            own_keys=keys[:, of_completion],
+            own_values=values[:, of_completion],
+            bias=None if bias is None else bias[:, :, of_prompt],
         )
 
+    def prompt_bias(self) -> torch.Tensor | None:
+        """Return what is added to scores of the prompts' columns that are held; `None`: nothing."""
+        missing = self.length - self.prompt_values.size(1)
+        return None if self.bias is None else self.bias[:, :, missing:]
+
     def move(self, grid: Grid, prompts: torch.Tensor, places: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Makes `grid` the grid: its place `(p, w)` gets what `(prompts[p], places[p, w])` of the old one holds."""
+        """Make `grid` the grid: its place `(p, w)` gets what `(prompts[p], places[p, w])` of the old one holds."""
         if len(prompts) < self.grid.shape[0]:
-            of_prompt = self.grid.shape[0], self.heads
-            self.prompt_keys = self.prompt_keys.unflatten(0, of_prompt)[prompts].flatten(0, 1)
-            self.prompt_values = self.prompt_values.unflatten(0, of_prompt)[prompts].flatten(0, 1)
+            by_head = self.grid.shape[0], self.heads
+            self.prompt_keys = self.prompt_keys.unflatten(0, by_head)[prompts].flatten(0, 1)
+            self.prompt_values = self.prompt_values.unflatten(0, by_head)[prompts].flatten(0, 1)
         if self.keys is not None:
             heads = torch.arange(self.heads, device=places.device)
             index = prompts[:, None, None], heads[None, :, None], places[:, None, :]
-            self.keys, self.values = self.keys[index], self.values[index]
-        self.grid, self.bias = grid, bias
+            self.keys = self.keys[index]
+            self.values = self.values[index]
+        self.grid = grid
+        self.bias = bias
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -216,23 +235,29 @@ class FixedStep:
 
     Attributes:
         column (`torch.Tensor` of shape `(1,)`, int64): The one to write.
-        hidden (`torch.Tensor` of shape `(l + capacity,)`, float32): Minus infinity in columns that are not seen.
+        bias (`torch.Tensor` of shape `(P or 1, 1, l + capacity)`, float32): Minus infinity in columns that are not
+            seen and at padding: one addition to the scores of a layer for both.
     """
 
     def __init__(self, layer: GroupLayer):
         self._layer = layer
+        padding = layer.prompt_bias()
+        device = layer.keys.device
         columns = layer.prompt_values.size(1) + layer.keys.size(3)
-        self.column = torch.zeros(1, dtype=torch.long, device=layer.keys.device)
-        self.hidden = torch.empty(columns, dtype=torch.float32, device=layer.keys.device)
+        prompts = 1 if padding is None else len(padding)
+        self.column = torch.zeros(1, dtype=torch.long, device=device)
+        self.bias = torch.empty(prompts, 1, columns, dtype=torch.float32, device=device)
 
     def point(self) -> None:
-        """The next token is written, and seen."""
-        layer, prompts = self._layer, self._layer.prompt_values.size(1)
-        prompt, own = layer.seen(layer.tokens + 1)
+        """Point at the next token: it is written, and seen."""
+        layer = self._layer
+        padding = layer.prompt_bias()
+        seen_of_prompt, seen_of_completion = layer.seen(layer.tokens + 1)
+        columns = layer.prompt_values.size(1)
         self.column.fill_(layer.tokens - layer.dropped)
-        self.hidden.fill_(-torch.inf)
-        self.hidden[:prompts][prompt] = 0
-        self.hidden[prompts:][own] = 0
+        self.bias.fill_(-torch.inf)
+        self.bias[:, :, :columns][:, :, seen_of_prompt] = 0 if padding is None else padding[:, :, seen_of_prompt]
+        self.bias[:, :, columns:][:, :, seen_of_completion] = 0
 
 
 class GroupCache(Cache):
@@ -279,7 +304,7 @@ class GroupCache(Cache):
         super().__init__(layers=layers)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows of the batch go on, in this order."""
+        """Go on with these rows of the batch, in this order."""
         for states in self.states:
             states.reorder_cache(rows)
         self.grid = self.grid.without(rows.tolist())
@@ -291,22 +316,23 @@ class GroupCache(Cache):
         grid = Grid.of([alive.index(prompt) for prompt in self.grid.prompts], len(alive), rows.device)
         places = torch.zeros(grid.shape, dtype=torch.long)  # empty places get what the first one holds
         places[grid.prompts, grid.places] = torch.tensor(self.grid.places)
-        prompts, places = torch.tensor(alive, device=rows.device), places.to(rows.device)
+        prompts = torch.tensor(alive, device=rows.device)
+        places = places.to(rows.device)
         self.bias = None if self.bias is None else self.bias[prompts]
         for layer in self.groups:
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
 
     def fix_steps(self) -> list[FixedStep]:
-        """Gives steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves;
-        one for the layers of each window."""
+        """Give steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves.
+        Returns one step for the layers of each window."""
         of_window = {layer.window: FixedStep(layer) for layer in self.groups}
         for layer in self.groups:
             layer.fixed = of_window[layer.window]
         return list(of_window.values())
 
     def free_steps(self) -> None:
-        """Steps look at the columns that are written, and at no others."""
+        """Let steps look at the columns that are written, and at no others."""
         for layer in self.groups:
             layer.fixed = None
 
@@ -339,9 +365,9 @@ def group_attention_in(model: Any) -> Iterator[None]:
             raise Refused("its attention cannot be replaced")
         yield
     finally:
-        [own] = before
+        [attention] = before
         for part in parts.values():
-            part._attn_implementation = own
+            part._attn_implementation = attention
 
 
 def group_attention(
@@ -358,8 +384,8 @@ def group_attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one new token per row over a [`GroupCache`], as transformers calls it: rows that share a prompt
-    are one product with its keys.
+    """Attend from one new token per row over a [`GroupCache`], as transformers calls it: rows that share a prompt are
+    one product with its keys.
 
     Registered with transformers under [`NAME`]. A name without a mask function gets no mask: windows and padding are
     the cache's. Whatever it does not know it refuses, and decoding goes on without it.
@@ -385,35 +411,75 @@ def group_attention(
         raise Refused("its attention uses dropout")
     if sliding_window is not None and sliding_window != layer.window:
         raise Refused(f"it attends to a window of {sliding_window}, its cache holds {layer.window or 'everything'}")
-    scaled = query * (query.size(-1) ** -0.5 if scaling is None else scaling)
-    return _attended(layer, scaled, softcap, s_aux), None
+    scale = query.size(-1) ** -0.5 if scaling is None else scaling
+    with without_autocast(query.device.type):  # dtypes are chosen here
+        return _attended(layer, query, scale, softcap, s_aux), None
 
 
-def _attended(layer: GroupLayer, query: torch.Tensor, softcap: float | None, sinks: Any) -> torch.Tensor:
-    """One softmax, in float32, over the prompt's scores and a row's own."""
+def _attended(layer: GroupLayer, query: torch.Tensor, scaling: float, softcap: float | None, sinks: Any) -> Any:
+    """Return `(n, 1, heads, D)`, with one softmax over the prompt's scores and a row's own."""
     grid, seen = layer.grid, layer.visible()
     prompts, width = grid.shape
     repeated = query.size(1) // layer.heads  # query heads of a key-value head
     query = query[:, :, 0].to(seen.own_keys.dtype)
     # (P, H, W, repeated, D): a view both as rows of a prompt and as rows of a completion
     query = grid.spread(query).unflatten(2, (layer.heads, repeated)).transpose(1, 2).contiguous()
-    shared = torch.bmm(query.view(prompts * layer.heads, width * repeated, -1), seen.prompt_keys)
-    own = torch.bmm(query.view(-1, repeated, query.size(-1)), seen.own_keys.transpose(1, 2))
-    columns, layer.computes_in = shared.size(2), shared.dtype
-    scores = torch.cat([shared.view(len(own), repeated, columns), own], dim=2).float()  # (P * H * W, repeated, l + t)
+    by_prompt, by_row = (
+        query.view(prompts * layer.heads, width * repeated, -1),
+        query.view(-1, repeated, query.size(-1)),
+    )
+    scores = _scores(by_prompt, by_row, seen, scaling)  # (P * H * W, repeated, l + t)
+    if softcap is not None or sinks is not None:
+        scores = scores.float()
     if softcap is not None:
         scores = (scores / softcap).tanh_().mul_(softcap)
     if seen.bias is not None:
-        scores.view(prompts, -1, scores.size(2))[..., :columns] += seen.bias
-    if seen.hidden is not None:
-        scores += seen.hidden
+        # Not `+=`, which would also copy the sum onto itself.
+        scores.view(prompts, -1, scores.size(2))[..., : seen.bias.size(2)].add_(seen.bias)
     if sinks is not None:
         sinks = sinks.float().view(1, layer.heads, 1, repeated, 1).expand(prompts, -1, width, -1, -1)
-        scores = torch.cat([scores, sinks.reshape(len(own), repeated, 1)], dim=2)
+        scores = torch.cat([scores, sinks.reshape(len(by_row), repeated, 1)], dim=2)
+    # Scores of half precision are summed up in float32 inside the softmax, too.
     weights = scores.softmax(dim=2).to(seen.own_values.dtype)
-    over_prompt = weights[..., :columns].view(prompts * layer.heads, width * repeated, columns)
-    over_own = weights[..., columns : columns + own.size(2)]
-    attended = torch.bmm(over_prompt, seen.prompt_values).view(len(own), repeated, -1)
-    attended = attended + torch.bmm(over_own, seen.own_values)
+    columns = seen.prompt_values.size(1)
+    over_prompt = weights[..., :columns].view(len(by_prompt), width * repeated, columns)
+    over_own = weights[..., columns : columns + seen.own_values.size(1)]
+    attended = torch.bmm(over_prompt, seen.prompt_values).view_as(by_row)
+    attended.baddbmm_(over_own, seen.own_values)
     attended = attended.view(prompts, layer.heads, width, repeated, -1).transpose(1, 2).flatten(2, 3)
     return grid.gather(attended)[:, None]
+
+
+def _scores(by_prompt: torch.Tensor, by_row: torch.Tensor, seen: Visible, scaling: float) -> torch.Tensor:
+    """Return scores `(P * H * W, repeated, l + t)` of queries, as rows of a prompt and as rows of a completion.
+
+    `baddbmm_` scales within the product; with `beta=0` it does not read what it writes to.
+    """
+    columns, written = seen.prompt_keys.size(2), seen.own_keys.size(1)
+    in_place = writes_into_place(by_row.device)
+    scores = by_row.new_empty(*by_row.shape[:2], columns + written)
+    if in_place:
+        of_prompt = scores.view(*by_prompt.shape[:2], -1)[..., :columns]
+        of_completion = scores[..., columns:]
+    else:
+        of_prompt = by_prompt.new_empty(*by_prompt.shape[:2], columns)
+        of_completion = by_row.new_empty(*by_row.shape[:2], written)
+    of_prompt.baddbmm_(by_prompt, seen.prompt_keys, beta=0, alpha=scaling)
+    of_completion.baddbmm_(by_row, seen.own_keys.transpose(1, 2), beta=0, alpha=scaling)
+    if not in_place:
+        torch.cat([of_prompt.view(*by_row.shape[:2], columns), of_completion], dim=2, out=scores)
+    return scores
+
+
+def writes_into_place(device: torch.device) -> bool:
+    """Return whether both products write into one tensor. On a CPU torch would multiply one prompt after the other
+    where the result is not contiguous: 215 instead of 115 microseconds (4 prompts x 8, 2026-11-27)."""
+    return device.type != "cpu"
+
+
+def _product_dtype(states: torch.Tensor) -> torch.dtype:
+    """Return the dtype that a product with these states has, which autocast may lower."""
+    device = states.device.type
+    if torch.is_autocast_enabled(device) and states.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return states.dtype

@@ -8,7 +8,6 @@ recorded: its steps run as before.
 """
 
 import gc
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,22 +85,6 @@ class Replay:
             raise Refused(wrong)
         self._differs = None
         return logits
-
-
-# Set to debug: each launch waits, or no memory is kept, and a capture fails.
-_NOT_CAPTURED = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-
-
-def why_not_recorded(model: Any, device: torch.device) -> str | None:
-    """Return why steps are not worth recording or cannot be; `None` on one GPU, where launches take longer than
-    kernels."""
-    if device.type != "cuda":
-        return f"steps are recorded on a GPU, this device is {device.type}"
-    places = getattr(model, "hf_device_map", None) or {}
-    if len(set(places.values())) > 1:
-        return "the model is on several devices"
-    debugged = [name for name in _NOT_CAPTURED if os.environ.get(name, "0") != "0"]
-    return f"{' and '.join(debugged)} is set" if debugged else None
 
 
 def record(step: Step, device: torch.device) -> tuple[torch.Tensor, Step]:

@@ -1,0 +1,65 @@
+"""Rows that are decoded over copies of transformers' cache: what a test of its selection compares.
+
+Only caches with running states are tested like this, so a run without them does not load the file.
+"""
+
+import copy
+from typing import Any
+
+import torch
+
+from trl_drgrpo.features.fast_path.decoding.model_inputs import one_token_on, plain_step, select_inputs
+from trl_drgrpo.upstream.kv_cache import CACHE, select_rows
+
+
+class CopiedRows:
+    """Rows that are decoded over a copy of transformers' cache.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): Decoder-only.
+        ids (`torch.Tensor` of shape `(n, L)`, int64): Prompts.
+        model_kwargs (`dict`): As of [`Forwards`], with the cache after the prompts.
+    """
+
+    def __init__(self, model: Any, ids: torch.Tensor, model_kwargs: dict[str, Any]):
+        self._model, self._ids = model, ids
+        self._kwargs = model_kwargs | {CACHE: copy.deepcopy(model_kwargs[CACHE])}
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Make these rows the batch."""
+        self._ids, self._kwargs = self._ids[rows], select_inputs(self._kwargs, rows)
+        select_rows(self._kwargs[CACHE], rows)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Run one more token `(n,)` of each row. Returns `(n, V)`: what comes next."""
+        self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
+        self._kwargs = one_token_on(self._kwargs, with_mask=True)
+        return plain_step(self._model, self._ids, self._kwargs)
+
+
+def selected_and_alone(
+    model: Any, ids: torch.Tensor, prompts: dict[str, Any], logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Run three copies of each prompt for a token each; one of them leaves, and the others take a second step.
+
+    Args:
+        model, ids, prompts: As in [`CopiedRows`].
+        logits (`torch.Tensor` of shape `(n, V)`): What comes next behind the prompts.
+
+    Returns:
+        Logits `(2n, V)` after the second step, and those of rows that ran alone, without any selection.
+    """
+    tokens = logits.topk(3).indices
+    copies = torch.arange(tokens.numel(), device=ids.device).view_as(tokens)
+    staying = [0, 2]
+    alone: list[torch.Tensor] = []
+    for copy_number in staying:
+        rows = CopiedRows(model, ids, prompts)
+        rows.step(tokens[:, copy_number])
+        alone.append(rows.step(tokens[:, copy_number]))
+    group = CopiedRows(model, ids, prompts)
+    group.select(torch.arange(len(ids), device=ids.device).repeat_interleave(3))
+    group.step(tokens.flatten())
+    group.select(copies[:, staying].flatten())
+    return group.step(tokens[:, staying].flatten()), torch.stack(alone, dim=1).flatten(0, 1)

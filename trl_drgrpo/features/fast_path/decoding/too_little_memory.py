@@ -1,0 +1,54 @@
+"""The error of a generation that does not fit into memory: it says what to change."""
+
+from typing import Any
+
+import torch
+
+
+def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
+    """
+    Return the error to raise in place of torch's, of the same type. What takes most of the cache is named first.
+
+    Args:
+        error (`torch.OutOfMemoryError`): What torch raised.
+        input_ids (`torch.Tensor` of shape `(B, L)`): Prompts of the completions that were made at once.
+        new (`int`): Tokens of a completion at most.
+        shares (`bool`): Keys and values of a prompt were held once, not once per completion.
+
+    Returns:
+        `torch.OutOfMemoryError`.
+
+    Example:
+
+    ```python
+    >>> prompts = torch.arange(8).repeat_interleave(8)[:, None].expand(64, 512)
+    >>> print(does_not_fit(torch.OutOfMemoryError("Tried to allocate 2 GiB"), prompts, 128, shares=False))
+    generation: got 64 completions of up to 128 tokens for 8 prompts of up to 512 that do not fit into memory; expected fewer or shorter ones. Set fast_generation=True and micro_batching="exact" (each prompt is held 8 times: 80% of the cache), lower per_device_train_batch_size or steps_per_generation (64 rows at once), or lower max_completion_length (128 tokens: 20% of the cache). (Tried to allocate 2 GiB)
+
+    ```
+    """  # noqa: E501
+    rows, columns = input_ids.shape
+    prompts = len({tuple(row) for row in input_ids.tolist()})
+    of_prompts, of_completions = (prompts if shares else rows) * columns, rows * new
+    share = round(100 * of_completions / max(1, of_prompts + of_completions))
+    shorter = f"lower max_completion_length ({new:,} tokens: {share}% of the cache)"
+    fewer = f"lower per_device_train_batch_size or steps_per_generation ({rows:,} rows at once)"
+    remedies = [shorter, fewer] if share >= 50 else [fewer, shorter]
+    if not shares and prompts < rows:
+        sharing = (
+            'set fast_generation=True and micro_batching="exact" '
+            f"(each prompt is held {rows / prompts:.3g} times: {100 - share}% of the cache)"
+        )
+        remedies.insert(0 if share < 50 else 2, sharing)
+    remedy = ", ".join(remedies[:-1]) + f", or {remedies[-1]}"
+    return torch.OutOfMemoryError(
+        f"generation: got {rows:,} completions of up to {new:,} tokens for {prompts:,} prompts of up to {columns:,}"
+        " that do not fit into memory; expected fewer or shorter ones. "
+        f"{remedy[0].upper()}{remedy[1:]}. ({error})"
+    )
+
+
+def new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:
+    """Return how many tokens a completion may have at most."""
+    config = config or model.generation_config
+    return config.max_new_tokens or max(0, (config.max_length or 0) - input_ids.size(1))

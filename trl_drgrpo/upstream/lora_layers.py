@@ -1,0 +1,87 @@
+"""PEFT's LoRA layers: the names of theirs that decoding reads.
+
+A plain layer adds `lora_B(lora_A(x)) * scaling` of each active adapter to what its base layer gives. Anything else
+(DoRA, embeddings, layers of other kinds) computes something else, and keeps PEFT's forward.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+# By name: the last two are there only where bitsandbytes is.
+_PLAIN_FORWARDS = (
+    "peft.tuners.lora.layer.Linear.forward",
+    "peft.tuners.lora.bnb.Linear4bit.forward",
+    "peft.tuners.lora.bnb.Linear8bitLt.forward",
+)
+
+
+def active_lora_layers(model: nn.Module) -> list[Any]:
+    """Return the layers in which an adapter changes the output: it is active, switched on and not merged."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, LoraLayer) and not module.merged and not module.disable_adapters and _adapters(module)
+    ]
+
+
+def _adapters(layer: Any) -> list[str]:
+    """Return the names of a layer's active adapters, in PEFT's order."""
+    return [name for name in layer.active_adapters if name in layer.lora_A or name in layer.lora_embedding_A]
+
+
+def why_not_plain(layer: Any) -> str | None:
+    """Return why the active adapters of a layer cannot be written as one low-rank product; `None` where they can."""
+    forward = type(layer).forward
+    is_plain = f"{forward.__module__}.{forward.__qualname__}" in _PLAIN_FORWARDS
+    if not is_plain or "forward" in vars(layer):
+        return f"{type(layer).__name__} of {type(layer.get_base_layer()).__name__} has a forward of its own"
+    for name in _adapters(layer):
+        down, up, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
+        if name in layer.lora_variant:
+            return f"an adapter is a {type(layer.lora_variant[name]).__name__}"
+        if type(down) is not nn.Linear or type(up) is not nn.Linear:
+            return f"an adapter is made of {type(down).__name__} and {type(up).__name__}"
+        if up.bias is not None:
+            return "an adapter has a bias of its own"
+        if dropout.training and not isinstance(dropout, nn.Identity):
+            return "an adapter uses dropout in generation"
+        # Hooks would not see calls that are left out, or would see an output that changes afterwards.
+        if any(part._forward_hooks or part._forward_pre_hooks for part in (down, up, dropout, layer.base_layer)):
+            return "a hook watches an adapter"
+    return None
+
+
+def adapter_dtype(layer: Any) -> torch.dtype:
+    """Return the dtype of a plain layer's adapters."""
+    return layer.lora_A[_adapters(layer)[0]].weight.dtype
+
+
+def is_adding(layer: Any) -> bool:
+    """Return whether a plain layer's adapters change its output."""
+    return any(bool(layer.lora_B[name].weight.any()) for name in _adapters(layer))
+
+
+def low_rank_factors(layers: Sequence[Any], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """
+    Copy the adapters of plain layers that read the same input.
+
+    Args:
+        layers (`Sequence[LoraLayer]`): Layers of `I` inputs.
+        dtype (`torch.dtype`): Type of the copies.
+
+    Returns:
+        `(R, I)`, the rows of all A, layer by layer, and for each layer `(r, O)`: its B, transposed and scaled. Several
+        active adapters of a layer are one of a larger rank.
+    """
+    downs: list[torch.Tensor] = []
+    ups: list[torch.Tensor] = []
+    for layer in layers:
+        names = _adapters(layer)
+        downs += [layer.lora_A[name].weight for name in names]
+        scaled = [layer.lora_B[name].weight * layer.scaling[name] for name in names]
+        ups.append(torch.cat(scaled, dim=1).T.to(dtype))
+    return torch.cat(downs).to(dtype), ups

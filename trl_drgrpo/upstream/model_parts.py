@@ -1,0 +1,19 @@
+"""Names of parts of transformers' models that decoding replaces."""
+
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+ROTARY = "apply_rotary_pos_emb"  # in the file of nearly every model: (q, k, cos, sin) -> (q, k)
+
+
+def rotary_files(model: Any) -> list[ModuleType]:
+    """Return the Python modules whose function [`ROTARY`] the layers of a model call."""
+    files: dict[str, ModuleType] = {}
+    for layer in {type(module) for module in model.modules()}:
+        # Decorators stand in other files than what they decorate.
+        name = inspect.unwrap(layer.forward).__module__
+        if callable(getattr(sys.modules.get(name), ROTARY, None)):
+            files[name] = sys.modules[name]
+    return list(files.values())
