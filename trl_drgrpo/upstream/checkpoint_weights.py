@@ -6,7 +6,7 @@ not find under the model's names stays as it was when the model was built.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from peft import set_peft_model_state_dict
@@ -68,7 +68,7 @@ def stored_name(model: torch.nn.Module, name: str, shape: tuple[int, ...]) -> st
     except ImportError as error:
         raise UpstreamError(f"transformers has moved revert_weight_conversion ({error}).") from error
     weight = torch.empty(shape, device="meta")
-    stored = revert_weight_conversion(model, {name: weight})
+    stored = revert_weight_conversion(cast(PreTrainedModel, model), {name: weight})
     # A weight that is merely renamed comes back as the same object.
     return next((other for other, tensor in stored.items() if len(stored) == 1 and tensor is weight), None)
 
