@@ -16,7 +16,7 @@ from trl_drgrpo.host_proof.proof import MERGED, HostProof, prove
 from trl_drgrpo.upstream import kv_cache
 
 PARTS = dict.fromkeys(SpeedPart, "yes")
-USED = set(SpeedPart) - {SpeedPart.RECORDED_STEPS}
+USED = set(SpeedPart) - {SpeedPart.RECORDED_STEPS, SpeedPart.JOINED_ADAPTERS}  # no GPU, no adapters
 ON_A_CPU = USED.intersection(GENERATION)
 
 

@@ -275,17 +275,22 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
     return peaks | {name: ledger.peaks[name] + 6 * rows * setup.width * 8 for name in ("tokens", "sampling")}
 
 
-def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, values_in: Any = None) -> GroupCache:
-    """A cache that holds each prompt of `prefilled` once, and so many tokens of each of the rows' completions, whose
-    values come in a dtype of their own under autocast."""
+def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, lowered: Any = None) -> GroupCache:
+    """Make a cache that holds each prompt of `prefilled` once, and so many tokens of each row's completion.
+
+    `lowered`: dtype of autocast, which the first step after the prompts casts keys and values to.
+    """
     prompts = _held(prefilled)[0].size(0)
     cache: Any = GroupCache(prefilled, [row * prompts // rows for row in range(rows)], None, most=most)
     for layer in cache.groups if written else ():
         window = written + 1 if layer.window is None else layer.window + max(BLOCK, layer.window // 2)
         positions = min(written + 1, window)  # with room for the next one
         shape = layer.grid.shape[0], layer.heads, layer.grid.shape[1], positions, layer.prompt_values.size(2)
+        if lowered is not None:
+            layer.prompt_keys = layer.prompt_keys.to(lowered)
+            layer.prompt_values = layer.prompt_values.to(lowered)
         layer.keys = layer.prompt_keys.new_empty(shape)
-        layer.values = layer.prompt_values.new_empty(shape, dtype=values_in or layer.prompt_values.dtype)
+        layer.values = layer.prompt_values.new_empty(shape)
         layer.tokens = written
         layer.dropped = written + 1 - positions
     return cache

@@ -95,12 +95,14 @@ def trainer(trained, monkeypatch):
     """The same for one test; saves nothing, but notes it."""
     monkeypatch.setattr(trained, "saved", [], raising=False)
     monkeypatch.setattr(trained, "save_checkpoint_now", lambda: trained.saved.append(trained.micro_step))
-    for owner, names in ((trained, ["pending_rollouts", "micro_step"]), (trained.args, ["use_vllm"])):
-        for name in names:  # put back as they are now
-            monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(trained.args, "use_vllm", trained.args.use_vllm)  # put back as it is now
     monkeypatch.setattr(trained.state, "global_step", 2)
     monkeypatch.setattr(trained, "resume", copy.copy(trained.resume))
-    return trained
+    rollouts = trained.pending_rollouts
+    micro_step = trained.micro_step
+    yield trained
+    trained.set_pending_rollouts(rollouts)
+    trained.set_micro_step(micro_step)
 
 
 def with_others(trainer, monkeypatch, *values):

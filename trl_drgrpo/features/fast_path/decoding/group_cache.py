@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.decoding.fused_layers import without_autocast
+from trl_drgrpo.features.fast_path.decoding.fused_layers import autocast_dtype, without_autocast
 from trl_drgrpo.upstream.kv_cache import (
     PLAIN_LAYERS,
     AttentionInterface,
@@ -479,7 +479,7 @@ def writes_into_place(device: torch.device) -> bool:
 
 def _product_dtype(states: torch.Tensor) -> torch.dtype:
     """Return the dtype that a product with these states has, which autocast may lower."""
-    device = states.device.type
-    if torch.is_autocast_enabled(device) and states.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(states.device.type)
+    if dtype is not None and states.dtype != torch.float64:
+        return dtype
     return states.dtype

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trl_drgrpo.features.fast_path.decoding.fused_layers import autocast_dtype
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
 from trl_drgrpo.upstream.lora_layers import (
     active_lora_layers,
@@ -116,7 +117,8 @@ class JoinedAdapters:
 def _product_dtype(layer: Any, output: torch.Tensor) -> torch.dtype:
     """Return the dtype of a layer's low-rank products: that of autocast, where training computes them, too; otherwise
     that of the adapters or of the base, whichever has fewer bits."""
-    dtype, device = adapter_dtype(layer), output.device.type
-    if torch.is_autocast_enabled(device) and dtype != torch.float64:  # autocast leaves double precision alone
-        return torch.get_autocast_dtype(device)
+    dtype = adapter_dtype(layer)
+    lowered = autocast_dtype(output.device.type)
+    if lowered is not None and dtype != torch.float64:  # autocast leaves double precision alone
+        return lowered
     return dtype if dtype.itemsize < output.dtype.itemsize else output.dtype
