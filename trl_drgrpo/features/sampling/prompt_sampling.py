@@ -10,7 +10,6 @@ import copy
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class PromptSampling(Feature):
-    """Fills generation batches with live groups, and prefers prompts that are likely to.
+    """Fills generation batches with live groups, and prefers prompts whose groups are likely to be live.
 
     Attributes:
         stream ([`PromptStream`]): The rows that batches draw.
@@ -42,12 +41,13 @@ class PromptSampling(Feature):
         super().__init__(trainer)
         self.pass_rates = PassRates()
         self.live_share: float | None = None  # of the generated groups, the newest the heaviest
-        self.batches = 0  # that are complete: the position of the random choices
+        self.batches = 0  # complete ones; together with the draw's number they seed its random choice
         self._credited: CreditedBatch | None = None
         self._rule: CorrectnessRule | None = None
         self._has_warned = False
-        self._judged: list[tuple[str, int, int]] = []  # prompts, correct and judged completions of the batch at hand
-        self._tokens = 0  # that this process has generated for the batch at hand
+        # Of the batch at hand: prompts with their correct and judged completions, and this process's tokens.
+        self._judged: list[tuple[str, int, int]] = []
+        self._tokens = 0
 
     @property
     def is_on(self) -> bool:
@@ -82,7 +82,7 @@ class PromptSampling(Feature):
             self._take_prior(user_path(args.prior_pass_rates))
 
     def _take_prior(self, path: Path) -> None:
-        """Take in pass rates from before the run, if they are of these prompts."""
+        """Take in pass rates from before the run. Rates of other prompts only are refused."""
         rates = read_pass_rates(path)
         self.pass_rates.take_prior(rates)
         num_known = self.stream.count_known(rates)
@@ -106,22 +106,33 @@ class PromptSampling(Feature):
     def collecting(
         self, inputs: list[dict[str, Any]], generate: Callable[[list[dict[str, Any]]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Generate a batch of K groups, see [`Hooks`]. For a stored dataset only the number of `inputs` counts.
-        Advantages carry the weights; those of missing groups are 0."""
+        """Generate a batch of K groups, see [`Hooks`].
+
+        For a stored dataset only the number of `inputs` counts. Advantages carry the weights; those of missing groups
+        are 0.
+        """
         if not (self.trainer.model.training and self.is_on):
             return generate(inputs)
         args = self.trainer.args
         size = self.trainer.num_generations
         examples = self.trainer.gathered(list(inputs))[::size]
         num_groups = len(examples)
-        cap = len(examples) * args.max_sampling_rounds
+        cap = num_groups * args.max_sampling_rounds
         prompts = self.stream.batch(self.batches, examples)
         drawn: list[Draw] = []
         rounds: list[dict[str, Any]] = []
-        while (missing := num_groups - sum(map(self._is_selected, drawn))) > 0 and len(drawn) < cap:
-            fresh = self._draw(prompts, drawn, self._round_size(missing), cap)
+        missing = num_groups
+        while missing > 0 and len(drawn) < cap:
+            # Groups to generate, such that about `missing` of them are live and every process gets as many rows.
+            share = 1.0
+            if args.dynamic_sampling and self.live_share is not None:
+                share = max(self.live_share, 0.1)
+            num_fresh = math.ceil(missing / share)
+            num_fresh += -num_fresh % self._unit
+            fresh = self._draw(prompts, drawn, num_fresh, cap)
             if fresh:
                 rounds.append(self._run_round(fresh, len(rounds), generate))
+            missing = num_groups - sum(map(self._is_selected, drawn))
         if not rounds:  # nothing was kept up to the cap: rows that do not train
             rounds.append(self._run_round([Draw(examples[0], "")], 0, generate))
         selection = select_groups(
@@ -142,16 +153,9 @@ class PromptSampling(Feature):
     def _is_selected(self, draw: Draw) -> bool:
         return draw.place is not None and (draw.live or not self.trainer.args.dynamic_sampling)
 
-    def _round_size(self, missing: int) -> int:
-        """Groups to generate for the missing ones, such that every process gets as many rows."""
-        share = 1.0
-        if self.trainer.args.dynamic_sampling and self.live_share is not None:
-            share = max(self.live_share, 0.1)
-        return math.ceil(math.ceil(missing / share) / self._unit) * self._unit
-
     @property
     def _unit(self) -> int:
-        """Every process gets as many rows of a multiple of so many groups."""
+        """Smallest number of groups whose rows are shared equally among the processes."""
         return self._ranks // math.gcd(self._ranks, self.trainer.num_generations)
 
     def _draw(self, prompts: Iterator[Any], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
@@ -166,73 +170,81 @@ class PromptSampling(Feature):
             if args.curriculum:
                 draw.estimate = self.pass_rates.estimate(draw.key)
                 draw.probability = keep_probability(draw.estimate, args.curriculum_q_min)
+            # Seeded by the draw alone: all processes choose alike, and a resumed run as the first one did.
             if random.Random(f"{args.seed} {self.batches} {len(drawn)}").random() < draw.probability:
                 fresh.append(draw)
             drawn.append(draw)
         return fresh
 
     def _run_round(self, fresh: list[Draw], number: int, generate: Callable) -> dict[str, Any]:
-        """One round: completions, rewards and advantages of the kept prompts."""
+        """Run a round: completions, rewards and advantages of the kept prompts."""
         size = self.trainer.num_generations
-        ranks = self._ranks
-        filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)  # at the cap: rows that nobody takes
-        rows = [draw.example for draw in filled for _ in range(size)]
-        share = len(rows) // ranks
+        rows = []
+        for draw in fresh:
+            rows += [draw.example] * size
+        # Where the cap cuts a round short, every process still needs as many rows; nobody takes these.
+        rows += rows[-size:] * (-len(fresh) % self._unit)
+        share = len(rows) // self._ranks
         rank = self.trainer.accelerator.process_index
+
         rollouts = generate(copy.deepcopy(rows[rank * share : (rank + 1) * share]))
         unknown = unknown_keys(rollouts)
         if unknown:
             remedy = "Switch dynamic_sampling and curriculum off for images."
             raise InputError("dynamic_sampling", f"a batch with {', '.join(unknown)}", "text only", remedy)
-        has_signal = self.trainer.gathered(
-            (rollouts["advantages"] != 0).view(len(rows) // ranks, -1).any(dim=1).tolist()
-        )
-        correct = self._correct()
-        rewards = self._credited.rewards.view(-1, size).nanmean(dim=1).tolist() if self._credited else []
+        # Advantages may be one per row or one per token.
+        has_signal = self.trainer.gathered((rollouts["advantages"] != 0).view(share, -1).any(dim=1).tolist())
+        correct: list[bool | None] = [None] * len(has_signal)
+        rewards = [math.nan] * len(fresh)
+        batch = self._credited  # of this round, over all ranks
+        if batch is not None:
+            rewards = batch.rewards.view(-1, size).nanmean(dim=1).tolist()
+        if batch is not None and self._rule is not None:
+            verdicts = self._rule.judge(batch.scored.rewards_per_func[:, self._rule.index].tolist())
+            if verdicts is None:
+                got = f"rewards of {self._rule.name!r} other than 0 and 1"
+                remedy = "Set correct_threshold (and correct_reward, for another reward), or switch curriculum off."
+                raise InputError("curriculum", got, "pass or fail", remedy)
+            correct = verdicts
         for i, draw in enumerate(fresh):
             group = slice(i * size, (i + 1) * size)
             draw.place = (number, i)
             draw.live = any(has_signal[group])
-            draw.reward = rewards[i] if rewards else math.nan
-            if correct is not None and (judged := [c for c in correct[group] if c is not None]):
+            draw.reward = rewards[i]
+            judged = [verdict for verdict in correct[group] if verdict is not None]
+            if judged:
                 self._judged.append((draw.key, sum(judged), len(judged)))
-        tool_mask = rollouts.get("tool_mask")
-        written = rollouts["completion_mask"] if tool_mask is None else rollouts["completion_mask"] * tool_mask
+        written = rollouts["completion_mask"]
+        if "tool_mask" in rollouts:  # tool results are in the completion, but were not generated
+            written = written * rollouts["tool_mask"]
         self._tokens += int(written.sum())
         live = sum(draw.live for draw in fresh) / len(fresh)
-        self.live_share = live if self.live_share is None else 0.8 * self.live_share + 0.2 * live
+        if self.live_share is None:
+            self.live_share = live
+        else:
+            self.live_share = 0.8 * self.live_share + 0.2 * live
         return rollouts
-
-    def _correct(self) -> list[bool | None] | None:
-        """Correctness of the newest round's completions, over all ranks; `None` without a curriculum."""
-        batch = self._credited
-        if self._rule is None or batch is None:
-            return None
-        correct = self._rule.judge(batch.scored.rewards_per_func[:, self._rule.index].tolist())
-        if correct is None:
-            remedy = "Set correct_threshold (and correct_reward, for another reward), or switch curriculum off."
-            raise InputError(
-                "curriculum", f"rewards of {self._rule.name!r} other than 0 and 1", "pass or fail", remedy
-            )
-        return correct
 
     # From rounds to a batch
 
     def _batch(
         self, rounds: list[dict[str, Any]], drawn: list[Draw], selection: Selection, rows: int
     ) -> dict[str, Any]:
-        """The rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
+        """Return this process's rows of a batch: the selected groups, then others with advantages of 0 for missing
+        groups."""
         size = self.trainer.num_generations
-        ranks = self._ranks
         rank = self.trainer.accelerator.process_index
+        num_groups = rows * self._ranks // size
         chosen = [drawn[i].place for i in selection.draws]
-        spare = deque(d.place for d in drawn if d.place is not None and d.place not in chosen)
-        weights = list(selection.weights)
-        while len(chosen) < rows * ranks // size:
-            chosen.append(spare.popleft() if spare else (chosen[-1] if chosen else (0, 0)))
-            weights.append(0.0)
+        weights = [*selection.weights, *[0.0] * (num_groups - len(chosen))]
+        # Groups in place of missing ones: those that were generated and not selected, then any.
+        chosen += [draw.place for draw in drawn if draw.place is not None and draw.place not in chosen]
+        if not chosen:
+            chosen.append((0, 0))
+        chosen += chosen[-1:] * (num_groups - len(chosen))
+        # Each process weighs the rows that it generated; all get all of them, in the order of the batch.
         local_rows: list[tuple[int, dict[str, torch.Tensor]]] = []
-        for place, (group, weight) in enumerate(zip(chosen, weights, strict=True)):
+        for place, (group, weight) in enumerate(zip(chosen, weights, strict=False)):
             number, index = group or (0, 0)
             share = len(rounds[number]["completion_ids"])  # rows of each process
             for member in range(size):
@@ -241,23 +253,23 @@ class PromptSampling(Feature):
                     row = row_of(rounds[number], at)
                     row["advantages"] = row["advantages"] * weight
                     local_rows.append((place * size + member, row))
-        everyone = sorted(self.trainer.gathered(local_rows), key=lambda entry: entry[0])
+        batch_rows = [row for _, row in sorted(self.trainer.gathered(local_rows), key=lambda entry: entry[0])]
         first = rounds[0]
         batch: dict[str, Any] = joined_rows(
-            [row for _, row in everyone[rank * rows : (rank + 1) * rows]],
+            batch_rows[rank * rows : (rank + 1) * rows],
             self.trainer.pad_token_id,
             first["completion_ids"].device,
         )
         return batch | {key: first[key] for key in OF_THE_BATCH if key in first}
 
-    # What is said and kept
+    # Logs and state
 
-    def _log(self, drawn: list[Draw], selection: Selection, rounds: int, wanted: int) -> None:
-        """Metrics of a batch, and what is learned about prompts for the next one."""
+    def _log(self, drawn: list[Draw], selection: Selection, rounds: int, num_groups: int) -> None:
+        """Log the metrics of a batch, and update the pass rates for the next one."""
         for key, correct, scored in self._judged:
             self.pass_rates.update(key, correct, scored)
         self._judged.clear()
-        tokens = self._tokens * self._ranks  # the mean over ranks, which is what is logged, is all
+        tokens = self._tokens * self._ranks  # the mean over ranks is logged, which makes it the sum
         dapo = self.trainer.args.dynamic_sampling == "dapo"
         metrics = sampling_metrics(drawn, selection, rounds=rounds, tokens=tokens, dapo=dapo)
         self._tokens = 0
@@ -266,7 +278,7 @@ class PromptSampling(Feature):
         self.trainer.log_batch({name: [float(value)] for name, value in metrics.items()}, {})
         if selection.capped and not self._has_warned:
             self._has_warned = True
-            logger.warning(cap_warning(drawn, wanted, self.trainer.args.max_sampling_rounds))
+            logger.warning(cap_warning(drawn, num_groups, self.trainer.args.max_sampling_rounds))
 
     def state_dict(self) -> dict[str, Any] | None:
         if not self.is_on:
