@@ -1,7 +1,7 @@
 """The demo's numbers: a model measured on the list-sum task, the results of a run, their file and their tables.
 
-Accuracies and lengths are those of this file, not of the training logs: they are taken on held-out problems, the same
-ones before and after, and do not depend on the trainer.
+Accuracies and lengths are measured here, not taken from the training logs: on held-out problems, the same ones before
+and after, and independent of the trainer.
 """
 
 import json
@@ -191,7 +191,7 @@ def prepare_output_dir(output_dir: Path) -> None:
 
 
 def print_report(result: DemoResult, console: Console) -> None:
-    """Print the before/after table, eight held-out samples, the paths of the files and what to run next."""
+    """Print the before/after table, eight held-out samples, the paths of the files and the next commands."""
     console.print(before_after_table(result))
     if result.numbers["stock"]:
         console.print(objectives_table(result))
@@ -220,7 +220,7 @@ _NEXT = {
 
 
 def before_after_table(result: DemoResult) -> Table:
-    """Accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after training."""
+    """Tabulate accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after."""
     settings = result.numbers["settings"]
     title = f"Held-out problems ({len(result.problems)}), before and after {settings['steps']} steps"
     table = _table(title, "measure", "before", "after", "change")
@@ -234,7 +234,8 @@ def before_after_table(result: DemoResult) -> Table:
         rows.append(("steps per completion", "sampled", "steps_mean", False))
         rows.append(("correct steps", "sampled", "process_reward", True))
     for measure, mode, key, is_share in rows:
-        old, new = (result.numbers[stage][mode][key] for stage in ("before", "after"))
+        old = result.numbers["before"][mode][key]
+        new = result.numbers["after"][mode][key]
         change = ""
         if old is not None and new is not None:
             change = f"{100 * (new - old):+.1f} points" if is_share else f"{new - old:+.1f}"
@@ -243,7 +244,7 @@ def before_after_table(result: DemoResult) -> Table:
 
 
 def objectives_table(result: DemoResult) -> Table:
-    """Held-out accuracies and lengths after the same number of steps, under each objective that was trained."""
+    """Tabulate held-out accuracies and lengths after the same number of steps, under each objective."""
     title = f"The same start, problems and {result.numbers['settings']['steps']} steps, by objective"
     heads = ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect")
     table = _table(title, "run", *heads)
@@ -255,13 +256,13 @@ def objectives_table(result: DemoResult) -> Table:
 
 
 def pace_sentence(result: DemoResult) -> str:
-    """CPU seconds until each run that is compared reached 80% of the highest final accuracy among them."""
+    """State the CPU seconds until each run that is compared reached 80% of the highest final accuracy among them."""
     runs = result.numbers["pace"]
     goal = 0.8 * max(run["pass_rate"][-1] for run in runs.values())
-    seconds_to_goal = {name: reached(run, goal) for name, run in runs.items()}
-    parts = [
-        f"{name} {f'{seconds:.0f} s' if seconds < math.inf else 'never'}" for name, seconds in seconds_to_goal.items()
-    ]
+    parts = []
+    for name, run in runs.items():
+        seconds = reached(run, goal)
+        parts.append(f"{name} {seconds:.0f} s" if seconds < math.inf else f"{name} never")
     return f"CPU time to {goal:.0%} sampled accuracy, evaluations left out: {', '.join(parts)}."
 
 
@@ -280,7 +281,7 @@ def _shown(value: float | None, is_share: bool) -> str:
 
 
 def samples_table(result: DemoResult) -> Table:
-    """The first held-out problems with the model's samples before and after training, in one line each; not picked."""
+    """Tabulate the first held-out problems, not picked, with the model's samples before and after training."""
     problems = result.problems[:_SAMPLES]
     stages = ("before", "after")
     sums = [sum(numbers) for numbers in problems]

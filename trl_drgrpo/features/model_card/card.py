@@ -2,11 +2,11 @@
 
 TRL's card calls a model with a local base "a fine-tuned version of None", writes `licence: license`, and says nothing
 of objective, rewards or settings; PEFT's card names the base by its path on the machine and drops TRL's tags. Here
-functions of facts read the run, `card.md.jinja` lays it out, and what is left of secrets or paths is taken out at the
+functions read the facts of the run, `card.md.jinja` lays them out, and remaining secrets or paths are removed at the
 end. Curves are drawn where matplotlib is installed (`trl-drgrpo[report]`) and two points exist.
 
-Nothing is guessed: what the run does not know is left out. Names that others chose must not act in Markdown: they are
-escaped (`common/markdown.py`).
+Nothing is guessed: facts that the run does not know are left out. Names that others chose must not act in Markdown, so
+they are escaped (`common/markdown.py`).
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import re
 import textwrap
 from contextlib import suppress
 from dataclasses import MISSING
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,25 @@ PANELS |= {"completions/mean_length": "mean completion length (tokens)"}
 
 
 def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """The points `(step, value)` of each metric of each panel, without panels that have fewer than two points."""
+    """Return the points `(step, value)` of each metric of each panel, where there are two or more."""
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    logged = dict.fromkeys(name for entry in history for name in entry)
+    logged = dict.fromkeys(chain(*history))
     for metric, title in PANELS.items():
-        if metric == "reward" and PROCESS_ONLY in logged:
+        if metric == "reward" and PROCESS_ONLY in logged:  # the outcome reward is always 0
             continue
-        names = [name for name in logged if name.partition(" (")[0].removeprefix("eval_") == metric]
-        lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
-        lines = {name: points for name, points in lines.items() if len(points) > 1}
+        lines = {}
+        for name in logged:
+            if name.partition(" (")[0].removeprefix("eval_") == metric:
+                points = [(entry["step"], entry[name]) for entry in history if name in entry]
+                if len(points) > 1:
+                    lines[name] = points
         if lines:
             panels[title] = lines
     return panels
 
 
 def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
-    """Write the picture; returns whether there is one: not without matplotlib, nor without two points."""
+    """Write the picture. Return whether there is one: it needs matplotlib and two points."""
     panels = curves(history)
     if not panels:
         return False
@@ -67,8 +71,10 @@ PICTURE = "card/curves.png"  # no underscore in front: transformers does not upl
 
 
 def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name: str | None = None) -> None:
-    """Write the card of a run to `readme`, in one step. While the run trains the card says so, and no picture is
-    drawn. `metadata` is what TRL would put into the card; it is repaired in place."""
+    """Write the card of a run to `readme`, in one step.
+
+    While the run trains, the card says so, and no picture is drawn. `metadata`: TRL's, which is repaired in place.
+    """
     model = trainer.accelerator.unwrap_model(trainer.model)
     is_adapter = hasattr(model, "peft_config")
     _repair(metadata, model, is_adapter, dataset_name or dataset_id(trainer.train_dataset))
@@ -78,15 +84,16 @@ def write_card(trainer: Any, metadata: ModelCardData, readme: Path, dataset_name
 
 
 def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_name: str | None) -> str:
-    """The card without its metadata, in Markdown. `folder` is where the card will be; the picture goes below it."""
+    """Return the card without its metadata, in Markdown. The picture goes below `folder`, where the card will be."""
     args = trainer.args
     history = history_by_split(trainer.state.log_history, trainer.eval_dataset)
     formula, notes = objective_of(trainer)
     drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = changed_settings(args)
     dataset = trainer.train_dataset
-    evaluation = trainer.eval_dataset
-    splits = evaluation if isinstance(evaluation, dict) else {"": evaluation}
+    splits = trainer.eval_dataset
+    if not isinstance(splits, dict):
+        splits = {"": splits}
     values = {
         "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
         "model_class": type(model).__name__,
@@ -94,7 +101,7 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "base_class": kind_of(model),
         "base_source": origin_of(getattr(model.config, "_name_or_path", None)).get("source"),
         "revision": (args.model_init_kwargs or {}).get("revision"),
-        # A processor takes images, too.
+        # A tokenizer, and not a processor, which takes images as well.
         "is_text_only": hasattr(trainer.processing_class, "convert_tokens_to_ids"),
         "model_id": repr(trainer.hub_model_id or "."),
         "example": example_of(trainer, model),
@@ -115,17 +122,19 @@ def card_text(trainer: Any, model: Any, is_adapter: bool, folder: Path, dataset_
         "citation": textwrap.dedent(trainer._paper["citation"]),
     }
     values["example"] = Example(**redacted(vars(values["example"]), vars(args)))
-    values = redacted(values, vars(args))  # before Markdown's escapes take them apart
+    values = redacted(values, vars(args))  # before the template, whose escapes would break secrets up
     return template("card.md.jinja").render(values, trainer=trainer, args=args, state=trainer.state)
 
 
 def _size(dataset: Any) -> str | None:
-    return f"{len(dataset):,}" if hasattr(dataset, "__len__") else None  # a stream is not counted
+    if not hasattr(dataset, "__len__"):  # a stream is not counted
+        return None
+    return f"{len(dataset):,}"
 
 
 def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str | None) -> None:
-    """Hub metadata: corrects TRL's values and adds PEFT's."""
-    data.pop("licence")  # a misspelled placeholder; the license is the author's to state
+    """Correct TRL's values in the Hub metadata, and add PEFT's."""
+    data.pop("licence")  # TRL's misspelled placeholder; only the author can state the license
     data.base_model = base_model_of(model)
     license_of_base = origin_of(getattr(model.config, "_name_or_path", None)).get("license")
     if license_of_base:
@@ -148,17 +157,19 @@ def _repair(data: ModelCardData, model: Any, is_adapter: bool, dataset_name: str
 
 
 def without_paths(values: Any) -> Any:
-    """Nested mappings and lists with `"(local path)"` for every path of the machine."""
+    """Replace every path of the machine in nested mappings and lists by `"(local path)"`."""
     if isinstance(values, dict):
         return {name: without_paths(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
-        return [without_paths(value) for value in values]
-    return "(local path)" if is_local_path(values) else values
+        return list(map(without_paths, values))
+    if is_local_path(values):
+        return "(local path)"
+    return values
 
 
 Rows = list[tuple[str, Any]]
 
-# Of the machine or of the run's surroundings: no part of what others need to repeat it.
+# Settings of the machine and the run's surroundings, which nobody needs to repeat the run.
 _SURROUNDINGS = ("output_dir", "run_name", "report_to", "disable_tqdm", "do_eval", "debug", "use_cpu", "tf32")
 _SURROUNDINGS_START = ("hub_", "push_to_hub", "log_", "logging_", "trackio_", "save_", "resume_", "ddp_", "local_rank")
 _SURROUNDINGS_START += ("overwrite_", "dataloader_", "accelerator_config", "deepspeed", "fsdp", "vllm_server_")
@@ -169,19 +180,22 @@ _ADAPTER |= {"rsLoRA": "use_rslora", "target modules": "target_modules", "module
 
 
 def base_model_of(model: Any) -> str | None:
-    """Hub id of the model that was trained or carries the adapter, or that it was converted from; `None` when it is no
-    Hub model."""
+    """Return the Hub id of the base model, or of the model that it was converted from; `None` if neither has one."""
     name = getattr(model.config, "_name_or_path", None)
-    return name if is_hub_id(name) else origin_of(name).get("base_model")
+    if is_hub_id(name):
+        return name
+    return origin_of(name).get("base_model")
 
 
 def kind_of(model: Any) -> str:
-    """Class of the model, or of the one that carries the adapter."""
-    return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+    """Return the class of the model, or of the base under an adapter."""
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    return type(model).__name__
 
 
 def dataset_id(dataset: Any) -> str | None:
-    """Hub id that the dataset itself reports; `None` for local, generated and streamed data."""
+    """Return the Hub id that the dataset itself reports; `None` for local, generated and streamed data."""
     checksums = getattr(getattr(dataset, "info", None), "download_checksums", None) or {}
     for source in checksums:
         name = str(source).partition("hf://datasets/")[2].partition("@")[0]
@@ -191,28 +205,32 @@ def dataset_id(dataset: Any) -> str | None:
 
 
 def reward_rows(trainer: Any) -> list[tuple[str, str, str]]:
-    """Name, kind and weight of each reward."""
-    weights = [f"{weight:g}" for weight in trainer.reward_weights.tolist()]
-    kinds = ["model" if isinstance(func, torch.nn.Module) else "function" for func in trainer.reward_funcs]
-    rows = list(zip(trainer.reward_func_names, kinds, weights, strict=True))
-    if trainer.step_scorer:
-        scorer = trainer.step_scorer
-        steps = zip(scorer.names, scorer.funcs, scorer.weights, strict=True)
-        rows += [(name, f"step reward{_source(func)}", f"{weight:g}") for name, func, weight in steps]
+    """Return name, kind and weight of each reward."""
+    rows = []
+    weights = trainer.reward_weights.tolist()
+    for name, func, weight in zip(trainer.reward_func_names, trainer.reward_funcs, weights, strict=True):
+        kind = "model" if isinstance(func, torch.nn.Module) else "function"
+        rows.append((name, kind, f"{weight:g}"))
+    scorer = trainer.step_scorer
+    if scorer:
+        for name, func, weight in zip(scorer.names, scorer.funcs, scorer.weights, strict=True):
+            rows.append((name, f"step reward{_source(func)}", f"{weight:g}"))
     return rows
 
 
 def _source(func: Any) -> str:
     """Name a model that scores steps: by its id with the revision, or by its folder."""
     source = getattr(func, "source", "")
+    if not source:
+        return ""
     name, at_revision, revision = source.partition(" at revision ")
-    if not source or is_hub_id(name):
-        return f": {source}" if source else ""
+    if is_hub_id(name):
+        return f": {source}"
     return f": {Path(name).name}{at_revision}{revision}, a local model"
 
 
 def training_rows(trainer: Any) -> Rows:
-    """Optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
+    """Return optimizer, batch geometry, sampling and progress of the run (`training.jinja`)."""
     args = trainer.args
     (optimizer, scheduler) = trainer.given_optimizers
     groups = [{"lr": args.learning_rate, "weight_decay": args.weight_decay}]
@@ -231,19 +249,26 @@ def training_rows(trainer: Any) -> Rows:
         optimizer=optimizer and type(optimizer).__name__,
         scheduler=scheduler and type(scheduler).__name__,
     )
-    return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
+    rows = []
+    for line in lines:
+        name, _, value = line.partition(": ")
+        rows.append((name, value))
+    return rows
 
 
 def adapter_rows(model: Any) -> Rows:
-    """The adapter and the quantization of its base; empty for a full model that is not quantized."""
+    """Return the adapter and the quantization of its base; empty for a full model that is not quantized."""
     rows: Rows = []
     for name, config in (getattr(model, "peft_config", None) or {}).items():
         if name == "ref":  # TRL's copy of an adapter that was there before
             continue
         for label, key in _ADAPTER.items():
             value = plain_data(getattr(config, key, None))
-            if value not in (None, [], ""):
-                rows.append((label, ", ".join(sorted(value)) if isinstance(value, list) else value))
+            if value in (None, [], ""):
+                continue
+            if isinstance(value, list):
+                value = ", ".join(sorted(value))
+            rows.append((label, value))
     quantization = getattr(model.config, "quantization_config", None)
     if quantization is not None:
         values = quantization if isinstance(quantization, dict) else quantization.to_dict()
@@ -255,20 +280,24 @@ def adapter_rows(model: Any) -> Rows:
             "bnb_4bit_use_double_quant",
         )
         shown = [f"{key} {plain_data(values[key])}" for key in shown_keys if values.get(key) not in (None, False)]
-        text = ", ".join(shown)
-        rows.append(("base model quantized", text or type(quantization).__name__))
+        rows.append(("base model quantized", ", ".join(shown) or type(quantization).__name__))
     return rows
 
 
 def history_by_split(history: list[dict[str, Any]], evaluation: Any) -> list[dict[str, Any]]:
-    """The log history with the split in the names of metrics, `eval_reward (<split>)`, where `trainer.eval_dataset`
-    has several: TRL calls them all the same."""
-    splits = list(evaluation) if isinstance(evaluation, dict) else []
+    """Return the log history with the split in the names of metrics, `eval_reward (<split>)`.
+
+    Only where `trainer.eval_dataset` has several splits: TRL logs them all under one name, and only their runtime
+    under names of their own.
+    """
+    if not isinstance(evaluation, dict):
+        return history
     labeled = []
     for entry in history:
-        split = next((split for split in splits if f"eval_{split}_runtime" in entry), None)
-        mark = "" if split is None else f" ({split})"
-        labeled.append({name if name in ("step", "epoch") else f"{name}{mark}": entry[name] for name in entry})
+        split = next((split for split in evaluation if f"eval_{split}_runtime" in entry), None)
+        if split is not None:
+            entry = {name if name in ("step", "epoch") else f"{name} ({split})": entry[name] for name in entry}
+        labeled.append(entry)
     return labeled
 
 
@@ -279,37 +308,44 @@ _WORTH_A_LINE = re.compile(
 
 
 def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Name, first and last logged value of each metric worth a line, and the step of the last."""
+    """Return name, first and last logged value of each metric worth a line, and the step of the last."""
     values: dict[str, list[tuple[int, float]]] = {}
     for entry in history:
         for name, value in entry.items():
             stem = name.removeprefix("eval_").partition(" (")[0]
             if isinstance(value, (int, float)) and _WORTH_A_LINE.match(stem):
                 values.setdefault(name, []).append((int(entry.get("step", 0)), float(value)))
-    order = sorted(values, key=lambda name: (not name.startswith("eval_"), not name.endswith("reward"), name))
-    return [
-        (name, f"{values[name][0][1]:.4g}", f"{values[name][-1][1]:.4g}", f"{values[name][-1][0]}") for name in order
-    ]
+    rows = []
+    # Evaluations first, and among them and the others the rewards.
+    for name in sorted(values, key=lambda name: (not name.startswith("eval_"), not name.endswith("reward"), name)):
+        _, first = values[name][0]
+        step, last = values[name][-1]
+        rows.append((name, f"{first:.4g}", f"{last:.4g}", f"{step}"))
+    return rows
 
 
 def changed_settings(args: Any) -> dict[str, Any]:
-    """Every field that somebody has set to another value than its default, without secrets and paths of the machine:
-    what the tables leave out."""
-    derived = getattr(args, "derived", {})  # a plain GRPOConfig's were not recorded
+    """Return every field that somebody has set to another value than its default.
+
+    Without secrets and paths of the machine.
+    """
+    derived = getattr(args, "derived", {})  # a plain GRPOConfig does not record them
     shown = {}
     for field in dataclasses.fields(args):
+        is_surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
+        if is_surrounding or not field.init:
+            continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
         value = getattr(args, field.name)
-        surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
-        passed, effective = derived.get(field.name, (value, value))  # what it was made into from what was given
-        if surrounding or not field.init or value == default or (passed == default and value == effective):
-            continue
-        shown[field.name] = plain_data(value)
+        # A value that the configuration has made from its default was not set by anybody.
+        passed, effective = derived.get(field.name, (value, value))
+        if value != default and (passed != default or value != effective):
+            shown[field.name] = plain_data(value)
     return without_paths(scrubbed(shown))
 
 
 def machine_rows(trainer: Any) -> Rows:
-    """Hardware, how long the run took where transformers has noted it, and the packages that the result depends on."""
+    """Return hardware, training time where transformers has logged it, and the packages that the result depends on."""
     accelerator = trainer.accelerator
     device = accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
@@ -317,6 +353,6 @@ def machine_rows(trainer: Any) -> Rows:
     runtimes = [entry["train_runtime"] for entry in trainer.state.log_history if "train_runtime" in entry]
     if runtimes:
         rows.append(("training time since the last start", f"{runtimes[-1]:,.0f} s"))
-    # Of torch with its build, which metadata may not name.
+    # torch's own version names its build, which the package metadata may not.
     versions = {"Python": platform.python_version(), **installed_versions(_PACKAGES), "torch": torch.__version__}
     return rows + list(versions.items())

@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-_ROWS = 100  # of the data that are looked at for a prompt that is short enough
-_CHARACTERS = 4000
+_ROWS = 100  # rows of the data in which a short prompt is looked for
+_CHARACTERS = 4000  # of a short prompt
 _WIDTH = 100
 _QUESTION = "What is 3 + 4?"
 _LENGTH = 1024  # tokens of the example's completion, where the run has no limit
@@ -44,7 +44,7 @@ class Example:
 
 
 def example_of(trainer: Any, model: Any) -> Example:
-    """The example of a run's card."""
+    """Return the example of a run's card."""
     row = example_row(trainer)
     is_chat = isinstance(row["prompt"], list)
     options = trainer.args.model_init_kwargs or {}
@@ -59,24 +59,24 @@ def example_of(trainer: Any, model: Any) -> Example:
 
 
 def example_row(trainer: Any) -> dict[str, Any]:
-    """A row of the training data with a prompt that can be shown: the first short one, else the shortest.
-
-    A stream is not read for this, and environments add to the prompts of the data: there, rows of the newest batch.
-    """
-    data = trainer.train_dataset
-    is_whole = hasattr(data, "__len__") and trainer.environment_factories is None
+    """Return a row of the training data with a prompt that can be shown: the first short one, else the shortest."""
+    rows = trainer.newest_rows  # a stream is not read for this, and environments add to the prompts of the data
+    if hasattr(trainer.train_dataset, "__len__") and trainer.environment_factories is None:
+        rows = islice(trainer.train_dataset, _ROWS)
     shown = []
-    for row in islice(data, _ROWS) if is_whole else trainer.newest_rows:
+    for row in rows:
         text = literal(row.get("prompt"))
         if text is not None and len(text) <= _CHARACTERS:
             return dict(row)
         if text is not None:
             shown.append((len(text), dict(row)))
-    return min(shown, key=lambda pair: pair[0])[1] if shown else {"prompt": _QUESTION}
+    if not shown:
+        return {"prompt": _QUESTION}
+    return min(shown, key=lambda pair: pair[0])[1]
 
 
 def literal(value: Any) -> str | None:
-    """Python for a value, in lines of some length; `None` where Python has none, or the value is empty.
+    """Write a value as a Python literal, in lines of some length; `None` where there is none, or the value is empty.
 
     Example:
 
@@ -94,19 +94,19 @@ def literal(value: Any) -> str | None:
 
 
 def _template_arguments(trainer: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments that the trainer passes to the chat template beside the messages."""
+    """Return the arguments that the trainer passes to the chat template beside the messages."""
     arguments = dict(trainer.chat_template_kwargs)
     tools = trainer.tools_of(row)
     if tools:
         arguments["tools"] = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in tools]
     if trainer.chat_template is not None:  # TRL's own, for some models with tools
         arguments["chat_template"] = trainer.chat_template
-    # None, False and 0 are values, too.
+    # `literal` has none for None, False and 0, which are values here.
     return {name: literal(value) or repr(value) for name, value in arguments.items()}
 
 
 def _loading(model: Any) -> dict[str, str]:
-    """The quantization that an adapter was trained with: its base is not saved with it."""
+    """Return the quantization that an adapter was trained with, as its base is not saved with it."""
     quantization = getattr(model.config, "quantization_config", None)
     if quantization is None or not hasattr(model, "peft_config"):
         return {}
@@ -116,14 +116,19 @@ def _loading(model: Any) -> dict[str, str]:
         return {}
     if values.get("load_in_8bit"):
         return {"quantization_config": "BitsAndBytesConfig(load_in_8bit=True)"}
-    names = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
-    given = {"load_in_4bit": True, **{name: values[name] for name in names if values.get(name) is not None}}
-    shown = {name: str(value).removeprefix("torch.") if "dtype" in name else value for name, value in given.items()}
-    return {"quantization_config": f"BitsAndBytesConfig({', '.join(f'{k}={v!r}' for k, v in shown.items())})"}
+    arguments = ["load_in_4bit=True"]
+    for name in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype"):
+        value = values.get(name)
+        if value is None:
+            continue
+        if "dtype" in name:
+            value = str(value).removeprefix("torch.")
+        arguments.append(f"{name}={value!r}")
+    return {"quantization_config": f"BitsAndBytesConfig({', '.join(arguments)})"}
 
 
 def _decoding(trainer: Any) -> dict[str, str]:
-    """The run's sampling, each setting stated: what is left out would be the model's own."""
+    """Return all settings of the run's sampling: a missing one would be taken from the model's own."""
     args = trainer.args
     decoding = {
         "max_new_tokens": args.max_completion_length or _LENGTH,
@@ -136,8 +141,9 @@ def _decoding(trainer: Any) -> dict[str, str]:
         "eos_token_id": sorted(trainer.eos_token_ids),
     }
     further_settings = dict(args.generation_kwargs or {})
-    if args.use_vllm:  # whose other options transformers does not know
-        further_settings = {"stop_strings": further_settings["stop"]} if further_settings.get("stop") else {}
+    if args.use_vllm:  # its other options are unknown to transformers
+        stop = further_settings.get("stop")
+        further_settings = {"stop_strings": stop} if stop else {}
     shown = {name: repr(value) for name, value in (decoding | further_settings).items() if value is not None}
     if "stop_strings" in shown:
         shown["tokenizer"] = "tokenizer"

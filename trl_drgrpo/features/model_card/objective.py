@@ -8,21 +8,24 @@ from trl_drgrpo.common import markdown
 
 
 def template(name: str) -> Any:
-    """A template of this room."""
+    """Load a template of this room."""
     return markdown.template("trl_drgrpo.features.model_card", name, {}, keep_trailing_newline=True)
 
 
 def lines_of(name: str, **values: Any) -> list[str]:
-    """The lines of a rendered template, without empty ones."""
-    return [line for line in template(name).render(values).splitlines() if line.strip()]
+    """Return the lines of a rendered template, without empty ones."""
+    return list(filter(str.strip, template(name).render(values).splitlines()))
 
 
 def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
-    """The objective that a trainer minimizes, also before its first step: the formula with the run's numbers, in lines
-    of plain text, and one sentence per choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
+    """Describe the objective that a trainer minimizes, also before its first step.
 
     Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
     compared with another.
+
+    Returns:
+        `tuple[list[str], list[str]]`: The formula with the run's numbers in lines of plain text, with the symbols
+        `P G B T L`, `r_i`, `A_i` and `rho_it`; and one sentence per choice behind it.
     """
     args = trainer.args
     scorer = trainer.step_scorer
@@ -40,13 +43,18 @@ def objective_of(trainer: Any) -> tuple[list[str], list[str]]:
 
 
 def plain_data(value: Any) -> Any:
-    """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
+    """Convert a value for YAML: options for a model may be dtypes, paths, or configurations of their own."""
     if isinstance(value, Enum):
         return plain_data(value.value)
     if isinstance(value, Mapping):
-        return {key if type(key) in (str, int) else str(key): plain_data(item) for key, item in value.items()}
+        plain = {}
+        for key, item in value.items():
+            plain[key if type(key) in (str, int) else str(key)] = plain_data(item)
+        return plain
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain_data(item) for item in value]
+        return list(map(plain_data, value))
     if value is None or type(value) in (str, int, float, bool):
         return value
-    return plain_data(value.to_dict()) if hasattr(value, "to_dict") else str(value)
+    if hasattr(value, "to_dict"):
+        return plain_data(value.to_dict())
+    return str(value)

@@ -1,8 +1,8 @@
-"""A true card, and one line that says where the model is when the Hub cannot be reached.
+"""Our card in the place of TRL's, and one line that names the model's folder when the Hub cannot be reached.
 
 TRL writes its card at every checkpoint; ours takes its place there, after the training, and beside an adapter that
-PEFT has saved with a card of its own. Uploads that run beside the training end without a word in transformers, also
-when they failed; and an exception from the last one looks as if the night was lost. Both are said here in one line.
+PEFT has saved with a card of its own. transformers does not report when an upload beside the training fails; and an
+exception from the last upload looks as if the model was lost. Both get one line here.
 """
 
 import logging
@@ -27,16 +27,16 @@ logger = logging.getLogger(__name__)
 
 
 class ModelCard(Feature):
-    """Card and upload. `card.py` says what is read off the trainer."""
+    """Card and upload of a run; `card.py` makes the card's text."""
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
-        self._arguments: dict[str, Any] | None = None  # of the newest card, for those that follow
+        self._arguments: dict[str, Any] | None = None  # of the newest card; the next ones keep them
         self._model_was_saved = False
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
-        """A card that was written while the run was going is brought up to date."""
+        """Write the card again after the training, if it was written while the run was going."""
         yield
         if self._arguments is not None:
             self.trainer.create_model_card()
@@ -44,14 +44,15 @@ class ModelCard(Feature):
     @contextmanager
     def writing_card(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
         trainer = self.trainer
-        given = {key: value for key, value in given.items() if value is not None}
         default = {"model_name": Path(trainer.args.output_dir).absolute().name}
-        self._arguments = {**default, **(self._arguments or {}), **given}
-        # TRL writes elsewhere: an upload that runs beside the training may be reading the card.
+        self._arguments = default | (self._arguments or {})
+        self._arguments |= {key: value for key, value in given.items() if value is not None}
+        # TRL writes into another folder: an upload that runs beside the training may be reading the card.
         with tempfile.TemporaryDirectory() as folder, swapped(trainer.args, output_dir=folder):
             yield self._arguments
-            main = trainer.is_world_process_zero()
-            metadata: Any = HubCard.load(Path(folder) / "README.md").data if main else None
+            metadata: Any = None
+            if trainer.is_world_process_zero():
+                metadata = HubCard.load(Path(folder) / "README.md").data
         if metadata is not None:
             from trl_drgrpo.features.model_card.card import write_card
 
@@ -62,23 +63,21 @@ class ModelCard(Feature):
         self._model_was_saved = True
         if not trainer.is_world_process_zero():
             return
-        if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
-            with trainer.describing(CARD):
-                self._put_card_into(folder)
-
-    def _put_card_into(self, folder: Path) -> None:
-        self.trainer.create_model_card()
-        if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
-            shutil.copyfile(self._readme, folder / self._readme.name)
-            picture = self._readme.parent / "card"
-            if picture.is_dir() and not self.trainer.is_in_train:
-                shutil.copytree(picture, folder / "card", dirs_exist_ok=True)
+        if not hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
+            return
+        with trainer.describing(CARD):  # PEFT has saved a card beside the adapter: ours replaces it
+            trainer.create_model_card()
+            if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
+                shutil.copyfile(self._readme, folder / self._readme.name)
+                picture = self._readme.parent / "card"
+                if picture.is_dir() and not trainer.is_in_train:
+                    shutil.copytree(picture, folder / "card", dirs_exist_ok=True)
 
     @contextmanager
     def opening_repository(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of the network, of the Hub's client, of a name that is none
+        except Exception as error:  # from the network, the Hub's client, or a name that is not one of a repository
             name = self.trainer.args.hub_model_id or "a repository named after output_dir"
             got = f"{name}, which cannot be opened at {constants.ENDPOINT} ({_short(error)})"
             remedy = "Log in with `hf auth login` or set HF_TOKEN, check hub_model_id, or leave push_to_hub out."
@@ -93,7 +92,7 @@ class ModelCard(Feature):
             yield
         except DivergedError:  # there is no model to save
             raise
-        except Exception as error:  # as above: none of them may cost the model
+        except Exception as error:  # as above: no failed upload may cost the model
             if not self._model_was_saved:
                 self.trainer.save_model(_internal_call=True)
                 self.trainer.create_model_card()
@@ -117,5 +116,7 @@ class ModelCard(Feature):
 
 
 def _short(error: BaseException) -> str:
+    """Return the class and the first line of an error."""
+    kind = type(error).__name__
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.:')}" if lines else type(error).__name__
+    return f"{kind}: {lines[0].rstrip('.:')}" if lines else kind
