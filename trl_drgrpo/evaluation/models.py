@@ -100,7 +100,9 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
     try:
         base_of(path, base)
     except InputError as error:
-        raise error.under(field if error.field == "adapter" else error.field) from error
+        if error.field != "adapter":
+            field = error.field
+        raise error.under(field) from error
 
 
 def holds_model(folder: Path) -> bool:

@@ -371,12 +371,15 @@ def label_steps(
     scorer = MonteCarloScorer(generate, verifier, tokenizer, k=rollouts, template=template)
     for start in range(0, len(rows), _CHUNK):
         chunk = _completed(rows[start : start + _CHUNK], scorer, completions, segmenter)
-        columns_of_rows = [
-            {name: value for name, value in completed.row.items() if name not in _RESULT_COLUMNS}
-            for completed in chunk
-        ]
-        names = dict.fromkeys(chain(*columns_of_rows))  # in the order of the rows; some rows may lack a column
-        columns: dict[str, Any] = {name: [row.get(name) for row in columns_of_rows] for name in names}
+        columns_of_rows = []
+        for completed in chunk:
+            row = dict(completed.row)
+            for name in _RESULT_COLUMNS:
+                row.pop(name, None)
+            columns_of_rows.append(row)
+        columns: dict[str, Any] = {}
+        for name in dict.fromkeys(chain(*columns_of_rows)):  # rows may lack a column
+            columns[name] = [row.get(name) for row in columns_of_rows]
         prompts = columns.pop("prompt", [])
         texts = ["".join(completed.steps) for completed in chunk]
         values = scorer(
@@ -409,7 +412,9 @@ def _completed(
     tokenizer = scorer.tokenizer
     rule = segmenter.rule
     prompts = [prompt_ids(row["prompt"], tokenizer, scorer.template) for row in rows if "steps" not in row]
-    sampled = iter(scorer.generate(prompts, completions) if prompts else [])
+    sampled: Iterator[list[str]] = iter(())
+    if prompts:
+        sampled = iter(scorer.generate(prompts, completions))
     completed = []
     for row in rows:
         if "steps" not in row:

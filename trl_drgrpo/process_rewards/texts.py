@@ -112,7 +112,7 @@ class Cleaner:
     """
 
     def __init__(self, special_tokens: Iterable[str] = (), marker: str | None = None):
-        marks = list(_MARKS)
+        marks: list[str] = [*_MARKS]
         if marker is not None:
             marks.append(_pattern(marker))
         tokens = {*special_tokens, *END_TOKENS} - {""}

@@ -471,7 +471,7 @@ def tokenize_rows(
 
 def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
     """Return the mean label. Labels of one kind are refused: training on them teaches nothing but that kind."""
-    labels = [label for example in examples for label in example["labels"] if label != IGNORED]
+    labels = [label for label in chain(*(example["labels"] for example in examples)) if label != IGNORED]
     share = sum(labels) / len(labels) if labels else 0.0
     if not 0.0 < share < 1.0:
         got = f"{len(labels)} labeled steps, {share:.0%} of them good"
@@ -604,8 +604,9 @@ def _recognized(prediction: Any) -> dict[str, float]:
     is_good = labels > 0.5
     is_bad = (labels >= 0) & (labels < 0.5)
     is_correct = prediction.predictions.argmax(-1) == is_good
-    kinds = {"accuracy": is_good | is_bad, "good_recall": is_good, "bad_recall": is_bad}
-    metrics = {name: float(is_correct[kind].mean()) if kind.any() else math.nan for name, kind in kinds.items()}
+    metrics = {}
+    for name, counted in {"accuracy": is_good | is_bad, "good_recall": is_good, "bad_recall": is_bad}.items():
+        metrics[name] = float(is_correct[counted].mean()) if counted.any() else math.nan
     # The best constant answer is the mean label; its loss is the entropy.
     good = float(labels[labels != IGNORED].mean())
     metrics["chance_loss"] = -sum(p * math.log(p) for p in (good, 1 - good) if p > 0)

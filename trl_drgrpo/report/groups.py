@@ -136,12 +136,17 @@ def _between(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 def _extremes(group: Group) -> tuple[float, float, float, float]:
     """Return the longest completion of a group, its largest advantage, failed rewards, and minus the lowest reward."""
-    return (
-        max((row.length or len(row.text) for row in group.rows), default=0),
-        max((abs(span.advantage or 0.0) for row in group.rows for span in row.spans), default=0.0),
-        sum(value is None for row in group.rows for value in (row.reward, *row.rewards.values())),
-        -min((row.reward for row in group.rows if row.reward is not None), default=0.0),
-    )
+    length = 0
+    advantage = 0.0
+    failed = 0
+    rewards = []
+    for row in group.rows:
+        length = max(length, row.length or len(row.text))
+        advantage = max([advantage, *(abs(span.advantage or 0.0) for span in row.spans)])
+        failed += [row.reward, *row.rewards.values()].count(None)
+        if row.reward is not None:
+            rewards.append(row.reward)
+    return length, advantage, failed, -min(rewards, default=0.0)
 
 
 def group_json(group: Group) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
 
     `plot`: the picture in the same folder, `None` without matplotlib.
     """
-    return _template("report.md.j2", keep_trailing_newline=True).render(**contents, plot=plot.name if plot else "")
+    name = plot.name if plot else ""
+    return _template("report.md.j2", keep_trailing_newline=True).render(**contents, plot=name)
 
 
 def _template(name: str, **options: Any) -> Any:

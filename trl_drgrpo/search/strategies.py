@@ -146,8 +146,9 @@ def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
     while True:
         front = [problem.root]
         while front:
-            counts = [width * children if node is problem.root else children for node in front]
-            ends = yield [Branch(node, count, to_end) for node, count in zip(front, counts, strict=True)]
+            # As many first steps as later rounds sample from all beams together.
+            count = width * children if front == [problem.root] else children
+            ends = yield [Branch(node, count, to_end) for node in front]
             if not ends:
                 return  # the budget is spent
             # The next steps: where the sampled steps end, or the first steps of the continuations to the end.
