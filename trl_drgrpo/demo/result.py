@@ -33,7 +33,7 @@ REPORT_FILE = "report.html"
 COMPARISON_FILE = "comparison.html"
 START_FOLDER = "start"
 PACE_FILE = "pace.png"
-_OWN = (
+_DEMO_FILES = (
     RESULTS_FILE,
     PLOT_FILE,
     MODEL_FOLDER,
@@ -44,7 +44,7 @@ _OWN = (
     *STOCK_OBJECTIVES,
 )
 PACE_PROBLEMS = 128
-PACE_EVALUATIONS = 10  # on the way, of a run that is compared
+PACE_EVALUATIONS = 10  # of a run that is compared, during training
 OURS = "DrGRPOTrainer"
 _SAMPLES = 8
 
@@ -61,13 +61,14 @@ def evaluate(
     """
     Generate one completion per problem (its terms) and judge it.
 
-    `sample`: at temperature 1 from the whole distribution, else greedily. `seed`: of the sampling; the global random
-    state is put back afterwards. `batch_size`: problems per call of `model.generate`. The tokenizer pads on the left.
+    `sample`: at temperature 1 from the whole distribution, else greedily. `seed`: seed of the sampling; the global
+    random state is put back afterwards. `batch_size`: problems per call of `model.generate`. The tokenizer pads on the
+    left.
 
     Returns:
         `tuple[dict, list[str]]`: the numbers, and the completions in order. `accuracy`: share of correct completions;
         `length_correct_mean`, `length_incorrect_mean` (`None` if there is none), `length_mean`: mean tokens, end token
-        included; and those of [`~trl_drgrpo.demo.task.step_numbers`].
+        included; and the numbers of [`~trl_drgrpo.demo.task.step_numbers`].
     """
     import torch
 
@@ -75,7 +76,9 @@ def evaluate(
     lengths: list[int] = []
     was_training = model.training
     model.eval()
-    decoding = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {"do_sample": False}
+    decoding: dict[str, Any] = {"do_sample": sample}
+    if sample:
+        decoding |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for start in range(0, len(problems), batch_size):
@@ -89,12 +92,14 @@ def evaluate(
             lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
     model.train(was_training)
     rewards = list_sum_reward(texts, [sum(numbers) for numbers in problems])
-    by_verdict = [[n for n, reward in zip(lengths, rewards, strict=True) if reward == kind] for kind in (1.0, 0.0)]
-    of_correct, of_incorrect = (sum(some) / len(some) if some else None for some in by_verdict)
+    lengths_of: dict[float, list[int]] = {1.0: [], 0.0: []}  # by reward
+    for length, reward in zip(lengths, rewards, strict=True):
+        lengths_of[reward].append(length)
+    correct_mean, incorrect_mean = (sum(group) / len(group) if group else None for group in lengths_of.values())
     numbers = {
         "accuracy": sum(rewards) / len(rewards),
-        "length_correct_mean": of_correct,
-        "length_incorrect_mean": of_incorrect,
+        "length_correct_mean": correct_mean,
+        "length_incorrect_mean": incorrect_mean,
         "length_mean": sum(lengths) / len(lengths),
         **step_numbers(problems, texts),
     }
@@ -110,9 +115,9 @@ class DemoResult:
         settings (`dict`): `seed`, `steps`, and `process`: the settings of process rewards, `None` without them.
 
     Attributes:
-        numbers (`dict[str, Any]`): What `results.json` holds. `before` and `after` have a measurement each for
-            `sampled` and `greedy` decoding, `stock` has the same by objective of stock TRL. `pace`: of each run that
-            is compared, accuracy by CPU time ([`~trl_drgrpo.demo.pace.Pace`]).
+        numbers (`dict[str, Any]`): Content of `results.json`. `before` and `after` have a measurement each for
+            `sampled` and `greedy` decoding, `stock` has the same by objective of stock TRL. `pace`: accuracy by CPU
+            time of each run that is compared ([`~trl_drgrpo.demo.pace.Pace`]).
         samples (`dict[str, list[str]]`): Sampled completions `before` and `after`.
     """
 
@@ -136,19 +141,21 @@ class DemoResult:
         }
 
     def measure(self, stage: str, model: Any, tokenizer: Any) -> str:
-        """Sampled and greedy accuracy on the held-out problems, `before`, `after`, or by stock TRL under one of its
-        objectives; returns both in words."""
-        measured: dict[str, Any] = {}
-        measured["sampled"], self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
-        measured["greedy"], _ = evaluate(model, tokenizer, self.problems, sample=False)
-        (self.numbers if stage in self.numbers else self.numbers["stock"])[stage] = measured
+        """Measure sampled and greedy accuracy on the held-out problems, and return both in words.
+
+        `stage`: `before`, `after`, or an objective of stock TRL.
+        """
+        sampled, self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
+        greedy, _ = evaluate(model, tokenizer, self.problems, sample=False)
+        stages = self.numbers if stage in self.numbers else self.numbers["stock"]
+        stages[stage] = {"sampled": sampled, "greedy": greedy}
         if stage == "after":
-            gain = 100 * (measured["sampled"]["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
+            gain = 100 * (sampled["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
             self.numbers |= {"status": "finished", "gain_points": gain, "learned": gain >= REQUIRED_GAIN_POINTS}
-        return ", ".join(f"{mode} accuracy {numbers['accuracy']:.1%}" for mode, numbers in measured.items())
+        return f"sampled accuracy {sampled['accuracy']:.1%}, greedy accuracy {greedy['accuracy']:.1%}"
 
     def pace_of(self, name: str, tokenizer: Any) -> Pace:
-        """A callback for a run that is compared: accuracy on the first held-out problems as it trains."""
+        """Return a callback for a run that is compared: accuracy on the first held-out problems as it trains."""
 
         def measured(model: Any) -> float:
             problems = self.problems[:PACE_PROBLEMS]
@@ -164,7 +171,7 @@ class DemoResult:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Record how long a stage takes."""
+        """Record the seconds of a stage."""
         start = time.perf_counter()
         yield
         self.numbers["seconds"][stage] = round(time.perf_counter() - start, 2)
@@ -179,7 +186,7 @@ def prepare_output_dir(output_dir: Path) -> None:
     """
     check_writable("output_dir", str(output_dir))
     check_output_folder("output_dir", str(output_dir), {})
-    existing = [name for name in _OWN if (output_dir / name).exists()]
+    existing = [name for name in _DEMO_FILES if (output_dir / name).exists()]
     results = output_dir / RESULTS_FILE
     if existing and not (results.is_file() and f'"made_by": "{MADE_BY}"'.encode() in results.read_bytes()):
         got = f"{output_dir}, which holds {', '.join(existing)}, not written by a demo"

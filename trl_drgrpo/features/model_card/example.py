@@ -47,11 +47,14 @@ def example_of(trainer: Any, model: Any) -> Example:
     """Return the example of a run's card."""
     row = example_row(trainer)
     is_chat = isinstance(row["prompt"], list)
+    template = {}
+    if is_chat:
+        template = _template_arguments(trainer, row)
     options = trainer.args.model_init_kwargs or {}
     return Example(
         prompt=literal(row["prompt"]) or repr(_QUESTION),
         is_chat=is_chat,
-        template=_template_arguments(trainer, row) if is_chat else {},
+        template=template,
         loading=_loading(model),
         trusts_code=bool(options.get("trust_remote_code") or getattr(trainer.args, "trust_remote_code", False)),
         decoding=_decoding(trainer),
