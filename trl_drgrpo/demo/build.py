@@ -1,6 +1,6 @@
 """Imitation of a demonstrator, and the warm start on long list sums.
 
-The model that the demo ships was made so, by `recipes/list_sum_model.py`: fluent, and as faulty as the demonstrator.
+`recipes/list_sum_model.py` made the model that the demo ships in this way: fluent, and as faulty as the demonstrator.
 
 On the **long list sums** credit per line matters. Eight to ten digits are added, so the boxed number is correct only
 if about eight lines are, and an early mistake spoils the outcome of all that follows. Their demonstrator knows half of
@@ -45,7 +45,7 @@ def warm_start_batches(
     terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS),
     demonstrate: Callable[[Sequence[int], random.Random], str] = demonstrate,
 ) -> Iterator[dict[str, "torch.Tensor"]]:
-    """Fresh demonstrations for every step, from the training split.
+    """Yield fresh demonstrations for every step, from the training split.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Its chat template renders the prompt.
@@ -56,8 +56,8 @@ def warm_start_batches(
         demonstrate (`Callable`, *optional*): `f(numbers, rng)` -> a completion without its end token.
 
     Yields:
-        `input_ids`, `attention_mask` and `labels`, each `(batch_size, T)` int64, padded on the right; labels are -100
-        on prompt and padding.
+        `dict`: `input_ids`, `attention_mask` and `labels`, each `(batch_size, T)` int64, padded on the right; labels
+        are -100 on prompt and padding.
     """
     rng = random.Random(seed)
     pad, end = tokenizer.convert_tokens_to_ids([PAD, IM_END])
@@ -73,17 +73,22 @@ def warm_start_batches(
 
 
 def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str, "torch.Tensor"]:
-    """A batch for next-token training: `input_ids`, `attention_mask` and `labels`, each `(B, T)` int64, padded on the
-    right. Rows are token ids and, for each, 1 where it is to be learned; elsewhere labels are -100."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
+    """Return a batch for next-token training: `input_ids`, `attention_mask` and `labels`, each `(B, T)` int64.
 
-    columns = ([ids for ids, _ in rows], [[1] * len(ids) for ids, _ in rows], [mask for _, mask in rows])
-    input_ids, attention_mask, learned = (
-        pad_sequence([torch.tensor(row) for row in column], batch_first=True, padding_value=value)
-        for column, value in zip(columns, (pad, 0, 0), strict=True)
-    )
-    labels = input_ids.masked_fill(learned == 0, -100)
+    Padded on the right. Rows are token ids and, for each, 1 where it is learned; elsewhere labels are -100.
+    """
+    import torch
+
+    shape = (len(rows), max(len(ids) for ids, _ in rows))
+    input_ids = torch.full(shape, pad)
+    attention_mask = torch.zeros(shape, dtype=torch.long)
+    labels = torch.full(shape, -100)
+    for i, (ids, mask) in enumerate(rows):
+        tokens = torch.tensor(ids)
+        length = len(ids)
+        input_ids[i, :length] = tokens
+        attention_mask[i, :length] = 1
+        labels[i, :length] = tokens.masked_fill(torch.tensor(mask) == 0, -100)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
@@ -94,7 +99,7 @@ def imitate(
     lr: float,
 ) -> None:
     """
-    Next-token training: AdamW, 5% linear warm-up to `lr`, then linear decay to 0, gradients clipped at norm 1.
+    Train on next tokens: AdamW, 5% linear warm-up to `lr`, then linear decay to 0, gradients clipped at norm 1.
 
     `batches`: arguments of the model, one per step, as [`pad_rows`] makes them. The model is in evaluation mode
     afterwards.
@@ -121,7 +126,7 @@ def imitate(
 
 TERMS = (8, 10)
 GAP_PROBABILITY = 0.5  # of an incorrect result where the demonstrator does not know the pair
-_WRONG_BY = (1, 2, 3, 10)  # never too little: two mistakes do not cancel
+_WRONG_BY = (1, 2, 3, 10)  # all positive, so that two mistakes do not cancel
 
 
 def add_with_gaps(total: int, term: int, rng: random.Random, probability: float = GAP_PROBABILITY) -> int:
@@ -131,18 +136,21 @@ def add_with_gaps(total: int, term: int, rng: random.Random, probability: float 
         total, term (`int`): The summands. The units digit of `total` and the term decide whether the pair is known
             and, if it is not, the number that is written in place of the result.
         rng (`random.Random`): Source of randomness; it is advanced.
-        probability (`float`): Of an incorrect result where the pair is not known.
+        probability (`float`): Probability of an incorrect result where the pair is not known.
 
     Returns:
         `int`: The result, or more.
     """
-    digits = zlib.crc32(f"{total % 10}+{term}".encode())
-    wrong = digits % 2 == 0 and rng.random() < probability
-    return total + term + (_WRONG_BY[digits // 2 % len(_WRONG_BY)] if wrong else 0)
+    # A checksum of the pair is random, but the same in every run.
+    checksum = zlib.crc32(f"{total % 10}+{term}".encode())
+    result = total + term
+    if checksum % 2 == 0 and rng.random() < probability:
+        result += _WRONG_BY[checksum // 2 % len(_WRONG_BY)]
+    return result
 
 
 def demonstrate_with_gaps(numbers: Sequence[int], rng: random.Random, probability: float = GAP_PROBABILITY) -> str:
-    r"""A completion of the demonstrator: an addition per line, mistakes carried on.
+    r"""Write a completion of the demonstrator: an addition per line, mistakes carried on.
 
     Args:
         numbers (`Sequence[int]`): The terms to add.
@@ -160,9 +168,9 @@ def warm_start(folder: Path, seed: int = 0, steps: int = 200, gap_probability: f
 
     Args:
         folder (`Path`): Folder for model and tokenizer.
-        seed (`int`): Of the demonstrations.
+        seed (`int`): Seed of the demonstrations.
         steps (`int`): Optimizer steps of 32 rows; the default takes half a minute on one core.
-        gap_probability (`float`): Of an incorrect result where the demonstrator does not know the pair.
+        gap_probability (`float`): Probability of an incorrect result where the demonstrator does not know the pair.
 
     Returns:
         `Path`: `folder`.

@@ -1,4 +1,4 @@
-"""Held-out accuracy over process CPU time: how soon a run gets how far, as `demo --compare` and a study draw it.
+"""Held-out accuracy over process CPU time, as `demo --compare` and a study draw it.
 
 A run is a dict of lists with an entry per evaluation: `seconds` of CPU time since training began, evaluations left
 out, and `pass_rate`, the share of held-out problems that are solved.
@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ class Pace(TrainerCallback):
     """Measures the model as it trains, on a clock that stands still meanwhile.
 
     Args:
-        run (`dict[str, list]`): Gets an entry per evaluation; the first one, before training, if it is not there.
-        measure (`Callable`): From the model to its pass rate.
-        every_steps (`int`, *optional*): Evaluate after so many optimizer steps; without it, whoever derives says when.
+        run (`dict[str, list]`): Gets an entry per evaluation, of which the first is before training.
+        measure (`Callable`): Takes the model and returns its pass rate.
+        every_steps (`int`, *optional*): Evaluate after so many optimizer steps; without it, a derived class decides.
     """
 
     def __init__(self, run: dict[str, Any], measure: Callable[[Any], float], every_steps: int | None = None):
@@ -44,7 +45,7 @@ class Pace(TrainerCallback):
             self.evaluate(kwargs["model"])
 
     def evaluate(self, model: Any) -> None:
-        """Adds an evaluation to the run."""
+        """Add an evaluation to the run."""
         with self.standing_still() as now:
             self.run["seconds"].append(round(now - self.begun, 2))
             self.run["pass_rate"].append(self.measure(model))
@@ -58,7 +59,9 @@ class Pace(TrainerCallback):
 
 
 def reached(run: Run, target: float, x: str = "seconds") -> float:
-    """CPU seconds (or `tokens`) until the accuracy first is `target`, on the line between evaluations; else infinity.
+    """Return the CPU seconds (or `tokens`) until the accuracy first is `target`, on the line between evaluations.
+
+    Infinity where it never is.
 
     >>> reached({"seconds": [0.0, 4.0, 6.0], "pass_rate": [0.25, 0.5, 0.25]}, 0.375)
     2.0
@@ -66,14 +69,16 @@ def reached(run: Run, target: float, x: str = "seconds") -> float:
     at = run[x]
     rates = run["pass_rate"]
     first = next((i for i, rate in enumerate(rates) if rate >= target), None)
-    if not first:
-        return math.inf if first is None else at[0]
+    if first is None:
+        return math.inf
+    if first == 0:
+        return at[0]
     share = (target - rates[first - 1]) / (rates[first] - rates[first - 1])
     return at[first - 1] + share * (at[first] - at[first - 1])
 
 
 def height(run: Run, at: float, x: str = "tokens") -> float:
-    """The pass rate of a run when so many tokens were sampled (or `seconds` passed), on the line between evaluations.
+    """Return the pass rate of a run after so many tokens (or `seconds`), on the line between evaluations.
 
     >>> height({"tokens": [0, 10, 30], "pass_rate": [0.0, 1.0, 0.0]}, 20)
     0.5
@@ -83,13 +88,13 @@ def height(run: Run, at: float, x: str = "tokens") -> float:
 
 def draw_pace(panels: Mapping[str, Mapping[str, Sequence[Run]]], width: float = 3.2, height_: float = 3.4) -> Any:
     """
-    Accuracy over CPU seconds, a panel per title: for each label the mean over its runs, and their range.
+    Draw accuracy over CPU seconds, a panel per title: for each label the mean over its runs, and their range.
 
     Readable when a picture of three panels is shown 400 pixels wide. Labels stand in the first panel that has them.
 
     Args:
-        panels (`Mapping[str, Mapping[str, Sequence[Run]]]`): Title -> label -> runs. A label has one color in all.
-        width, height_ (`float`): Of a panel, in inches.
+        panels (`Mapping[str, Mapping[str, Sequence[Run]]]`): Title -> label -> runs. A label has one color throughout.
+        width, height_ (`float`): Size of a panel in inches.
 
     Returns:
         `matplotlib.figure.Figure`.
@@ -97,21 +102,26 @@ def draw_pace(panels: Mapping[str, Mapping[str, Sequence[Run]]], width: float = 
     Raises:
         `ImportError`: matplotlib is not installed.
     """
-    colors = dict(zip(dict.fromkeys(label for lines in panels.values() for label in lines), COLORS, strict=False))
+    labels = dict.fromkeys(chain(*panels.values()))
+    colors = dict(zip(labels, COLORS, strict=False))
     figure, drawn = new_figure(1, len(panels), width * len(panels), height_)
     labeled: set[str] = set()
     for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
         for label, runs in lines.items():
             end = min(run["seconds"][-1] for run in runs)
             at = [end * part / 60 for part in range(61)]
-            values = [[100 * height(run, second, "seconds") for run in runs] for second in at]
-            axes.fill_between(
-                at, [*map(min, values)], [*map(max, values)], color=colors[label], alpha=0.15, linewidth=0
-            )
-            axes.plot(
-                at, [statistics.fmean(values_at_step) for values_at_step in values], color=colors[label], linewidth=2.4
-            )
-        for place, label in enumerate(reversed([label for label in lines if label not in labeled])):
+            lowest = []
+            highest = []
+            means = []
+            for second in at:
+                values = [100 * height(run, second, "seconds") for run in runs]
+                lowest.append(min(values))
+                highest.append(max(values))
+                means.append(statistics.fmean(values))
+            axes.fill_between(at, lowest, highest, color=colors[label], alpha=0.15, linewidth=0)
+            axes.plot(at, means, color=colors[label], linewidth=2.4)
+        new_labels = [label for label in lines if label not in labeled]
+        for place, label in enumerate(reversed(new_labels)):  # from the bottom up, so the first one is on top
             spot = (0.98, 0.04 + 0.1 * place)
             axes.annotate(label, spot, xycoords="axes fraction", ha="right", color=colors[label], fontsize=13)
         labeled |= lines.keys()

@@ -1,7 +1,7 @@
 """The demo's numbers: a model measured on the list-sum task, the results of a run, their file and their tables.
 
-Accuracies and lengths are those of this file, not of the training logs: they are taken on held-out problems, the same
-ones before and after, and do not depend on the trainer.
+Accuracies and lengths are measured here, not taken from the training logs: on held-out problems, the same ones before
+and after, and independent of the trainer.
 """
 
 import json
@@ -33,7 +33,7 @@ REPORT_FILE = "report.html"
 COMPARISON_FILE = "comparison.html"
 START_FOLDER = "start"
 PACE_FILE = "pace.png"
-_OWN = (
+_DEMO_FILES = (
     RESULTS_FILE,
     PLOT_FILE,
     MODEL_FOLDER,
@@ -44,7 +44,7 @@ _OWN = (
     *STOCK_OBJECTIVES,
 )
 PACE_PROBLEMS = 128
-PACE_EVALUATIONS = 10  # on the way, of a run that is compared
+PACE_EVALUATIONS = 10  # of a run that is compared, during training
 OURS = "DrGRPOTrainer"
 _SAMPLES = 8
 
@@ -61,13 +61,14 @@ def evaluate(
     """
     Generate one completion per problem (its terms) and judge it.
 
-    `sample`: at temperature 1 from the whole distribution, else greedily. `seed`: of the sampling; the global random
-    state is put back afterwards. `batch_size`: problems per call of `model.generate`. The tokenizer pads on the left.
+    `sample`: at temperature 1 from the whole distribution, else greedily. `seed`: seed of the sampling; the global
+    random state is put back afterwards. `batch_size`: problems per call of `model.generate`. The tokenizer pads on the
+    left.
 
     Returns:
         `tuple[dict, list[str]]`: the numbers, and the completions in order. `accuracy`: share of correct completions;
         `length_correct_mean`, `length_incorrect_mean` (`None` if there is none), `length_mean`: mean tokens, end token
-        included; and those of [`~trl_drgrpo.demo.task.step_numbers`].
+        included; and the numbers of [`~trl_drgrpo.demo.task.step_numbers`].
     """
     import torch
 
@@ -75,7 +76,9 @@ def evaluate(
     lengths: list[int] = []
     was_training = model.training
     model.eval()
-    decoding = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {"do_sample": False}
+    decoding: dict[str, Any] = {"do_sample": sample}
+    if sample:
+        decoding |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for start in range(0, len(problems), batch_size):
@@ -89,12 +92,14 @@ def evaluate(
             lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
     model.train(was_training)
     rewards = list_sum_reward(texts, [sum(numbers) for numbers in problems])
-    by_verdict = [[n for n, reward in zip(lengths, rewards, strict=True) if reward == kind] for kind in (1.0, 0.0)]
-    of_correct, of_incorrect = (sum(some) / len(some) if some else None for some in by_verdict)
+    lengths_of: dict[float, list[int]] = {1.0: [], 0.0: []}  # by reward
+    for length, reward in zip(lengths, rewards, strict=True):
+        lengths_of[reward].append(length)
+    correct_mean, incorrect_mean = (sum(group) / len(group) if group else None for group in lengths_of.values())
     numbers = {
         "accuracy": sum(rewards) / len(rewards),
-        "length_correct_mean": of_correct,
-        "length_incorrect_mean": of_incorrect,
+        "length_correct_mean": correct_mean,
+        "length_incorrect_mean": incorrect_mean,
         "length_mean": sum(lengths) / len(lengths),
         **step_numbers(problems, texts),
     }
@@ -110,9 +115,9 @@ class DemoResult:
         settings (`dict`): `seed`, `steps`, and `process`: the settings of process rewards, `None` without them.
 
     Attributes:
-        numbers (`dict[str, Any]`): What `results.json` holds. `before` and `after` have a measurement each for
-            `sampled` and `greedy` decoding, `stock` has the same by objective of stock TRL. `pace`: of each run that
-            is compared, accuracy by CPU time ([`~trl_drgrpo.demo.pace.Pace`]).
+        numbers (`dict[str, Any]`): Content of `results.json`. `before` and `after` have a measurement each for
+            `sampled` and `greedy` decoding, `stock` has the same by objective of stock TRL. `pace`: accuracy by CPU
+            time of each run that is compared ([`~trl_drgrpo.demo.pace.Pace`]).
         samples (`dict[str, list[str]]`): Sampled completions `before` and `after`.
     """
 
@@ -136,19 +141,21 @@ class DemoResult:
         }
 
     def measure(self, stage: str, model: Any, tokenizer: Any) -> str:
-        """Sampled and greedy accuracy on the held-out problems, `before`, `after`, or by stock TRL under one of its
-        objectives; returns both in words."""
-        measured: dict[str, Any] = {}
-        measured["sampled"], self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
-        measured["greedy"], _ = evaluate(model, tokenizer, self.problems, sample=False)
-        (self.numbers if stage in self.numbers else self.numbers["stock"])[stage] = measured
+        """Measure sampled and greedy accuracy on the held-out problems, and return both in words.
+
+        `stage`: `before`, `after`, or an objective of stock TRL.
+        """
+        sampled, self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
+        greedy, _ = evaluate(model, tokenizer, self.problems, sample=False)
+        stages = self.numbers if stage in self.numbers else self.numbers["stock"]
+        stages[stage] = {"sampled": sampled, "greedy": greedy}
         if stage == "after":
-            gain = 100 * (measured["sampled"]["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
+            gain = 100 * (sampled["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
             self.numbers |= {"status": "finished", "gain_points": gain, "learned": gain >= REQUIRED_GAIN_POINTS}
-        return ", ".join(f"{mode} accuracy {numbers['accuracy']:.1%}" for mode, numbers in measured.items())
+        return f"sampled accuracy {sampled['accuracy']:.1%}, greedy accuracy {greedy['accuracy']:.1%}"
 
     def pace_of(self, name: str, tokenizer: Any) -> Pace:
-        """A callback for a run that is compared: accuracy on the first held-out problems as it trains."""
+        """Return a callback for a run that is compared: accuracy on the first held-out problems as it trains."""
 
         def measured(model: Any) -> float:
             problems = self.problems[:PACE_PROBLEMS]
@@ -164,7 +171,7 @@ class DemoResult:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Record how long a stage takes."""
+        """Record the seconds of a stage."""
         start = time.perf_counter()
         yield
         self.numbers["seconds"][stage] = round(time.perf_counter() - start, 2)
@@ -179,7 +186,7 @@ def prepare_output_dir(output_dir: Path) -> None:
     """
     check_writable("output_dir", str(output_dir))
     check_output_folder("output_dir", str(output_dir), {})
-    existing = [name for name in _OWN if (output_dir / name).exists()]
+    existing = [name for name in _DEMO_FILES if (output_dir / name).exists()]
     results = output_dir / RESULTS_FILE
     if existing and not (results.is_file() and f'"made_by": "{MADE_BY}"'.encode() in results.read_bytes()):
         got = f"{output_dir}, which holds {', '.join(existing)}, not written by a demo"
@@ -191,7 +198,7 @@ def prepare_output_dir(output_dir: Path) -> None:
 
 
 def print_report(result: DemoResult, console: Console) -> None:
-    """Print the before/after table, eight held-out samples, the paths of the files and what to run next."""
+    """Print the before/after table, eight held-out samples, the paths of the files and the next commands."""
     console.print(before_after_table(result))
     if result.numbers["stock"]:
         console.print(objectives_table(result))
@@ -220,7 +227,7 @@ _NEXT = {
 
 
 def before_after_table(result: DemoResult) -> Table:
-    """Accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after training."""
+    """Tabulate accuracies, mean lengths and, with step rewards, the steps on held-out problems, before and after."""
     settings = result.numbers["settings"]
     title = f"Held-out problems ({len(result.problems)}), before and after {settings['steps']} steps"
     table = _table(title, "measure", "before", "after", "change")
@@ -234,7 +241,8 @@ def before_after_table(result: DemoResult) -> Table:
         rows.append(("steps per completion", "sampled", "steps_mean", False))
         rows.append(("correct steps", "sampled", "process_reward", True))
     for measure, mode, key, is_share in rows:
-        old, new = (result.numbers[stage][mode][key] for stage in ("before", "after"))
+        old = result.numbers["before"][mode][key]
+        new = result.numbers["after"][mode][key]
         change = ""
         if old is not None and new is not None:
             change = f"{100 * (new - old):+.1f} points" if is_share else f"{new - old:+.1f}"
@@ -243,7 +251,7 @@ def before_after_table(result: DemoResult) -> Table:
 
 
 def objectives_table(result: DemoResult) -> Table:
-    """Held-out accuracies and lengths after the same number of steps, under each objective that was trained."""
+    """Tabulate held-out accuracies and lengths after the same number of steps, under each objective."""
     title = f"The same start, problems and {result.numbers['settings']['steps']} steps, by objective"
     heads = ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect")
     table = _table(title, "run", *heads)
@@ -255,13 +263,13 @@ def objectives_table(result: DemoResult) -> Table:
 
 
 def pace_sentence(result: DemoResult) -> str:
-    """CPU seconds until each run that is compared reached 80% of the highest final accuracy among them."""
+    """State the CPU seconds until each run that is compared reached 80% of the highest final accuracy among them."""
     runs = result.numbers["pace"]
     goal = 0.8 * max(run["pass_rate"][-1] for run in runs.values())
-    seconds_to_goal = {name: reached(run, goal) for name, run in runs.items()}
-    parts = [
-        f"{name} {f'{seconds:.0f} s' if seconds < math.inf else 'never'}" for name, seconds in seconds_to_goal.items()
-    ]
+    parts = []
+    for name, run in runs.items():
+        seconds = reached(run, goal)
+        parts.append(f"{name} {seconds:.0f} s" if seconds < math.inf else f"{name} never")
     return f"CPU time to {goal:.0%} sampled accuracy, evaluations left out: {', '.join(parts)}."
 
 
@@ -280,7 +288,7 @@ def _shown(value: float | None, is_share: bool) -> str:
 
 
 def samples_table(result: DemoResult) -> Table:
-    """The first held-out problems with the model's samples before and after training, in one line each; not picked."""
+    """Tabulate the first held-out problems, not picked, with the model's samples before and after training."""
     problems = result.problems[:_SAMPLES]
     stages = ("before", "after")
     sums = [sum(numbers) for numbers in problems]

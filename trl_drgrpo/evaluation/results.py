@@ -1,4 +1,4 @@
-"""Numbers of an evaluation: pass@k and its interval over prompts, as one JSON-ready dictionary, and the file of it.
+"""Numbers of an evaluation: pass@k and its interval over prompts, as one dictionary ready for JSON, and its file.
 
 A prompt whose completions the reward could not score counts in no mean; one with fewer scored completions than `k`
 counts in no pass@k. Both are counted. Completions that were cut at the limit count by their reward.
@@ -22,7 +22,7 @@ from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 
-KIND = "eval"  # the column of a sample's row with all that the evaluation says of it
+KIND = "eval"  # column of a sample's row that holds the evaluation's own data
 Row = dict[str, Any]
 
 RESAMPLES = 10_000
@@ -30,11 +30,11 @@ INTERVAL = f"95%, percentile bootstrap over prompts ({RESAMPLES:,} resamples)"
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Chance that at least one of `k` completions of a prompt is correct, estimated from more of them.
+    """Estimate the chance that at least one of `k` completions of a prompt is correct, from `k` or more of them.
 
     Args:
         samples (`int`): Completions of the prompt, at least `k`.
-        correct (`int`): Those that are correct.
+        correct (`int`): How many are correct.
         k (`int`): At least 1.
 
     Returns:
@@ -61,14 +61,14 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
-    """Mean and 95% interval.
+    """Return the mean and its 95% interval.
 
     Args:
         values (`Sequence[float]`): One per prompt.
-        seed (`int`, *optional*, defaults to `0`): Of the bootstrap.
+        seed (`int`, *optional*, defaults to `0`): Seed of the bootstrap.
 
     Returns:
-        `dict`: `value`: the mean, `None` over no prompts; `low`, `high`: the ends of the interval, `None` where all
+        `dict`: `value`: the mean, `None` without prompts; `low`, `high`: the ends of the interval, `None` where all
         prompts have the same value: their bootstrap has no width, whatever the uncertainty; `prompts`: their number.
 
     Example:
@@ -89,13 +89,13 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
 
 
 def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: int, seed: int = 0) -> Sequence[float]:
-    """Ends of the 95% interval of a statistic, from the percentile bootstrap.
+    """Return the ends of the 95% interval of a statistic, from the percentile bootstrap.
 
     Args:
-        count (`int`): How many prompts there are.
-        statistic (`Callable`): From the indices of `count` prompts, drawn with replacement; NaN is left out.
-        resamples (`int`): How often they are drawn.
-        seed (`int`, *optional*, defaults to `0`): Of the draws.
+        count (`int`): Number of prompts.
+        statistic (`Callable`): Takes the indices of `count` prompts, drawn with replacement; NaN is left out.
+        resamples (`int`): Number of draws.
+        seed (`int`, *optional*, defaults to `0`): Seed of the draws.
     """
     generator = np.random.default_rng(seed)
     resampled = [statistic(generator.integers(count, size=count)) for _ in range(resamples)]
@@ -108,13 +108,13 @@ FORMAT = 1
 def judged(
     rows: Sequence[Row], names: Sequence[str], reward: str | None, threshold: float | None
 ) -> list[bool | None]:
-    """Rule for correct samples.
+    """Judge samples as correct or incorrect by their rewards.
 
     Args:
-        rows (`Sequence[dict]`): Of the samples' file.
+        rows (`Sequence[dict]`): Rows of the samples' file.
         names (`Sequence[str]`): The rewards, in their order.
-        reward (`str`, *optional*): The one that decides on correctness; the first by default.
-        threshold (`float`, *optional*): Correct from this reward on; needed for rewards other than 0 and 1.
+        reward (`str`, *optional*): Name of the reward that decides on correctness; the first by default.
+        threshold (`float`, *optional*): Lowest reward of a correct sample; needed for rewards other than 0 and 1.
 
     Returns:
         `list[bool | None]`: `None` where the reward gave none.
@@ -127,39 +127,37 @@ def judged(
     verdicts = rule.judge([math.nan if value is None else value for value in rewards])
     if verdicts is None:
         not_a_verdict = next(value for value in rewards if value not in (None, 0.0, 1.0))
+        got = f"none for {rule.name}, which gave {not_a_verdict:g}"
         remedy = "Set the lowest reward of a correct completion: --correct_threshold. The samples are kept."
-        raise InputError(
-            "correct_threshold", f"none for {rule.name}, which gave {not_a_verdict:g}", "a number", remedy
-        )
+        raise InputError("correct_threshold", got, "a number", remedy)
     return verdicts
 
 
 def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Sequence[int]) -> dict[str, Any]:
-    """Numbers of one model.
+    """Return the numbers of one model.
 
     Args:
         rows (`Sequence[dict]`): Its samples.
-        correct (`Sequence[bool | None]`): Of [`judged`].
-        ks (`Sequence[int]`): For pass@k.
+        correct (`Sequence[bool | None]`): Result of [`judged`].
+        ks (`Sequence[int]`): Values of `k` in pass@k.
 
     Returns:
         `dict`: `prompts`, `completions`, `unscorable`, `failed`, `truncated` (counts), `length_mean` (tokens),
         `rewards` (means), and `pass_at`: for each `k` value, interval and number of prompts.
     """
-    rewards_of_rows = [row[KIND]["rewards"] for row in rows]
-    scored: dict[str, list[float]] = {name: [] for name in rewards_of_rows[0]}
-    for rewards in rewards_of_rows:
-        for name, reward in rewards.items():
-            if reward is not None:
-                scored[name].append(reward)
-    means = {name: sum(values) / len(values) if values else None for name, values in scored.items()}
+    samples = [row[KIND] for row in rows]
+    means: dict[str, float | None] = {}
+    for name in samples[0]["rewards"]:
+        rewards = (sample["rewards"].get(name) for sample in samples)
+        scored = [reward for reward in rewards if reward is not None]
+        means[name] = sum(scored) / len(scored) if scored else None
     return {
-        "prompts": len({row[KIND]["problem"] for row in rows}),
-        "completions": len(rows),
+        "prompts": len({sample["problem"] for sample in samples}),
+        "completions": len(samples),
         "unscorable": sum(verdict is None for verdict in correct),
-        "failed": sum("failures" in row[KIND] for row in rows),
-        "truncated": sum(row[KIND]["finish_reason"] == "length" for row in rows),
-        "length_mean": sum(row[KIND]["tokens"] for row in rows) / len(rows),
+        "failed": sum("failures" in sample for sample in samples),
+        "truncated": sum(sample["finish_reason"] == "length" for sample in samples),
+        "length_mean": sum(sample["tokens"] for sample in samples) / len(samples),
         "rewards": means,
         "pass_at": {str(k): mean_over_prompts(list(_by_prompt(rows, correct, k).values())) for k in ks},
     }
@@ -168,41 +166,48 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
 def results(
     facts: Mapping[str, Any], models: Mapping[str, tuple[Mapping[str, Any], Sequence[Row]]], ks: Sequence[int]
 ) -> dict[str, Any]:
-    """The whole result.
+    """Return the complete result.
 
     Args:
-        facts (`Mapping[str, Any]`): Where the numbers come from, the data, the sampling; and under `correct`, which
-            completions are: `reward` and `threshold`.
+        facts (`Mapping[str, Any]`): Origin of the numbers, data and sampling; under `correct` the rule for correct
+            completions: `reward` and `threshold`.
         models (`Mapping[str, tuple]`): By role, the baseline first: facts about it, and its samples.
-        ks (`Sequence[int]`): For pass@k.
+        ks (`Sequence[int]`): Values of `k` in pass@k.
 
     Returns:
         `dict`: The facts, the numbers of each model, and with a baseline the `difference` of pass@k to it: paired,
         prompt by prompt, over prompts that both have a value for.
     """
     names = list(next(iter(models.values()))[1][0][KIND]["rewards"])
-    correct = {role: judged(rows, names, *facts["correct"].values()) for role, (_, rows) in models.items()}
-    model_entries = [
-        {"role": role, **about, **model_numbers(rows, correct[role], ks)} for role, (about, rows) in models.items()
-    ]
+    correct = {}
+    model_entries = []
+    for role, (about, rows) in models.items():
+        correct[role] = judged(rows, names, *facts["correct"].values())
+        model_entries.append({"role": role, **about, **model_numbers(rows, correct[role], ks)})
     difference = {}
-    for k in ks if "baseline" in models else ():
-        model_means, baseline_means = (_by_prompt(models[role][1], correct[role], k) for role in ("model", "baseline"))
-        difference[str(k)] = mean_over_prompts(
-            [model_means[i] - baseline_means[i] for i in model_means if i in baseline_means]
-        )
-    made_by = f"trl-drgrpo {__version__}"
-    numbers = {"interval": INTERVAL, "models": model_entries, "difference": difference or None}
-    return {"format": FORMAT, "made_by": made_by, **facts, **numbers}
+    if "baseline" in models:
+        for k in ks:
+            values = _by_prompt(models["model"][1], correct["model"], k)
+            baseline = _by_prompt(models["baseline"][1], correct["baseline"], k)
+            paired = [value - baseline[prompt] for prompt, value in values.items() if prompt in baseline]
+            difference[str(k)] = mean_over_prompts(paired)
+    return {
+        "format": FORMAT,
+        "made_by": f"trl-drgrpo {__version__}",
+        **facts,
+        "interval": INTERVAL,
+        "models": model_entries,
+        "difference": difference or None,
+    }
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """The result as it stands in its file."""
+    """Write a result as the text of its file."""
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The results in a folder, the newest last; other files and other formats are left out."""
+    """Read the results in a folder, the newest last; other files and other formats are left out."""
     dated_contents = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -216,13 +221,13 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> dict[int, float]:
-    """pass@k of each prompt with at least `k` scored completions."""
-    verdicts: dict[int, list[bool]] = {}
+    """Return pass@k of each prompt with at least `k` scored completions."""
+    verdicts_of: dict[int, list[bool]] = {}
     for row, is_correct in zip(rows, correct, strict=True):
         if is_correct is not None:
-            verdicts.setdefault(row[KIND]["problem"], []).append(is_correct)
-    return {
-        i: pass_at_k(len(verdicts_of_prompt), sum(verdicts_of_prompt), k)
-        for i, verdicts_of_prompt in verdicts.items()
-        if len(verdicts_of_prompt) >= k
-    }
+            verdicts_of.setdefault(row[KIND]["problem"], []).append(is_correct)
+    values = {}
+    for prompt, verdicts in verdicts_of.items():
+        if len(verdicts) >= k:
+            values[prompt] = pass_at_k(len(verdicts), sum(verdicts), k)
+    return values

@@ -1,15 +1,16 @@
-"""The loop: prompts in, scored samples out, written as they come.
+"""The loop of an evaluation: prompts in, scored samples out, written as they come.
 
 Samplers are those of rollouts and searches, asked for whole completions: a model in memory, which runs the prompt of
 several completions once, or a server. A row of the samples' file is a completion: the dataset's columns, `completion`,
-and under `eval` the problem, the number of the sample, its rewards, its tokens and how it ended. `trl-drgrpo score`
-reads the file. Each group of problems has seeds of its own, so that an evaluation that goes on ends
-with the same samples.
+and under `eval` the problem, the number of the sample, its rewards, its tokens and its end. `trl-drgrpo score` reads
+the file. Each group of problems has seeds of its own, so that an interrupted evaluation continues with the same
+samples.
 """
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from trl_drgrpo.common.errors import RewardError
@@ -21,7 +22,10 @@ from trl_drgrpo.rewards.scoring import RewardScores, score_rows
 
 
 def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: int) -> Sampler:
-    """Samples whole completions from a model in memory; those of one prompt share its forward pass where they can."""
+    """Build a sampler of whole completions from a model in memory.
+
+    Completions of one prompt share its forward pass where they can.
+    """
     from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
     from trl_drgrpo.features.fast_path.speed import Speed
     from trl_drgrpo.process_rewards.sampling import ModelSampler
@@ -35,7 +39,7 @@ def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> No
     """Refuse prompts behind which a completion has no room in the model's context.
 
     Args:
-        config (`PretrainedConfig`): The model's: it says how long the context is; one that does not passes.
+        config (`PretrainedConfig`): The model's. Without a context length in it, nothing is refused.
         lengths (`Sequence[int]`): Tokens of each prompt.
         decoding ([`Decoding`]): Length limits of completions.
     """
@@ -60,7 +64,7 @@ def check_rows_fit(
 
 
 def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:
-    """Samples from a vLLM server that serves `model` under this name."""
+    """Build a sampler from a vLLM server that serves `model` under this name."""
     from trl_drgrpo.process_rewards.steps import step_segmenter
     from trl_drgrpo.search.sampling import ServerSampler, StepEnd
 
@@ -84,7 +88,7 @@ def sample_and_score(
     """Evaluate prompts.
 
     Args:
-        rows (`Sequence[Mapping]`): With `prompt` and the columns that the rewards need.
+        rows (`Sequence[Mapping]`): Have `prompt` and the columns that the rewards need.
         sampler: Samples whole completions.
         tokenizer (`PreTrainedTokenizerBase`): The model's.
         rewards (`Mapping[str, Callable]`): By name, with TRL's signature.
@@ -92,8 +96,8 @@ def sample_and_score(
         first (`int`, *optional*, defaults to `0`): Prompt to begin with, a multiple of `group`.
         samples (`int`): Completions of each prompt.
         length (`int`): A completion is cut here.
-        seed (`int`): Of the sampling.
-        template (`Mapping`, *optional*): More that the chat template is given.
+        seed (`int`): Seed of the sampling.
+        template (`Mapping`, *optional*): More variables for the chat template.
 
     Yields:
         `list[dict]`: The rows of one prompt after another.
@@ -102,46 +106,52 @@ def sample_and_score(
         `RewardError`: A reward that fails on every completion of the first group.
     """
     for start in range(first, len(rows), group):
-        numbers = range(start, min(start + group, len(rows)))
+        prompts = rows[start : start + group]
         draw = random.Random(f"{seed}/{start}")
-        prefixes = [tuple(prompt_ids(rows[i]["prompt"], tokenizer, template)) for i in numbers]
-        requests = [Request(prefix, samples, length, True, draw.getrandbits(31)) for prefix in prefixes]
-        numbered = []
-        for i, continuations in zip(numbers, sampler(requests), strict=True):
-            numbered += [(i, continuation) for continuation in continuations]
-        sampled = [completed(rows[i], continuation, tokenizer) for i, continuation in numbered]
+        requests = []
+        for row in prompts:
+            prefix = tuple(prompt_ids(row["prompt"], tokenizer, template))
+            requests.append(Request(prefix, samples, length, True, draw.getrandbits(31)))
+        continuations = list(chain(*sampler(requests)))  # `samples` of each prompt
+        sampled = []
+        for place, continuation in enumerate(continuations):
+            sampled.append(completed(prompts[place // samples], continuation, tokenizer))
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
         if start == 0:
             _refuse_broken(scores, len(sampled))
-        for place, ((number, continuation), row) in enumerate(zip(numbered, sampled, strict=True)):
-            failures = {score.name: score.failures[place] for score in scores if place in score.failures}
+        for place, (continuation, row) in enumerate(zip(continuations, sampled, strict=True)):
             row[KIND] = {
-                "problem": number,
+                "problem": start + place // samples,
                 "row": place % samples,
                 "rows": samples,
                 "tokens": len(row.pop("completion_ids")),
                 "finish_reason": continuation.end,
                 "rewards": {score.name: score.rewards[place] for score in scores},
-                **({"failures": failures} if failures else {}),
             }
-        yield from (sampled[at : at + samples] for at in range(0, len(sampled), samples))
+            failures = {score.name: score.failures[place] for score in scores if place in score.failures}
+            if failures:
+                row[KIND]["failures"] = failures
+        for place in range(0, len(sampled), samples):
+            yield sampled[place : place + samples]
 
 
 def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: Any) -> Row:
-    """A row with a completion, decoded as TRL does, in the form of the prompt (text, or one message), and its ids."""
+    """Return a row with its completion (decoded as in TRL, in the form of the prompt) and the completion's ids."""
     token_ids = list(continuation.token_ids)
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
     return {**row, "completion": completion_like(row["prompt"], text), "completion_ids": token_ids}
 
 
 def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> RewardScores:
-    """Rewards of some completions in one call, as in training; one by one where that call fails, so that one row's
-    failure is one row's."""
+    """Score completions in one call, as in training."""
     scores = score_rows(reward, sampled, name, batch_size=len(sampled))
-    return score_rows(reward, sampled, name) if scores.failures and len(sampled) > 1 else scores
+    if scores.failures and len(sampled) > 1:  # once more, one by one: a failing row costs no other row its reward
+        scores = score_rows(reward, sampled, name)
+    return scores
 
 
 def _refuse_broken(scores: Sequence[RewardScores], rows: int) -> None:
+    """Refuse a reward that failed on every row, before more completions are sampled for it."""
     for score in scores:
         if len(score.failures) == rows:
             remedy = "Nothing could be scored: fix the reward. `trl-drgrpo score` tries it on saved completions."

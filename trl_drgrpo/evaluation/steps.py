@@ -1,10 +1,10 @@
-"""How well step scores tell good steps from bad ones, and correct completions from incorrect ones.
+"""Quality of step scores: do they tell good steps from bad ones, and correct completions from incorrect ones?
 
 Every comparison holds scores against truths, true or false: `labels`, each step's score against its label; `min`,
-`product` and `last`, that path value of a completion's scores against whether the completion is correct. What has no
-score or no truth counts in none.
+`product` and `last`, that path value of a completion's scores against the correctness of the completion. Steps and
+completions without a score or without a truth do not count.
 
-- AUC: the chance that a random true one has a higher score than a random false one; of equal scores one half. The
+- AUC: the chance that a random true one has a higher score than a random false one; equal scores count one half. The
   interval is the percentile bootstrap over prompts: the steps and completions of a prompt stay together.
 - Brier: mean of (score - truth)^2, the truth as 1 or 0. ECE: over ten bins of equal width from 0 to 1, the mean of
   |mean score - share of true ones| weighted by their sizes. Both only where every score is a probability, 0 to 1.
@@ -38,96 +38,114 @@ def compared(
     prompts: Sequence[str],
     threshold: float = 0.5,
 ) -> dict[str, Any]:
-    """The numbers of one step reward function, as the module defines them.
+    """Return the numbers of one step reward function, as the module defines them.
 
     Args:
-        scores (`N` sequences of `K_i` floats or `None`): Of each step.
+        scores (`N` sequences of `K_i` floats or `None`): One per step.
         labels (`N` sequences of `K_i` booleans or `None`): `None` for a completion without labels.
         correct (`N` booleans or `None`): Whether the completion is correct.
         prompts (`N` texts): Equal for completions of one prompt.
-        threshold (`float`, *optional*, defaults to `0.5`): A step below it is taken for an error.
+        threshold (`float`, *optional*, defaults to `0.5`): A step with a lower score is taken for an error.
 
     Returns:
         `dict`: `against`: by comparison, where there is something to compare, `count`, `true_frac`, `auc`, `auc_low`,
         `auc_high`, `brier`, `ece` and `bins` (each `count`, `score`, `true_frac`); and `first_error`: `threshold`,
         `incorrect`, `correct` (counts), `incorrect_accuracy`, `correct_accuracy` and `f1`. A number that cannot be
-        told is `None`.
+        computed is `None`.
     """
-    comparisons: dict[str, list[tuple[float, bool, str]]] = {"labels": []}
-    for row, of_steps, prompt in zip(scores, labels, prompts, strict=True):
-        steps = zip(row, of_steps or (), strict=of_steps is not None)
-        comparisons["labels"] += [(s, label, prompt) for s, label in steps if s is not None and label is not None]
-    for name, value in PATH_VALUES.items():
-        scored_steps = [[score for score in row if score is not None] for row in scores]
-        rows = zip(scored_steps, correct, prompts, strict=True)
-        comparisons[name] = [(value(row), truth, prompt) for row, truth, prompt in rows if row and truth is not None]
-    return {
-        "against": {
-            name: _numbers(*zip(*scored_truths, strict=True))
-            for name, scored_truths in comparisons.items()
-            if scored_truths
-        },
-        "first_error": _first_error(scores, labels, threshold),
-    }
+    comparisons: dict[str, list[tuple[float, bool, str]]] = {name: [] for name in ("labels", *PATH_VALUES)}
+    for row, step_labels, is_correct, prompt in zip(scores, labels, correct, prompts, strict=True):
+        if step_labels is not None:
+            for score, label in zip(row, step_labels, strict=True):
+                if score is not None and label is not None:
+                    comparisons["labels"].append((score, label, prompt))
+        scored = [score for score in row if score is not None]
+        if scored and is_correct is not None:
+            for name, value in PATH_VALUES.items():
+                comparisons[name].append((value(scored), is_correct, prompt))
+    numbers = {}
+    for name, triples in comparisons.items():
+        if triples:
+            numbers[name] = _numbers(*zip(*triples, strict=True))
+    return {"against": numbers, "first_error": _first_error(scores, labels, threshold)}
 
 
 def _numbers(scores: Sequence[float], truths: Sequence[bool], prompts: Sequence[str]) -> dict[str, Any]:
+    """Return the numbers of one comparison."""
     score = np.asarray(scores, dtype=np.float64)
     truth = np.asarray(truths, dtype=np.float64)
     auc, low, high = _auc(score, truth, prompts)
     numbers = {"count": len(score), "true_frac": float(truth.mean()), "auc": auc, "auc_low": low, "auc_high": high}
     if score.min() < 0 or score.max() > 1:
         return {**numbers, "brier": None, "ece": None, "bins": []}
-    place = np.minimum((score * BINS).astype(int), BINS - 1)
-    within = [place == bin_index for bin_index in range(BINS)]
-    bins = [
-        {"count": int(mask.sum()), "score": float(score[mask].mean()), "true_frac": float(truth[mask].mean())}
-        for mask in within
-        if mask.any()
-    ]
-    ece = sum(one_bin["count"] * abs(one_bin["score"] - one_bin["true_frac"]) for one_bin in bins) / len(score)
-    return {**numbers, "brier": float(((score - truth) ** 2).mean()), "ece": ece, "bins": bins}
+    place = np.minimum((score * BINS).astype(int), BINS - 1)  # a score of 1 is in the last bin
+    bins = []
+    errors = []
+    for index in range(BINS):
+        mask = place == index
+        if mask.any():
+            count = int(mask.sum())
+            mean_score = float(score[mask].mean())
+            true_frac = float(truth[mask].mean())
+            bins.append({"count": count, "score": mean_score, "true_frac": true_frac})
+            errors.append(count * abs(mean_score - true_frac))
+    brier = float(((score - truth) ** 2).mean())
+    return {**numbers, "brier": brier, "ece": sum(errors) / len(score), "bins": bins}
 
 
 def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[float | None, ...]:
-    """AUC and its interval; `None` where all truths, or all prompts, are the same."""
+    """Return the AUC and its interval; `None` where all truths, or all prompts, are the same."""
     values, rank = np.unique(score, return_inverse=True)
 
     def area(weight: np.ndarray) -> float:
-        good, bad = (np.bincount(rank, weight * labels, len(values)) for labels in (truth, 1 - truth))
+        # True and false ones per distinct score. A pair of equal scores counts one half.
+        good = np.bincount(rank, weight * truth, len(values))
+        bad = np.bincount(rank, weight * (1 - truth), len(values))
         total = good.sum() * bad.sum()
         return float((good * (bad.cumsum() - bad / 2)).sum() / total) if total else math.nan
 
     area_of_all = area(np.ones(len(score)))
+    if math.isnan(area_of_all):
+        return None, None, None
     different, problem = np.unique(np.asarray(prompts), return_inverse=True)
-    if math.isnan(area_of_all) or len(different) == 1:
-        return None if math.isnan(area_of_all) else area_of_all, None, None
     num = len(different)
+    if num == 1:
+        return area_of_all, None, None
+    # A resample only changes the weights: how often each prompt was drawn. Nothing is sorted anew.
     return area_of_all, *bootstrap(num, lambda drawn: area(np.bincount(drawn, minlength=num)[problem]), RESAMPLES)
 
 
 def _first_error(scores: StepScores, labels: Sequence[Sequence[bool | None] | None], threshold: float) -> Any:
-    hits_by_outcome: dict[bool, list[bool]] = {True: [], False: []}  # by whether the completion is correct
-    for row, of_steps in zip(scores, labels, strict=True):
-        decided = [label for label in of_steps or () if label is not True]  # the first one decides
-        if of_steps and (not decided or decided[0] is False):
-            first = next((k for k, score in enumerate(row) if score is not None and score < threshold), None)
-            hits_by_outcome[not decided].append(first == (list(of_steps).index(False) if decided else None))
-    accuracy = {kind: sum(hits) / len(hits) if hits else None for kind, hits in hits_by_outcome.items()}
-    accuracies = [share for share in accuracy.values() if share is not None]
+    """Compare the first step that the scores blame with the first one labeled bad."""
+    incorrect_hits: list[bool] = []
+    correct_hits: list[bool] = []
+    for row, step_labels in zip(scores, labels, strict=True):
+        if not step_labels:
+            continue
+        blamed = next((k for k, score in enumerate(row) if score is not None and score < threshold), None)
+        first = next((k for k, label in enumerate(step_labels) if label is not True), None)
+        if first is None:
+            correct_hits.append(blamed is None)
+        elif step_labels[first] is False:  # else a step without label comes first, and nothing is known
+            incorrect_hits.append(blamed == first)
+    incorrect = sum(incorrect_hits) / len(incorrect_hits) if incorrect_hits else None
+    correct = sum(correct_hits) / len(correct_hits) if correct_hits else None
+    f1 = None
+    if incorrect is not None and correct is not None:
+        f1 = statistics.harmonic_mean((correct, incorrect))
     return {
         "threshold": threshold,
-        "incorrect": len(hits_by_outcome[False]),
-        "correct": len(hits_by_outcome[True]),
-        "incorrect_accuracy": accuracy[False],
-        "correct_accuracy": accuracy[True],
-        "f1": statistics.harmonic_mean(accuracies) if len(accuracies) == 2 else None,
+        "incorrect": len(incorrect_hits),
+        "correct": len(correct_hits),
+        "incorrect_accuracy": incorrect,
+        "correct_accuracy": correct,
+        "f1": f1,
     }
 
 
 def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
-    """One panel per step reward function into a PNG file: in each bin of its scores the share of true ones, for
-    every comparison. `numbers`: of [`compared`], by name."""
+    """Draw one panel per step reward function into a PNG file: the share of true ones in each bin of its scores, for
+    every comparison. `numbers`: results of [`compared`], by name."""
     from trl_drgrpo.common.drawing import new_figure, save_figure
 
     figure, panels = new_figure(1, len(numbers), 4.4 * len(numbers), 4.0, sharey=True)
@@ -136,7 +154,8 @@ def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
         for kind, calibration in comparison["against"].items():
             bins = calibration["bins"]
             auc = "-" if calibration["auc"] is None else f"{calibration['auc']:.2f}"
-            line = [[one_bin[key] for one_bin in bins] for key in ("score", "true_frac")]
-            axes.plot(*line, marker="o", markersize=4, label=f"{kind} (AUC {auc})")
+            scores = [entry["score"] for entry in bins]
+            shares = [entry["true_frac"] for entry in bins]
+            axes.plot(scores, shares, marker="o", markersize=4, label=f"{kind} (AUC {auc})")
         axes.set(title=name.replace("$", r"\$"), xlabel="score", ylabel="share good or correct")
     return save_figure(figure, path)

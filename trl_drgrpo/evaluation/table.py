@@ -1,8 +1,8 @@
 """The result of an evaluation as rows of text: for the terminal, Markdown, the report and the model card.
 
-In a model card it is a section in the text, and `model-index` in its metadata, which the Hub shows. The card that a
-run writes stays as it is around them; written again, by a training that goes on, it states them no more, as they were
-of another model. Data and models are named by their Hub ids; of local ones no path gets in.
+In a model card it is a section in the text, and `model-index` in its metadata, which the Hub shows. The rest of the
+card stays unchanged. When a resumed training writes the card again, the results are gone, as they belonged to another
+model. Data and models are named by their Hub ids; paths of local ones are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,19 +20,24 @@ _FEW_PROMPTS = 30
 
 
 def title(content: Mapping[str, Any]) -> str:
-    """Data and sampling in one line."""
+    """Describe data and sampling in one line."""
     data = content["dataset"]
     sampling = content["sampling"]
-    where = f"{data['name']}{', ' + data['config'] if data.get('config') else ''}, split {data['split']}"
-    how = "greedy" if sampling["temperature"] == 0 else f"temperature {sampling['temperature']:g}"
+    source = data["name"]
+    if data.get("config"):
+        source += f", {data['config']}"
+    decoding = "greedy"
+    if sampling["temperature"] != 0:
+        decoding = f"temperature {sampling['temperature']:g}"
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         if (sampling.get(name) or off) != off:
-            how += f", {name} {sampling[name]:g}"
-    part = "" if is_whole(content) else f" (the first of {data['of']:,})"
+            decoding += f", {name} {sampling[name]:g}"
+    prompts = counted(data["prompts"], "prompt")
+    if not is_whole(content):
+        prompts += f" (the first of {data['of']:,})"
     return (
-        f"{where}: {counted(data['prompts'], 'prompt')}{part}, "
-        f"{counted(sampling['num_samples'], 'completion')} of each "
-        f"({how}, at most {sampling['max_completion_length']:,} tokens, seed {sampling['seed']}); "
+        f"{source}, split {data['split']}: {prompts}, {counted(sampling['num_samples'], 'completion')} of each "
+        f"({decoding}, at most {sampling['max_completion_length']:,} tokens, seed {sampling['seed']}); "
         f"correct by {correct_by(content)}{_prompting(content['prompt'])}"
     )
 
@@ -56,24 +61,30 @@ def _prompting(prompt: Mapping[str, Any]) -> str:
 
 
 def correct_by(content: Mapping[str, Any]) -> str:
-    """The reward that decides on correctness, with its threshold."""
+    """Return the reward that decides on correctness, with its threshold."""
     rule = content["correct"]
-    return rule["reward"] + (f" >= {rule['threshold']:g}" if rule["threshold"] is not None else "")
+    if rule["threshold"] is None:
+        return rule["reward"]
+    return f"{rule['reward']} >= {rule['threshold']:g}"
 
 
 def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: one per model, and the difference below two."""
+    """Return head and rows: one row per model, and the difference below two."""
     ks = list(content["models"][0]["pass_at"])
     rewards = list(content["models"][0]["rewards"])
-    head = ["model", *(f"pass@{k} [95%]" for k in ks), *(f"mean {name}" for name in rewards), "tokens", "cut off"]
-    head.append("unscorable")
+    head = ["model", *(f"pass@{k} [95%]" for k in ks), *(f"mean {name}" for name in rewards)]
+    head += ["tokens", "cut off", "unscorable"]
     rows = []
     for model in content["models"]:
-        cells = [percent(model["pass_at"][k]) for k in ks]
-        cells += ["–" if (mean := model["rewards"][name]) is None else f"{mean:.3g}" for name in rewards]
-        unscorable = f"{model['unscorable']:,}" + (f" ({model['failed']:,} failed)" if model["failed"] else "")
+        cells = [f"{model['role']}: {model['name']}", *(percent(model["pass_at"][k]) for k in ks)]
+        for name in rewards:
+            mean = model["rewards"][name]
+            cells.append("–" if mean is None else f"{mean:.3g}")
+        unscorable = f"{model['unscorable']:,}"
+        if model["failed"]:
+            unscorable += f" ({model['failed']:,} failed)"
         cells += [f"{model['length_mean']:.0f}", f"{model['truncated'] / model['completions']:.1%}", unscorable]
-        rows.append([f"{model['role']}: {model['name']}", *cells])
+        rows.append(cells)
     if content["difference"]:
         cells = [percent(content["difference"][k], signed=True) for k in ks]
         rows.append(["difference, paired", *cells, *[""] * (len(head) - 1 - len(cells))])
@@ -81,7 +92,7 @@ def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(content: Mapping[str, Any]) -> list[str]:
-    """Method and caveats of the numbers, a sentence each."""
+    """Return method and caveats of the numbers, a sentence each."""
     lines = [f"Interval: {content['interval']}. pass@k: unbiased estimator of Chen et al., arXiv 2107.03374."]
     estimates = [estimate for model in content["models"] for estimate in model["pass_at"].values()]
     estimates += list((content["difference"] or {}).values())
@@ -101,7 +112,7 @@ def notes(content: Mapping[str, Any]) -> list[str]:
 
 
 def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
-    """An estimate with its interval, in percent; a difference in percentage points.
+    """Write an estimate with its interval, in percent; a difference in percentage points.
 
     Example:
 
@@ -113,8 +124,12 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     """
     if estimate["value"] is None:
         return "–"
-    sign = "+" if signed else ""
-    text = f"{100 * estimate['value']:{sign}.1f}{' points' if signed else '%'}"
+    sign = ""
+    unit = "%"
+    if signed:
+        sign = "+"
+        unit = " points"
+    text = f"{100 * estimate['value']:{sign}.1f}{unit}"
     if estimate["low"] is None:
         return text
     return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
@@ -129,12 +144,12 @@ def _markdown_lines(content: Mapping[str, Any]) -> list[str]:
 
 
 def markdown_row(cells: Sequence[str]) -> str:
-    """A line of a Markdown table."""
+    """Write a line of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Write a number with its noun.
 
     Example:
 
@@ -151,11 +166,11 @@ MEASURED_WITH = "trl-drgrpo eval"
 _START = "<!-- trl-drgrpo eval -->"
 _END = "<!-- /trl-drgrpo eval -->"
 _DATA_FILES = (".json", ".jsonl", ".parquet", ".csv")
-_BEFORE = "## Limits"  # of our own card; at the end of any other
+_BEFORE = "## Limits"  # the section goes before this heading of our own card, and to the end of any other
 
 
 def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> None:
-    """State evaluations of a model in its card, in the place of those that were stated before.
+    """State evaluations of a model in its card, in the place of earlier ones.
 
     Args:
         readme (`Path`): The card.
@@ -164,22 +179,27 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     from huggingface_hub import ModelCard
 
     card = ModelCard.load(readme, ignore_metadata_errors=True)
-    shown = [_without_paths(evaluation) for evaluation in evaluations]
-    lines = [_START, "## Evaluation"]
-    for evaluation in shown:
-        lines += ["", *_markdown_lines(evaluation), ""]
-    section = "\n".join([*lines, _END, ""])
-    before, _, after_start = card.text.partition(_START)
-    text = before + after_start.partition(_END)[2].lstrip("\n") if after_start else card.text
-    at = text.find(f"\n{_BEFORE}\n")
-    card.text = f"{text.rstrip()}\n\n{section}" if at < 0 else f"{text[: at + 1]}{section}\n{text[at + 1 :]}"
     data: Any = card.data
     data.model_name = data.model_name or readme.absolute().parent.name
-    before = data.eval_results or []
-    unrelated_results = [
-        result for result in before if (result.metric_args or {}).get("measured_with") != MEASURED_WITH
-    ]
-    data.eval_results = unrelated_results + [entry for content in shown for entry in _metadata(content)]
+    # Results of other tools stay.
+    eval_results = []
+    for result in data.eval_results or []:
+        if (result.metric_args or {}).get("measured_with") != MEASURED_WITH:
+            eval_results.append(result)
+    lines = [_START, "## Evaluation"]
+    for evaluation in map(_without_paths, evaluations):
+        lines += ["", *_markdown_lines(evaluation), ""]
+        eval_results += _metadata(evaluation)
+    data.eval_results = eval_results
+    section = "\n".join([*lines, _END, ""])
+    text, _, after_start = card.text.partition(_START)
+    if after_start:
+        text += after_start.partition(_END)[2].lstrip("\n")
+    at = text.find(f"\n{_BEFORE}\n")
+    if at < 0:
+        card.text = f"{text.rstrip()}\n\n{section}"
+    else:
+        card.text = f"{text[: at + 1]}{section}\n{text[at + 1 :]}"
     write_whole(readme, str(card))
 
 
@@ -187,37 +207,45 @@ def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
     from huggingface_hub import EvalResult
 
     data = content["dataset"]
-    sampling = content["sampling"]
-    arguments = {name: value for name, value in sampling.items() if value is not None}
-    (model,) = (candidate for candidate in content["models"] if candidate["role"] == "model")
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=data["name"],
-            dataset_name=data["name"],
-            dataset_config=data.get("config"),
-            dataset_split=data["split"],
-            metric_type=f"pass@{k}",
-            metric_name=f"pass@{k} by {correct_by(content)}",
-            metric_value=round(estimate["value"], 4),
-            metric_args={"measured_with": MEASURED_WITH, "prompts": estimate["prompts"], **arguments},
+    arguments = {name: value for name, value in content["sampling"].items() if value is not None}
+    model = next(candidate for candidate in content["models"] if candidate["role"] == "model")
+    eval_results = []
+    for k, estimate in model["pass_at"].items():
+        if estimate["value"] is None:
+            continue
+        eval_results.append(
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=data["name"],
+                dataset_name=data["name"],
+                dataset_config=data.get("config"),
+                dataset_split=data["split"],
+                metric_type=f"pass@{k}",
+                metric_name=f"pass@{k} by {correct_by(content)}",
+                metric_value=round(estimate["value"], 4),
+                metric_args={"measured_with": MEASURED_WITH, "prompts": estimate["prompts"], **arguments},
+            )
         )
-        for k, estimate in model["pass_at"].items()
-        if estimate["value"] is not None
-    ]
+    return eval_results
 
 
 def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as others may read it."""
+    """Return a result without the names of local folders."""
     data = {**content["dataset"], "name": public_name(content["dataset"]["name"], "a local dataset")}
-    models = [{**model, "name": public_name(model["name"], "a local model")} for model in content["models"]]
-    renamed = [{**model, "name": "this one"} if model["role"] == "model" else model for model in models]
-    return {**content, "dataset": data, "models": renamed}
+    models = []
+    for model in content["models"]:
+        name = "this one"
+        if model["role"] != "model":
+            name = public_name(model["name"], "a local model")
+        models.append({**model, "name": name})
+    return {**content, "dataset": data, "models": models}
 
 
 def public_name(name: str, otherwise: str) -> str:
-    """A Hub id or the name of a generated task as it is, of a local file its name, else other words."""
+    """Return a Hub id or a generated task unchanged, a local file by its name, and `otherwise` for anything else."""
     path = Path(name)
     if path.suffix in _DATA_FILES:
         return path.name
-    return name if is_hub_id(name) or name.startswith(("reasoning_gym:", "trl_drgrpo:")) else otherwise
+    if is_hub_id(name) or name.startswith(("reasoning_gym:", "trl_drgrpo:")):
+        return name
+    return otherwise

@@ -8,7 +8,6 @@ of EurusPRM print it; the default gives `r_k`, the process reward of PRIME (arXi
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -87,7 +86,7 @@ class ImplicitRewardScorer(PRMScorer):
         return loaded
 
     def _check_same_tokenizer(self) -> None:
-        """A reference that is named by its path must have the model's vocabulary; added tokens may differ."""
+        """Refuse a reference, named by its path, that has another vocabulary; added tokens may differ."""
         if not isinstance(self.reference, str):
             return
         reference_tokenizer = load_tokenizer(self.reference, None, self._loading["trust_remote_code"])
@@ -98,8 +97,9 @@ class ImplicitRewardScorer(PRMScorer):
             raise InputError(f"reference of '{self.__name__}'", got, "the model's own tokenizer", remedy)
 
     def _check_format(self, row: ScoringInput) -> None:
-        """Both models must have an output for every token that is in use, too; tokens that were added may not be."""
+        """Refuse, beyond the parent's checks, a model that lacks outputs for tokens in use."""
         super()._check_format(row)
+        # Of the tokens that were added, only those in the row count: a model may have no output for the others.
         vocabulary_size = max(*row.input_ids, *_own_vocabulary(self.tokenizer).values()) + 1
         for role, model in (("model", self.model), ("reference", self.reference or self.model)):
             outputs = model.config.get_text_config().vocab_size
@@ -109,27 +109,31 @@ class ImplicitRewardScorer(PRMScorer):
                 raise InputError(field, f"{outputs} tokens", f"at least {vocabulary_size}", remedy)
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
-        # Read are the last token before the answer, then the last token of each step.
+        # Two neighboring marks enclose a step. The first one is read at the last token before the answer.
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
         return encode_marked(self.tokenizer, self._chat(prompt, answer), len(steps) + 1, special_tokens=False)
 
     def _parts(self, encoded: ScoringInput) -> list[ScoringInput]:
-        """The whole answer, whose log-probabilities are summed from one step to the next, or nothing."""
+        """Return the whole row, as log-probabilities are summed from one step to the next, or nothing."""
         fitted = encoded.fit(self.max_length)
         return [fitted] if fitted else []
 
     def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
         import torch
 
-        mine = self._log_probs(rows, self.model)
-        with self.model.disable_adapter() if self.reference is None else nullcontext():
-            reference = self._log_probs(rows, self.model if self.reference is None else self.reference)
+        log_probs = self._log_probs(rows, self.model)
+        if self.reference is not None:
+            log_probs_ref = self._log_probs(rows, self.reference)
+        else:  # the base under the adapter
+            with self.model.disable_adapter():
+                log_probs_ref = self._log_probs(rows, self.model)
         scores: list[list[float | None]] = []
-        for row, log_probs, log_probs_ref in zip(rows, mine, reference, strict=True):
+        for row, row_logps, row_logps_ref in zip(rows, log_probs, log_probs_ref, strict=True):
             widths = [end - start for start, end in pairwise(row.read)]
-            ratio = (log_probs - log_probs_ref).double()
-            sums = torch.stack([part.sum() for part in ratio.split(widths)])
-            scores.append((self.beta * (sums.cumsum(0) if self.cumulative else sums)).tolist())
+            sums = torch.stack([part.sum() for part in (row_logps - row_logps_ref).double().split(widths)])
+            if self.cumulative:
+                sums = sums.cumsum(0)
+            scores.append((self.beta * sums).tolist())
         return scores
 
     def _log_probs(self, rows: Sequence[ScoringInput], model: Any) -> "list[torch.Tensor]":
@@ -137,17 +141,18 @@ class ImplicitRewardScorer(PRMScorer):
         import torch
 
         model.eval()
-        spans = [(row.read[0], row.read[-1]) for row in rows]
-        positions = [list(range(start, end)) for start, end in spans]
-        answers = [row.input_ids[start + 1 : end + 1] for row, (start, end) in zip(rows, spans, strict=True)]
+        positions = [list(range(row.read[0], row.read[-1])) for row in rows]
         log_probs: list[torch.Tensor] = []
-        for logits, answer in zip(self._logits(rows, positions, model), answers, strict=True):
+        for row, logits in zip(rows, self._logits(rows, positions, model), strict=True):
+            # The logits at a token predict the next one.
+            answer = row.input_ids[row.read[0] + 1 : row.read[-1] + 1]
             tokens = torch.tensor(answer, device=logits.device).unsqueeze(1)
             log_probs.append(logits.float().log_softmax(dim=-1).gather(1, tokens)[:, 0].cpu())
         return log_probs
 
 
 def _own_vocabulary(tokenizer: Any) -> dict[str, int]:
+    """Return the vocabulary without the tokens that were added to it."""
     added = tokenizer.get_added_vocab()
     return {token: i for token, i in tokenizer.get_vocab().items() if token not in added}
 

@@ -21,7 +21,7 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
 from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
-from trl_drgrpo.process_rewards.steps.segmenter import Rule, StepSpec, segmenter_without_turns
+from trl_drgrpo.process_rewards.steps.segmenter import StepSpec, segmenter_without_turns
 from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
@@ -81,15 +81,19 @@ class TrainerRollouts:
             raise InputError("TrainerRollouts.trainer", "none", "the trainer whose policy is sampled", remedy)
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         per_call = max(1, self.batch_size // k)
-        order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))  # rows of like length share a call
+        # Rows of like length share a call, so that little is padded.
+        order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
+        # Generation is collective: every process makes as many calls as the one with the most prefixes.
         calls = torch.tensor(math.ceil(len(prefixes) / per_call), device=trainer.accelerator.device)
         texts: list[list[str]] = [[] for _ in prefixes]
         for call in range(int(trainer.accelerator.gather(calls).max())):
             batch = order[call * per_call : (call + 1) * per_call]
             rows = [list(prefixes[i]) for i in batch]
             if trainer.accelerator.num_processes > 1:  # the backend wants as many rows from every process
-                rows += [rows[-1] if rows else [tokenizer.eos_token_id]] * (per_call - len(rows))
-            sampled = trainer.sample_completions([row for row in rows for _ in range(k)], num_generations=k)
+                filler = rows[-1] if rows else [tokenizer.eos_token_id]
+                rows += [filler] * (per_call - len(rows))
+            repeated = [row for row in rows for _ in range(k)]
+            sampled = trainer.sample_completions(repeated, num_generations=k)
             decoded = tokenizer.batch_decode(sampled, skip_special_tokens=True)
             for position, i in enumerate(batch):
                 texts[i] = decoded[position * k : (position + 1) * k]
@@ -143,22 +147,31 @@ class TransformersRollouts:
         Returns:
             `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
         """
+        seed = self.seed + self.calls
         self.calls += 1
-        seed = self.seed + self.calls - 1
-        continuations = self.sampler(
-            [Request(tuple(prefix_ids), k, self.max_new_tokens, True, seed) for prefix_ids in prefixes]
-        )
-        ids = [[list(continuation.token_ids) for continuation in group] for group in continuations]
-        return [self.tokenizer.batch_decode(group, skip_special_tokens=True) for group in ids]
+        requests = [Request(tuple(prefix_ids), k, self.max_new_tokens, True, seed) for prefix_ids in prefixes]
+        texts = []
+        for continuations in self.sampler(requests):
+            ids = [list(continuation.token_ids) for continuation in continuations]
+            texts.append(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
+        return texts
 
 
 class _Prefix(NamedTuple):
-    """A prompt and the first steps of a completion, as it is rolled out and judged."""
+    """A prompt and the first steps of a completion, to be rolled out and judged."""
 
     row: int
     prompt_ids: tuple[int, ...]
     token_ids: list[int]  # of the steps
     text: str  # of the steps
+
+
+class _Rollout(NamedTuple):
+    """A finished completion for the verifier."""
+
+    row: int
+    completion: Any
+    token_ids: list[int]
 
 
 class MonteCarloScorer:
@@ -175,8 +188,8 @@ class MonteCarloScorer:
             **kwargs)`, synchronous.
         tokenizer (`PreTrainedTokenizerBase`): The policy's.
         k (`int`, *optional*, defaults to `8`): Rollouts per prefix.
-        accept_above (`float`, *optional*, defaults to `0.5`): A completion is accepted if its reward is larger. Of
-            rollouts that the verifier cannot score (`None`) nothing is counted.
+        accept_above (`float`, *optional*, defaults to `0.5`): A completion is accepted if its reward is larger.
+            Rollouts that the verifier cannot score (`None`) are not counted.
         name (`str`, *optional*, defaults to `"monte_carlo"`): Name in logs and metrics.
         template (`Mapping`, *optional*): More that the chat template of the prompts is given.
 
@@ -251,43 +264,50 @@ class MonteCarloScorer:
         """
         columns = dataset_columns(kwargs, len(prompts))
         keys: list[list[Any]] = [[] for _ in prompts]  # of each step
-        judged: dict[Any, list[tuple[int, Any, list[int]]]] = defaultdict(list)  # by key: row, completion, tokens
+        rollouts_of: dict[Any, list[_Rollout]] = defaultdict(list)  # by key
         prefixes: dict[Any, _Prefix] = {}  # by key: equal ones are rolled out once
-        for row in (row for row, texts in enumerate(steps) if texts):
+        for row, texts in enumerate(steps):
+            if not texts:
+                continue
             prompt = tuple(prompt_ids(prompts[row], self.tokenizer, self.template))
             ids = list(completion_ids[row])
-            judged_alike = repr((prompts[row], sorted((name, values[row]) for name, values in columns.items())))
+            # Equal tokens are one prefix only where the verifier sees equal columns too.
+            row_values = sorted((name, values[row]) for name, values in columns.items())
+            verifier_input = repr((prompts[row], row_values))
             for count, end in enumerate(step_ends[row], start=1):
-                if count == len(steps[row]) and end + 1 == len(ids):  # the completion stops right behind it
+                if count == len(texts) and end + 1 == len(ids):  # no token can follow: the completion is its rollout
                     keys[row].append(row)
-                    judged[row].append((row, completions[row], ids))
+                    rollouts_of[row].append(_Rollout(row, completions[row], ids))
                 else:
-                    key = (judged_alike, (*prompt, *ids[: end + 1]))
+                    key = (verifier_input, (*prompt, *ids[: end + 1]))
                     keys[row].append(key)
-                    prefixes[key] = _Prefix(row, prompt, ids[: end + 1], "".join(steps[row][:count]))
+                    prefixes[key] = _Prefix(row, prompt, ids[: end + 1], "".join(texts[:count]))
         if log_metric is not None:
             log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(prefixes)))
-        for (key, prefix), texts in zip(prefixes.items(), self._rolled_out(list(prefixes.values())), strict=True):
-            for continuation in texts:
-                completion = completion_like(completions[prefix.row], self._cleaner.bare(prefix.text + continuation))
-                ids = [*prefix.token_ids, *self.tokenizer(continuation, add_special_tokens=False)["input_ids"]]
-                judged[key].append((prefix.row, completion, ids))
-        rollouts = list(chain(*judged.values()))
-        rows = [row for row, *_ in rollouts]
+        continuations = self._rolled_out(list(prefixes.values()))
+        for (key, prefix), texts in zip(prefixes.items(), continuations, strict=True):
+            for text in texts:
+                completion = completion_like(completions[prefix.row], self._cleaner.bare(prefix.text + text))
+                ids = [*prefix.token_ids, *self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+                rollouts_of[key].append(_Rollout(prefix.row, completion, ids))
+        # The verifier is called once, with the rollouts of all prefixes.
+        rollouts = list(chain(*rollouts_of.values()))
+        rows = [rollout.row for rollout in rollouts]
         rewards: Any = rows and self.verifier(
             prompts=[prompts[row] for row in rows],
-            completions=[completion for _, completion, _ in rollouts],
-            completion_ids=[ids for *_, ids in rollouts],
+            completions=[rollout.completion for rollout in rollouts],
+            completion_ids=[rollout.token_ids for rollout in rollouts],
             trainer_state=trainer_state,
-            log_metric=log_nothing,  # of completions that are not trained on
+            log_metric=log_nothing,  # these completions are not trained on
             log_extra=log_nothing,
             **{name: [values[row] for row in rows] for name, values in columns.items()},
         )
         remaining = iter(rewards)
         value_of = {}
-        for key, group in judged.items():
-            counted = [reward > self.accept_above for reward in islice(remaining, len(group)) if reward is not None]
-            value_of[key] = sum(counted) / len(counted) if counted else None
+        for key, group in rollouts_of.items():
+            scored = [reward for reward in islice(remaining, len(group)) if reward is not None]
+            accepted = sum(reward > self.accept_above for reward in scored)
+            value_of[key] = accepted / len(scored) if scored else None
         return [[value_of[key] for key in row] for row in keys]
 
     def _rolled_out(self, prefixes: list[_Prefix]) -> list[list[str]]:
@@ -305,7 +325,7 @@ class MonteCarloScorer:
         return continuations
 
 
-_OURS = ("steps", "labels", "values", "completions")
+_RESULT_COLUMNS = ("steps", "labels", "values", "completions")  # a row's own columns of these names are not passed on
 _CHUNK = 32  # rows whose completions are rolled out together
 
 
@@ -351,23 +371,29 @@ def label_steps(
     scorer = MonteCarloScorer(generate, verifier, tokenizer, k=rollouts, template=template)
     for start in range(0, len(rows), _CHUNK):
         chunk = _completed(rows[start : start + _CHUNK], scorer, completions, segmenter)
-        columns_of_rows = [
-            {name: value for name, value in completed.row.items() if name not in _OURS} for completed in chunk
-        ]
-        names = dict.fromkeys(name for row in columns_of_rows for name in row if name != "prompt")
-        columns: dict[str, Any] = {name: [row.get(name) for row in columns_of_rows] for name in names}
+        columns_of_rows = []
+        for completed in chunk:
+            row = dict(completed.row)
+            for name in _RESULT_COLUMNS:
+                row.pop(name, None)
+            columns_of_rows.append(row)
+        columns: dict[str, Any] = {}
+        for name in dict.fromkeys(chain(*columns_of_rows)):  # rows may lack a column
+            columns[name] = [row.get(name) for row in columns_of_rows]
+        prompts = columns.pop("prompt", [])
+        texts = ["".join(completed.steps) for completed in chunk]
         values = scorer(
-            prompts=[row["prompt"] for row in columns_of_rows],
-            completions=[completion_like(completed.row["prompt"], "".join(completed.steps)) for completed in chunk],
+            prompts=prompts,
+            completions=list(map(completion_like, prompts, texts)),
             steps=[completed.steps for completed in chunk],
             completion_ids=[completed.token_ids for completed in chunk],
             step_ends=[completed.ends for completed in chunk],
             **columns,
         )
-        for row, completed, of_steps in zip(columns_of_rows, chunk, values, strict=True):
-            texts = [segmenter.rule.without_end(step) for step in completed.steps]
-            labels = [None if value is None else value > 0 for value in of_steps]
-            yield {**row, "steps": texts, "labels": labels, "values": of_steps}
+        for row, completed, step_values in zip(columns_of_rows, chunk, values, strict=True):
+            steps = [segmenter.rule.without_end(step) for step in completed.steps]
+            labels = [None if value is None else value > 0 for value in step_values]
+            yield {**row, "steps": steps, "labels": labels, "values": step_values}
 
 
 class _Completed(NamedTuple):
@@ -382,26 +408,29 @@ class _Completed(NamedTuple):
 def _completed(
     rows: Sequence[Mapping[str, Any]], scorer: MonteCarloScorer, completions: int, segmenter: StepSegmenter
 ) -> list[_Completed]:
-    """Rows with the steps of a completion: those they came with, or sampled ones, which are cut as in training."""
+    """Return the rows with the steps that they came with, or with sampled steps, which are cut as in training."""
     tokenizer = scorer.tokenizer
+    rule = segmenter.rule
     prompts = [prompt_ids(row["prompt"], tokenizer, scorer.template) for row in rows if "steps" not in row]
-    sampled = iter(scorer.generate(prompts, completions) if prompts else [])
+    sampled: Iterator[list[str]] = iter(())
+    if prompts:
+        sampled = iter(scorer.generate(prompts, completions))
     completed = []
     for row in rows:
-        if "steps" in row:
-            completed.append(_with_own_steps(row, tokenizer, segmenter.rule))
-            continue
-        for text in next(sampled):
-            ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-            cut = segmenter(ids, tokenizer)
-            if "".join(cut.texts).strip():
-                completed.append(_Completed(row, list(cut.texts), ids[: cut.ends[-1] + 1], list(cut.ends)))
-    return [one_completed for one_completed in completed if one_completed.steps]
-
-
-def _with_own_steps(row: Mapping[str, Any], tokenizer: Any, rule: Rule) -> _Completed:
-    """A row that has steps, each but the last with the separator that ends it, tokenized one by one."""
-    bare = [rule.without_end(str(step)) for step in row["steps"]]
-    steps = [rule.with_end(step) for step in bare[:-1]] + bare[-1:]
-    ids = [tokenizer(step, add_special_tokens=False)["input_ids"] for step in steps]
-    return _Completed(row, steps, list(chain(*ids)), [end - 1 for end in accumulate(map(len, ids))])
+        if "steps" not in row:
+            for text in next(sampled):
+                ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+                cut = segmenter(ids, tokenizer)
+                if "".join(cut.texts).strip():
+                    completed.append(_Completed(row, list(cut.texts), ids[: cut.ends[-1] + 1], list(cut.ends)))
+        elif len(row["steps"]) > 0:
+            # Every step but the last gets its separator. Tokenized one by one, a step ends where a token ends.
+            bare = [rule.without_end(str(step)) for step in row["steps"]]
+            steps = [*map(rule.with_end, bare[:-1]), bare[-1]]
+            ids = []
+            ends = []
+            for step in steps:
+                ids += tokenizer(step, add_special_tokens=False)["input_ids"]
+                ends.append(len(ids) - 1)
+            completed.append(_Completed(row, steps, ids, ends))
+    return completed

@@ -86,18 +86,22 @@ class ModelSampler:
         self.batch_size = batch_size
         self.by_length = by_length
         self.around = around
-        # As in training: the model's and the tokenizer's.
+        # As in training, both the model's and the tokenizer's end tokens end a completion.
         self.ends = frozenset(end_tokens(model.generation_config.eos_token_id, tokenizer.eos_token_id))
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self.pad = 0 if pad is None else pad
+        self.pad = 0
+        for token_id in (tokenizer.eos_token_id, tokenizer.pad_token_id):
+            if token_id is not None:
+                self.pad = token_id
         self.generation = {**generation, "pad_token_id": self.pad, "eos_token_id": sorted(self.ends) or None}
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
         """Sample, seeded by the first request. The global random state is put back afterwards."""
         continuations_of: list[list[Continuation]] = [[] for _ in requests]
-        jobs = [i for i, request in enumerate(requests) for _ in range(request.count)]
+        jobs: list[int] = []  # the request of each row to sample
+        for i, request in enumerate(requests):
+            jobs += [i] * request.count
         if self.by_length:
-            jobs.sort(key=lambda i: len(requests[i].prefix))  # stable
+            jobs.sort(key=lambda i: len(requests[i].prefix))
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         was_training = self.model.training
         self.model.eval()
@@ -106,28 +110,38 @@ class ModelSampler:
                 torch.manual_seed(requests[0].seed if requests else 0)
                 for start in range(0, len(jobs), self.batch_size):
                     batch = jobs[start : start + self.batch_size]
-                    for i, continuation in zip(batch, self._continue([requests[i] for i in batch]), strict=True):
+                    rows = [requests[i] for i in batch]
+                    for i, continuation in zip(batch, self._continue(rows), strict=True):
                         continuations_of[i].append(continuation)
         finally:
             self.model.train(was_training)
         return continuations_of
 
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
-        """One continuation of each row, to its end."""
+        """Return one continuation of each row, to its end."""
         continuations = []
         for row, tokens in zip(rows, self._written(rows), strict=True):
-            end = next((place for place, token in enumerate(tokens[: row.limit]) if token in self.ends), None)
-            tokens_to_end = tokens[: row.limit if end is None else end + 1]
-            reason = "length" if end is None else "stop"
-            continuations.append(Continuation(tuple(tokens_to_end), len(tokens_to_end), reason))
+            written = tokens[: row.limit]  # a batch is sampled up to its longest limit
+            reason: Literal["stop", "length"] = "length"
+            for place, token in enumerate(written):
+                if token in self.ends:
+                    written = written[: place + 1]
+                    reason = "stop"
+                    break
+            continuations.append(Continuation(tuple(written), len(written), reason))
         return continuations
 
     def _written(self, rows: Sequence[Request], **options: Any) -> list[list[int]]:
-        """The new tokens of each row, padded behind those that end it; prefixes are padded on the left."""
-        width = max(len(row.prefix) for row in rows)
+        """Return the new tokens of each row, padded behind its end token."""
         device = self.model.device
-        input_ids = torch.tensor([[self.pad] * (width - len(row.prefix)) + [*row.prefix] for row in rows])  # (B, S)
-        mask = torch.tensor([[0] * (width - len(row.prefix)) + [1] * len(row.prefix) for row in rows])
+        # Padded on the left, (B, S): generation goes on at the last column.
+        width = max(len(row.prefix) for row in rows)
+        input_ids = torch.full((len(rows), width), self.pad)
+        mask = torch.zeros_like(input_ids)
+        for i, row in enumerate(rows):
+            start = width - len(row.prefix)
+            input_ids[i, start:] = torch.tensor(row.prefix)
+            mask[i, start:] = 1
         config = GenerationConfig(**self.generation, max_new_tokens=max(row.limit for row in rows))
         inputs = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "generation_config": config}
         try:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 StepRewards = Sequence[Sequence[float | None]]
 RaggedRewards = list[list[float | None]]
 
-_SILENT = 5  # batches without any score, before it is said
+_SILENT = 5  # batches in a row without any score, before a warning
 _FAILING = (  # kind, due and cost of a failure, for a `Guard`
     "step reward function",
     "one list of rewards per completion",
@@ -53,7 +54,7 @@ TRAINER_KEYWORDS = frozenset({*ALWAYS_PASSED, "steps", "step_ends", "environment
 
 
 def dataset_columns(keywords: Mapping[str, Any], num_rows: int) -> dict[str, Sequence[Any]]:
-    """The keywords that are dataset columns.
+    """Return the keywords that are dataset columns.
 
     Args:
         keywords (`Mapping[str, Any]`): Arguments of a step reward function's call.
@@ -62,15 +63,16 @@ def dataset_columns(keywords: Mapping[str, Any], num_rows: int) -> dict[str, Seq
     Returns:
         `dict[str, Sequence]`: Lists and tuples of length `B` under names that are not the trainer's own.
     """
-    return {
-        name: values
-        for name, values in keywords.items()
-        if name not in TRAINER_KEYWORDS and isinstance(values, (list, tuple)) and len(values) == num_rows
-    }
+    columns = {}
+    for name, values in keywords.items():
+        # A list of another length does not hold one value per row.
+        if name not in TRAINER_KEYWORDS and isinstance(values, (list, tuple)) and len(values) == num_rows:
+            columns[name] = values
+    return columns
 
 
 def log_nothing(*args: Any) -> None:
-    """Takes the place of the trainer's `log_metric` and `log_extra` for completions that are not trained on."""
+    """Stand in for the trainer's `log_metric` and `log_extra` on completions that are not trained on."""
 
 
 class StepRewardFunction(Protocol):
@@ -78,8 +80,8 @@ class StepRewardFunction(Protocol):
 
     `f(prompts=, completions=, steps=, completion_ids=, step_ends=, <dataset columns>, ...)` returns one list per
     completion: a number per step, `None` for a step that cannot be scored. Its attribute `is_causal` says whether the
-    score of a step reads no further than the end of that step; not known where it is missing. As a baseline one that
-    says `False` is refused.
+    score of a step reads no further than the end of that step; without the attribute, nobody knows. A function that
+    says `False` is refused as a baseline.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> StepRewards | Awaitable[StepRewards]: ...
@@ -87,7 +89,7 @@ class StepRewardFunction(Protocol):
 
 @dataclass(frozen=True)
 class StepScores:
-    """The steps of a batch and what they were given.
+    """Steps of a batch and their rewards.
 
     Args:
         steps (`list[Steps]`): One per completion.
@@ -104,8 +106,9 @@ class StepScores:
         """Inclusive last token of each step, and of the closing where there is one."""
         ends = []
         for row in self.steps:
-            closing = [] if row.closing is None else [row.closing]
-            ends.append([*row.ends, *closing])
+            ends.append(list(row.ends))
+            if row.closing is not None:
+                ends[-1].append(row.closing)
         return ends
 
 
@@ -167,7 +170,9 @@ class StepScorer:
         """
         args = trainer.args
         tokenizer = trainer.text_tokenizer
-        tool_mask = rollouts["tool_mask"].tolist() if "tool_mask" in rollouts else None
+        tool_mask = None
+        if "tool_mask" in rollouts:
+            tool_mask = rollouts["tool_mask"].tolist()
         with trainer.scoring():
             steps, metrics, columns = self.score_batch(batch, tool_mask, tokenizer, trainer.state)
         is_baseline = args.process_role == "baseline"
@@ -175,10 +180,15 @@ class StepScorer:
             biased = "process_role='baseline'" if is_baseline else "step_baseline='to_go'"
             self.segmenter.warn_of_looking_ahead(biased, batch.completion_ids, tokenizer, tool_mask)
         trainer.log_batch(metrics, columns)
+        # A row whose environment failed has no scores; it is left out of its group.
         for row in trainer.turns.lost_rows:
             steps.rewards[row][:] = [None] * len(steps.rewards[row])
-        everywhere = trainer.gathered(list(zip(steps.rewards, steps.ends, strict=True)))  # a group may straddle ranks
-        rewards, ends = ([list(row) for row in rows] for rows in zip(*everywhere, strict=True))
+        # The rows of all ranks: a group may straddle two of them.
+        rewards = []
+        ends = []
+        for row_rewards, row_ends in trainer.gathered(list(zip(steps.rewards, steps.ends, strict=True))):
+            rewards.append(list(row_rewards))
+            ends.append(list(row_ends))
         state_keys = trainer.turns.state_keys(steps)
         return StepFields(steps=steps, step_rewards=rewards, step_ends=ends, state_keys=state_keys)
 
@@ -230,10 +240,11 @@ class StepScorer:
             step_ends=[row.ends for row in steps],
             log_metric=log_metric,
         )
-        per_func = [
-            self._settle(guard, output, steps, log_metric)
-            for guard, output in zip(self.guards, _call_all(self.funcs, call), strict=True)
-        ]
+        # All functions run before any is checked: the asynchronous ones wait together.
+        outputs = _call_all(self.funcs, call)
+        per_func = []
+        for guard, output in zip(self.guards, outputs, strict=True):
+            per_func.append(self._settle(guard, output, steps, log_metric))
         return StepScores(steps, _weighted_sum(per_func, self.weights, steps), per_func)
 
     def score_batch(
@@ -259,10 +270,14 @@ class StepScorer:
         """
         metrics: dict[str, list[float]] = defaultdict(list)
         columns: dict[str, list[Any]] = defaultdict(list)
-        keys = [key for key in batch.inputs[0] if key not in ("prompt", "completion", "completion_ids")]
+        # The example's own prompt and completion are left out: the generated ones go by these names.
+        dataset = {}
+        for key in batch.inputs[0]:
+            if key not in ("prompt", "completion", "completion_ids"):
+                dataset[key] = [example[key] for example in batch.inputs]
         environments = {} if batch.environments is None else {"environments": batch.environments}
         masks: list[Any] = [None] * len(batch.prompts)
-        if tool_mask is not None:
+        if tool_mask is not None:  # padded to the longest row
             masks = [mask[: len(ids)] for mask, ids in zip(tool_mask, batch.completion_ids, strict=True)]
         scores = self.score(
             [list(ids) for ids in batch.completion_ids],
@@ -276,10 +291,10 @@ class StepScorer:
             completions=batch.completions,
             trainer_state=trainer_state,
             **environments,
-            **{key: [example[key] for example in batch.inputs] for key in keys},
+            **dataset,
         )
         for name, rewards in zip(self.names, scores.rewards_per_func, strict=True):
-            scored = [s for row in rewards for s in row if s is not None]
+            scored = [reward for reward in chain(*rewards) if reward is not None]
             if scored:
                 metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
             self._warn_of_silence(name, bool(scored))
@@ -288,7 +303,7 @@ class StepScorer:
         return scores, metrics, columns
 
     def _settle(self, guard: Guard, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
-        """The rewards of one function, checked; or what its failure costs."""
+        """Return the checked rewards of one function; all are `None` where it failed and `on_error` allows that."""
         error: Exception | None = output if isinstance(output, Exception) else None
         rewards: RaggedRewards = [[None] * len(row.ends) for row in steps]
         if error is None:
@@ -303,33 +318,38 @@ class StepScorer:
         return rewards
 
     def _warn_of_silence(self, name: str, has_scored: bool) -> None:
-        """Say, once, that a function scores nothing."""
-        if self._silent[name] < _SILENT:
-            self._silent[name] = 0 if has_scored else self._silent[name] + 1
-            if self._silent[name] == _SILENT:
-                logger.warning(
-                    "Step reward function '%s' gave None for every step of %d batches in a row: it has no effect. "
-                    "Look at the steps that it is passed (`step_separator`), and return 0 for a step that is bad.",
-                    name,
-                    _SILENT,
-                )
+        """Warn once of a function that scores nothing. The count stays at the limit, so no second warning follows."""
+        if self._silent[name] == _SILENT:
+            return
+        self._silent[name] += 1
+        if has_scored:
+            self._silent[name] = 0
+        elif self._silent[name] == _SILENT:
+            logger.warning(
+                "Step reward function '%s' gave None for every step of %d batches in a row: it has no effect. "
+                "Look at the steps that it is passed (`step_separator`), and return 0 for a step that is bad.",
+                name,
+                _SILENT,
+            )
 
     def _warn_of_one_step(self, steps: list[Steps], completions: Sequence[Any]) -> None:
-        if one_step_frac(steps) == 1.0 and not self._has_warned_of_one_step:
-            self._has_warned_of_one_step = True
-            remedy = "If your completions have steps, pick the separator they use."
-            if isinstance(self.segmenter.rule, Turns):
-                messages = [message for turns in completions for message in turns if isinstance(message, dict)]
-                remedy = "No tool was called; if steps are something else here, set step_separator."
-                if any(message.get("tool_calls") for message in messages):
+        if self._has_warned_of_one_step or one_step_frac(steps) < 1.0:
+            return
+        self._has_warned_of_one_step = True
+        remedy = "If your completions have steps, pick the separator they use."
+        if isinstance(self.segmenter.rule, Turns):
+            remedy = "No tool was called; if steps are something else here, set step_separator."
+            for message in chain(*completions):
+                # A call whose result does not fit into the completion begins no further turn.
+                if isinstance(message, dict) and message.get("tool_calls"):
                     remedy = "Tools were called, but no result fit: "
                     remedy += "raise max_completion_length or shorten the results."
-            message = "step_separator: %s found only one step in 100%% of the completions of a batch, so step rewards "
-            logger.warning(f"{message}act as outcome rewards. %s", self.segmenter, remedy)
+        message = "step_separator: %s found only one step in 100%% of the completions of a batch, so step rewards "
+        logger.warning(f"{message}act as outcome rewards. %s", self.segmenter, remedy)
 
 
 def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter: str) -> RaggedRewards:
-    """One list per completion with one finite number or `None` per step, or the reason why it is not.
+    """Check that an output has one list per completion, and one finite number or `None` per step.
 
     Args:
         output: Result of a step reward function: lists, tuples, tensors or arrays, a row of shape `(S,)` or `(S, 1)`.
@@ -345,54 +365,60 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
     """
     field = f"step reward function '{name}'"
     output = listed(output, axes=2)
-    if not isinstance(output, (list, tuple)) or len(output) != len(steps):
-        got = f"{len(output)} rows" if isinstance(output, (list, tuple)) else type(output).__name__
-        raise RewardError(field, got, f"{len(steps)} lists, one per completion", "Return a list of lists.")
-    return [
-        _row(row, i, len(row_steps.ends), field, segmenter)
-        for i, (row, row_steps) in enumerate(zip(output, steps, strict=True))
-    ]
-
-
-def _row(row: Any, i: int, due: int, field: str, segmenter: str) -> list[float | None]:
-    row = listed(row)
-    expected = f"{due} rewards, one per step of {segmenter}"
-    if not isinstance(row, (list, tuple)):
-        raise RewardError(field, f"{type(row).__name__} for completion {i}", expected, "Return a list of lists.")
-    if len(row) != due:
-        remedy = "Score the steps as they are passed in `steps`; do not cut the text again."
-        raise RewardError(field, f"{len(row)} rewards for completion {i}", expected, remedy)
-    return [reward_number(reward, field, f"for step {k} of completion {i}") for k, reward in enumerate(row)]
+    remedy = "Return a list of lists."
+    got = "" if isinstance(output, (list, tuple)) else type(output).__name__
+    if not got and len(output) != len(steps):
+        got = f"{len(output)} rows"
+    if got:
+        raise RewardError(field, got, f"{len(steps)} lists, one per completion", remedy)
+    rewards: RaggedRewards = []
+    for i, row in enumerate(map(listed, output)):
+        num_steps = len(steps[i].ends)
+        expected = f"{num_steps} rewards, one per step of {segmenter}"
+        if not isinstance(row, (list, tuple)):
+            raise RewardError(field, f"{type(row).__name__} for completion {i}", expected, remedy)
+        if len(row) != num_steps:
+            remedy = "Score the steps as they are passed in `steps`; do not cut the text again."
+            raise RewardError(field, f"{len(row)} rewards for completion {i}", expected, remedy)
+        rewards.append([])
+        for k, reward in enumerate(row):
+            rewards[i].append(reward_number(reward, field, f"for step {k} of completion {i}"))
+    return rewards
 
 
 def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: list[Steps]) -> RaggedRewards:
-    """`sum_f w_f * s_fk` over the functions that applied; `None` where none did."""
+    """Return `sum_f w_f * s_fk` over the functions that scored step `k`; `None` where none did."""
     combined: RaggedRewards = []
     for i, row in enumerate(steps):
         combined.append([])
         for k in range(len(row.ends)):
-            scored = [(w, f[i][k]) for w, f in zip(weights, per_func, strict=True) if f[i][k] is not None]
-            combined[i].append(sum(w * s for w, s in scored if s is not None) if scored else None)
+            terms = []
+            for weight, rewards in zip(weights, per_func, strict=True):
+                reward = rewards[i][k]
+                if reward is not None:
+                    terms.append(weight * reward)
+            combined[i].append(sum(terms) if terms else None)
     return combined
 
 
 def _call_all(funcs: list[StepRewardFunction], call: dict[str, Any]) -> list[Any]:
-    """Outputs in order; an exception stands in for the output of a function that raised."""
-    outputs = [_outcome(func, call) for func in funcs]
-    waiting = [i for i, output in enumerate(outputs) if inspect.isawaitable(output)]
+    """Return the outputs in order; an exception stands in for the output of a function that raised."""
+    outputs: list[Any] = []
+    waiting = {}
+    for i, func in enumerate(funcs):
+        try:
+            outputs.append(func(**call))
+        except Exception as error:  # settled by `_settle`: raised with its name, or counted if the user opted in
+            outputs.append(error)
+        if inspect.isawaitable(outputs[i]):
+            waiting[i] = outputs[i]
     if waiting:
-        with ThreadPoolExecutor(max_workers=1) as thread:  # a notebook's thread has an event loop running already
-            later = thread.submit(asyncio.run, gathered([outputs[i] for i in waiting])).result()
-        for i, output in zip(waiting, later, strict=True):
-            outputs[i] = output
+        # In a thread of its own, because a notebook's thread has an event loop running already.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            results = thread.submit(asyncio.run, gathered(waiting.values())).result()
+        for i, result in zip(waiting, results, strict=True):
+            outputs[i] = result
     return outputs
-
-
-def _outcome(func: StepRewardFunction, call: dict[str, Any]) -> Any:
-    try:
-        return func(**call)
-    except Exception as error:  # settled by `_settle`: raised with its name, or counted if the user opted in
-        return error
 
 
 async def gathered(calls: Iterable[Any]) -> list[Any]:

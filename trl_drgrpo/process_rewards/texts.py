@@ -66,35 +66,39 @@ def prompt_without_system(prompt: Any) -> str:
 
 
 def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[int]:
-    """The token ids of a prompt: a text as the tokenizer encodes it, messages by its chat template, ready for the
-    assistant's turn. `template`: more that the chat template is given (`chat_template_kwargs`). Refuses a chat
-    template that fails: it runs in jinja's sandbox, so one that reaches for more than messages does."""
+    """Return the token ids of a prompt: a text as it is, messages by the chat template, ready for the answer.
+
+    Args:
+        prompt (`str` or list of messages): As in the dataset.
+        tokenizer (`PreTrainedTokenizerBase`): Has a chat template, for messages.
+        template (`Mapping`, *optional*): More variables for the chat template (`chat_template_kwargs`).
+
+    Raises:
+        `InputError`: A prompt without tokens, or a chat template that fails.
+    """
     if isinstance(prompt, str):
         ids = list(tokenizer(prompt)["input_ids"])
     else:
-        ids = _rendered_ids(prompt, tokenizer, template)
+        from jinja2 import TemplateError
+
+        rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
+        try:
+            ids = list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
+        except TemplateError as error:  # jinja's sandbox also refuses a template that reaches for more than messages
+            got = f"one that fails with {type(error).__name__}: {str(error).rstrip('.')}"
+            remedy = "Look at chat_template.jinja."
+            raise InputError("chat template", got, "one that renders the prompts", remedy) from error
     if not ids:
         remedy = "Check the prompt, the tokenizer and its chat template."
         raise InputError("prompt", f"no tokens of {shortened(prompt)}", "at least one token", remedy)
     return ids
 
 
-def _rendered_ids(messages: Any, tokenizer: Any, template: Any) -> list[int]:
-    """Tokens of messages through the chat template; `template`: more that it is given."""
-    from jinja2 import TemplateError
-
-    rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
-    try:
-        return list(tokenizer.apply_chat_template(messages, **rendering)["input_ids"])
-    except TemplateError as error:
-        got = f"one that fails with {type(error).__name__}: {str(error).rstrip('.')}"
-        remedy = "Look at chat_template.jinja."
-        raise InputError("chat template", got, "one that renders the prompts", remedy) from error
-
-
 def completion_like(prompt: Any, text: str) -> Any:
-    """A completion in the form of its prompt (or of another completion): text, or one message of the assistant."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+    """Return a completion in the form of its prompt (or of another completion): text, or one assistant message."""
+    if isinstance(prompt, str):
+        return text
+    return [{"role": "assistant", "content": text}]
 
 
 class Cleaner:
@@ -108,13 +112,17 @@ class Cleaner:
     """
 
     def __init__(self, special_tokens: Iterable[str] = (), marker: str | None = None):
-        marks = [*_MARKS, *([] if marker is None else [_pattern(marker)])]
-        longest_first = sorted({token for token in (*special_tokens, *END_TOKENS) if token}, key=len, reverse=True)
+        marks: list[str] = [*_MARKS]
+        if marker is not None:
+            marks.append(_pattern(marker))
+        tokens = {*special_tokens, *END_TOKENS} - {""}
+        # A regex takes the first alternative that matches: a token must not lose its beginning to a shorter one.
+        longest_first = sorted(tokens, key=len, reverse=True)
         self._from_prompts = re.compile("|".join(marks))
         self._from_steps = re.compile("|".join([*marks, *map(re.escape, longest_first)]))
 
     def step(self, text: str) -> str:
-        r"""The step without special tokens, empty lines before it and white space after it; may be empty.
+        r"""Return the step without special tokens, empty lines before it and white space after it; may be empty.
 
         Example:
 
@@ -127,15 +135,16 @@ class Cleaner:
         return _remove(self._from_steps, text).lstrip("\r\n").rstrip()
 
     def bare(self, text: str) -> str:
-        """The text without special tokens, as a tokenizer decodes it that skips them; white space stays."""
+        """Return the text without special tokens, as decoded with `skip_special_tokens`; white space stays."""
         return _remove(self._from_steps, text)
 
     def prompt(self, text: str) -> str:
-        """The prompt without markers."""
+        """Return the prompt without markers."""
         return _remove(self._from_prompts, text)
 
 
 def _pattern(marker: str) -> str:
+    """Return the regex that finds a step marker in prompts and steps, see [`Cleaner`]."""
     if marker.isalnum():
         return rf"(?<!\w){re.escape(marker)}(?!\w)"
     if marker.isspace():
@@ -144,14 +153,14 @@ def _pattern(marker: str) -> str:
 
 
 def _remove(pattern: re.Pattern[str], text: str) -> str:
-    """Without any match, even those that only arise when another one is taken out."""
+    """Remove all matches, also those that arise only when another one is taken out."""
     while (shorter := pattern.sub("", text)) != text:
         text = shorter
     return text
 
 
 def take_out_marks(text: str) -> tuple[str, dict[str, list[int]]]:
-    r"""The text without marks, and where they were.
+    r"""Return the text without marks, and where they were.
 
     Args:
         text (`str`): A text with `PROMPT_START`, `PROMPT_END` and `STEP` in it.
@@ -169,20 +178,29 @@ def take_out_marks(text: str) -> tuple[str, dict[str, list[int]]]:
 
     ```
     """
-    marks = list(_MARK.finditer(text))  # each is one character, and gone from the text returned
-    places = {mark: [match.start() - k for k, match in enumerate(marks) if match[0] == mark] for mark in _MARKS}
+    places: dict[str, list[int]] = {mark: [] for mark in _MARKS}
+    for k, match in enumerate(_MARK.finditer(text)):
+        places[match[0]].append(match.start() - k)  # k marks of one character stand before it, and are taken out
     return _MARK.sub("", text), places
 
 
 def texts_of(steps: Sequence[str], cleaner: Cleaner) -> tuple[list[str], list[int]]:
-    """The cleaned steps in which something is left to read, and their indices among all steps."""
-    cleaned = [(index, text) for index, step in enumerate(steps) if (text := cleaner.step(step))]
-    return [text for _, text in cleaned], [index for index, _ in cleaned]
+    """Return the cleaned steps in which something is left to read, and their indices among all steps."""
+    texts = []
+    indices = []
+    for index, text in enumerate(map(cleaner.step, steps)):
+        if text:
+            texts.append(text)
+            indices.append(index)
+    return texts, indices
 
 
 def unread(count: int, indices: Sequence[int]) -> list[float | None]:
-    """Rewards of `count` steps, as they are before those at `indices`, which hold text, are scored: 0 in front of the
-    first text, where nothing was written yet, `None` behind it. No later text changes that."""
+    """Return rewards of `count` steps before those at `indices`, which hold text, are scored.
+
+    They are 0 before the first text, where nothing was written yet, and `None` from there on. No later text changes
+    that, so these rewards are causal.
+    """
     first = indices[0] if indices else count
     return [0.0] * first + [None] * (count - first)
 
@@ -210,10 +228,12 @@ class ScoringInput:
     def fit(self, max_length: int) -> "ScoringInput | None":
         """Cut tokens off the prompt's left until the row fits; `None` if the rest alone is too long."""
         excess = max(0, len(self.input_ids) - max_length)
-        return self._without(excess, range(len(self.positions))) if excess <= self.cut[1] - self.cut[0] else None
+        if excess > self.cut[1] - self.cut[0]:
+            return None
+        return self._without(excess, range(len(self.positions)))
 
     def parts(self, max_length: int) -> list["ScoringInput"]:
-        """The row in parts of at most `max_length` tokens, each with the positions that are read in it.
+        """Return the row in parts of at most `max_length` tokens, each with the positions that are read in it.
 
         Each step is read with the text before it. Where that is too long, the prompt loses tokens on its left, an
         eighth of `max_length` at a time; a step that is too long without any prompt is in no part. So nothing behind a
@@ -221,22 +241,30 @@ class ScoringInput:
         """
         if len(self.input_ids) <= max_length:
             return [self]
+        # Steps whose prompt loses about as many tokens share a part, and so a forward pass.
         stride = max(1, max_length // 8)
-        steps: dict[int, list[int]] = {}  # by tokens that the prompt loses
+        steps_of: dict[int, list[int]] = {}  # by tokens that the prompt loses
         for step, position in enumerate(self.positions):
-            excess = 0 if position is None else max(0, position + 1 - max_length)
+            if position is None:
+                continue
+            excess = max(0, position + 1 - max_length)
             lost = min(math.ceil(excess / stride) * stride, self.cut[1] - self.cut[0])
-            if position is not None and excess <= lost:
-                steps.setdefault(lost, []).append(step)
-        cut = [self._without(lost, read) for lost, read in steps.items()]
-        return [replace(part, input_ids=part.input_ids[:max_length]) for part in cut]
+            if excess <= lost:
+                steps_of.setdefault(lost, []).append(step)
+        parts = []
+        for lost, steps in steps_of.items():
+            part = self._without(lost, steps)
+            parts.append(replace(part, input_ids=part.input_ids[:max_length]))
+        return parts
 
-    def _without(self, lost: int, read: Collection[int]) -> "ScoringInput":
-        """The row without so many tokens on the prompt's left, in which the positions of some steps are read."""
+    def _without(self, lost: int, steps: Collection[int]) -> "ScoringInput":
+        """Return the row without `lost` tokens on the prompt's left, in which only some steps are read."""
         start, end = self.cut
-        positions = [
-            None if place is None or k not in read else place - lost for k, place in enumerate(self.positions)
-        ]
+        positions: list[int | None] = [None] * len(self.positions)
+        for step in steps:
+            position = self.positions[step]
+            if position is not None:
+                positions[step] = position - lost
         return ScoringInput(self.input_ids[:start] + self.input_ids[start + lost :], positions, (start, end - lost))
 
 
@@ -292,22 +320,30 @@ def encode_marked(
         raise InputError("tokenizer", "a chat template that leaves the prompt out", "one that includes it", remedy)
     first = places[PROMPT_START][0]
     last = places[PROMPT_END][-1]
+    cut = (0, 0)
     prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
+    if prompt:
+        cut = (prompt[0], prompt[-1] + 1)
     positions: list[int | None] = [None] * marks
-    if len(places[STEP]) == marks and token_id is not None:
+    if len(places[STEP]) != marks:
+        return ScoringInput(input_ids, positions, cut)
+    if token_id is not None:
+        # A special token that the tokenizer added has the offsets (0, 0), so the ends do not ascend by themselves.
         ends = list(accumulate((end for _, end in offsets), max))
-        read = [bisect_right(ends, place) for place in places[STEP]]
-        is_present = [token < len(input_ids) and input_ids[token] == token_id and token + shift >= 0 for token in read]
-        positions = [token + shift if is_there else None for token, is_there in zip(read, is_present, strict=True)]
-    elif len(places[STEP]) == marks:
+        for step, place in enumerate(places[STEP]):
+            token = bisect_right(ends, place)
+            if token < len(input_ids) and input_ids[token] == token_id and token + shift >= 0:
+                positions[step] = token + shift
+    else:
         with_text = [i for i, (start, end) in enumerate(offsets) if start < end]
         begun = [bisect_left(with_text, place, key=lambda i: offsets[i][0]) for place in places[STEP]]
-        positions = [with_text[count - 1] for count in begun] if 0 not in begun else positions
-    return ScoringInput(input_ids, positions, (prompt[0], prompt[-1] + 1) if prompt else (0, 0))
+        if 0 not in begun:
+            positions = [with_text[count - 1] for count in begun]
+    return ScoringInput(input_ids, positions, cut)
 
 
 def single_token_id(tokenizer: Any, text: str) -> int | None:
-    """The id of a text that is one token of the vocabulary, else `None`."""
+    """Return the id of a text that is one token of the vocabulary, else `None`."""
     ids = _ids(tokenizer, text)
     return ids[0] if len(ids) == 1 and ids[0] != tokenizer.unk_token_id else None
 

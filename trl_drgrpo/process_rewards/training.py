@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
 from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.steps.segmenter import joining_text
-from trl_drgrpo.process_rewards.texts import Cleaner, encode_piecewise, prompt_without_system
+from trl_drgrpo.process_rewards.texts import Cleaner, encode_piecewise, prompt_without_system, texts_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +50,11 @@ Neutral = Literal["good", "bad", "ignore"]
 
 
 def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> list[Row]:
-    """Rows of labeled steps from one PRM800K record.
+    """Convert a PRM800K record into rows of labeled steps.
 
     Args:
         record (`Mapping`): With `question.problem` and `label.steps`, as published.
-        neutral (`str`, *optional*, defaults to `"good"`): What steps rated 0 count as. The paper's best scores count
+        neutral (`str`, *optional*, defaults to `"good"`): Label of steps rated 0. The paper's best scores count
             them as good; TRL's converter counted them as bad; `"ignore"`: not trained on.
 
     Returns:
@@ -87,9 +88,9 @@ def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> lis
                 rows.append(_row(problem, [*path, _rated(alternative, neutral)]))
         if chosen is not None:
             path.append(_rated(alternatives[chosen], neutral))
-        elif human := rated.get("human_completion"):
+        elif human := rated.get("human_completion"):  # the annotator's own step
             path.append((human["text"] if isinstance(human, Mapping) else human, True))
-        else:
+        else:  # nobody went on from here
             break
     if path:
         rows.append(_row(problem, path))
@@ -97,7 +98,7 @@ def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> lis
 
 
 def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
-    r"""The row of labeled steps of one Math-Shepherd record.
+    r"""Convert a Math-Shepherd record into a row of labeled steps.
 
     Args:
         record (`Mapping`): With `input` (question and steps, `ки` behind each step) and `label` (the same text with
@@ -130,12 +131,13 @@ def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
     signs = [labeled[place - k : place - k + 1] for k, place in enumerate(markers)]
     if not set(signs) <= {"+", "-"}:
         raise _wrong_shape("Math-Shepherd", f"the labels {sorted(set(signs))}", "'+' or '-' in place of every 'ки'")
+    prompt = text[:begin].replace("ки", "").strip()
     steps: list[tuple[str, Label]] = []
     for place, sign in zip(markers, signs, strict=True):
         if place > begin:
             steps.append((text[begin:place].strip(), sign == "+"))
             begin = place + len("ки")
-    return [_row(text[: text.find("Step 1:")].replace("ки", "").strip(), steps)]
+    return [_row(prompt, steps)]
 
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
@@ -153,13 +155,13 @@ def labeled_steps(
     labels: str = "labels",
     neutral: Neutral = "good",
 ) -> list[Row]:
-    """Rows of labeled steps from the records of a file or dataset.
+    """Convert the records of a file or dataset into rows of labeled steps.
 
     Args:
         records (`Iterable[Mapping]`): The records.
         source (`str`): Where they are from, for messages.
         data_format (`str`, *optional*, defaults to `"stepwise"`): `"stepwise"`, `"prm800k"` or `"math_shepherd"`.
-        labels (`str`, *optional*, defaults to `"labels"`): Column with the labels, of `"stepwise"`.
+        labels (`str`, *optional*, defaults to `"labels"`): Column with the labels, for `"stepwise"`.
         neutral (`str`, *optional*, defaults to `"good"`): As in [`convert_prm800k`].
 
     Returns:
@@ -171,17 +173,19 @@ def labeled_steps(
     formats = {**FORMATS, "prm800k": partial(convert_prm800k, neutral=neutral)}
     if data_format not in formats:
         raise InputError("format", repr(data_format), f"one of {', '.join(FORMATS)}", "Name the shape of the file.")
+    if data_format != "stepwise":
+        labels = "labels"
     rows: list[Row] = []
     for line, record in enumerate(records, start=1):
         try:
-            rows += checked_rows(formats[data_format](record), labels if data_format == "stepwise" else "labels")
+            rows += checked_rows(formats[data_format](record), labels)
         except InputError as error:
             raise error.under(f"{source}, row {line}") from error
     return rows
 
 
 def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -> list[Row]:
-    """Rows with exactly `prompt`, `steps` and `labels`.
+    """Check rows and reduce them to `prompt`, `steps` and `labels`.
 
     Args:
         rows (`Iterable[Mapping]`): `steps` may be called `completions`; further keys are left out.
@@ -196,22 +200,22 @@ def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -
     """
     checked: list[Row] = []
     for index, row in enumerate(rows):
+        field = f"labeled row {index}"
         steps = row.get("steps", row.get("completions"))
         labels = row.get(labels_in)
         if "prompt" not in row or not isinstance(steps, (list, tuple)) or not isinstance(labels, (list, tuple)):
             expected = f"the keys 'prompt', 'steps' (list of texts) and '{labels_in}' (list of labels)"
-            raise InputError(f"labeled row {index}", f"{sorted(row)}", expected, "Rename or add what is missing.")
+            raise InputError(field, f"{sorted(row)}", expected, "Rename or add what is missing.")
         if len(steps) != len(labels):
             got = f"{len(labels)} labels for {len(steps)} steps"
-            raise InputError(f"labeled row {index}", got, "one label per step", "Label every step (null: leave out).")
+            raise InputError(field, got, "one label per step", "Label every step (null: leave out).")
         if not all(isinstance(step, str) for step in steps):
-            remedy = "Write steps as strings."
-            raise InputError(f"labeled row {index}", "steps that are not strings", "strings", remedy)
+            raise InputError(field, "steps that are not strings", "strings", "Write steps as strings.")
         for label in labels:
             if label is not None and not (isinstance(label, (bool, int, float)) and 0 <= label <= 1):
                 remedy = "1 or true: good, 0 or false: bad, between them: soft, null: not trained on."
                 expected = "true, false, null or a number from 0 to 1"
-                raise InputError(f"labeled row {index}", f"the label {label!r}", expected, remedy)
+                raise InputError(field, f"the label {label!r}", expected, remedy)
         labels = [bool(label) if label in (0, 1) else label for label in labels]
         checked.append({"prompt": row["prompt"], "steps": list(steps), "labels": labels})
     return checked
@@ -247,7 +251,7 @@ def train_prm(
     dataset_name: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Train a model that tells good steps from bad ones, and save it with its tokenizer and a card.
+    """Train a model that tells good steps from bad ones. Save it with its tokenizer and a card.
 
     Args:
         model (`str` or `PreTrainedModel`): Path or Hub id of a language model (it gets a new head of two classes), or
@@ -284,7 +288,9 @@ def train_prm(
     step_separator = joining_text(step_separator)
     tokenizer = load_tokenizer(model, tokenizer)
     examples, left_out = tokenize_rows(rows, tokenizer, step_separator, max_length)
-    held_out = None if eval_rows is None else tokenize_rows(eval_rows, tokenizer, step_separator, max_length)[0]
+    held_out = None
+    if eval_rows is not None:
+        held_out, _ = tokenize_rows(eval_rows, tokenizer, step_separator, max_length)
     good_frac = _good_frac(examples)
     checkpoint: Any = resume_from_checkpoint or None
     if checkpoint is True:
@@ -307,6 +313,7 @@ def train_prm(
     causal = is_causal(network)
     if peft_config is not None:
         network = _with_adapter(network, peft_config)
+    # Our callback deletes old checkpoints, and transformers none, see `_limits_checkpoints`.
     limit = training_arguments.save_total_limit
     training_arguments.save_total_limit = None
     trainer = _trainer_class()(
@@ -328,54 +335,68 @@ def train_prm(
         drop_saved_links(Path(output_dir))
         trainer.save_model(str(output_dir))
     loss = _mean_loss(trainer.state, float(result.training_loss), _steps_of(checkpoint))
-    numbers = {"loss": loss, "rows": float(len(examples))}
-    numbers |= {"rows_left_out": float(left_out), "good_frac": good_frac}
-    # Without held-out steps the end of the loss is seen on those trained on, for the warning alone.
+    numbers = {
+        "loss": loss,
+        "rows": float(len(examples)),
+        "rows_left_out": float(left_out),
+        "good_frac": good_frac,
+    }
+    # Without held-out steps, the steps trained on are measured, for the warning alone.
     measured = trainer.evaluate(held_out or examples[:_LOOKED_AT], metric_key_prefix="eval")  # type: ignore[arg-type]
     loss = measured["eval_loss"]
     chance = measured["eval_chance_loss"]
-    if loss > 0.99 * chance:
+    if loss > 0.99 * chance:  # no better than the best constant answer
         which = "training" if held_out is None else "held-out"
         logger.warning(_AT_CHANCE, which, loss, chance)
     if held_out is not None:
         numbers |= {f"eval_{name}": float(measured[f"eval_{name}"]) for name in _MEASURED}
     if trainer.is_world_process_zero():
-        facts = {"max_length": max_length, "causal": causal, "peft_config": peft_config, "numbers": numbers}
-        facts |= {"soft": any(label not in (0, 1, IGNORED) for row in examples for label in row["labels"])}
-        _write_card(trainer, base, dataset_name, step_separator=step_separator, **facts)
+        labels = set(chain(*(row["labels"] for row in examples)))
+        _write_card(
+            trainer,
+            base,
+            dataset_name,
+            step_separator=step_separator,
+            max_length=max_length,
+            causal=causal,
+            peft_config=peft_config,
+            numbers=numbers,
+            soft=not labels <= {0, 1, IGNORED},
+        )
     return numbers
 
 
 def _trainer_class() -> Any:
-    """A `Trainer` that ends, and saves nothing more, once a number is NaN or infinite."""
+    """Return a `Trainer` that ends, and saves nothing more, once a number is NaN or infinite."""
     from transformers import Trainer
 
     class FiniteTrainer(Trainer):
-        def _refuse_divergence(self, what: str | None) -> None:
-            if what is not None:
-                rate = self.args.learning_rate
-                folder = self.args.output_dir
-                cause = f"Likely cause: learning_rate {rate:g} (lower it), or a base model that overflows."
-                remedy = f"Checkpoints in {folder} are of earlier steps; start again with that changed."
-                step = self.state.global_step
-                raise DivergedError(f"step {step}: {what} is NaN or infinite, so the training ends. {cause} {remedy}")
+        def _diverged(self, name: str) -> DivergedError:
+            rate = self.args.learning_rate
+            folder = self.args.output_dir
+            cause = f"Likely cause: learning_rate {rate:g} (lower it), or a base model that overflows."
+            remedy = f"Checkpoints in {folder} are of earlier steps; start again with that changed."
+            step = self.state.global_step
+            return DivergedError(f"step {step}: {name} is NaN or infinite, so the training ends. {cause} {remedy}")
 
         def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
             super().log(logs, *args, **kwargs)
-            is_finite = math.isfinite(logs.get("grad_norm", 0.0))
-            self._refuse_divergence(None if is_finite else "the norm of the gradient")
+            if not math.isfinite(logs.get("grad_norm", 0.0)):
+                raise self._diverged("the norm of the gradient")
 
         def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-            # All weights, as rounding to the base's type is the last thing that happens to them.
+            # All weights are looked at, since the merge has just rounded them to the base's type.
             network: Any = self.model
-            self._refuse_divergence(first_not_finite(network.named_parameters()))
+            name = first_not_finite(network.named_parameters())
+            if name is not None:
+                raise self._diverged(name)
             super().save_model(output_dir, _internal_call)
 
     return FiniteTrainer
 
 
 def _steps_of(checkpoint: str | Path | None) -> int:
-    """The optimizer steps done in a checkpoint; 0 without one."""
+    """Return the optimizer steps done in a checkpoint; 0 without one."""
     from transformers import TrainerState
 
     if checkpoint is None:
@@ -384,8 +405,10 @@ def _steps_of(checkpoint: str | Path | None) -> int:
 
 
 def _mean_loss(state: Any, reported: float, steps_before: int) -> float:
-    """Mean loss of all steps, also those before a resume, which transformers leaves out: of a resumed training that of
-    the steps that were logged. NaN where none was."""
+    """Return the mean loss of all steps, also of those before a resume, which transformers leaves out.
+
+    After a resume it is the mean over the steps that were logged; NaN where none was.
+    """
     if steps_before == 0:
         return reported
     total = 0.0
@@ -397,7 +420,7 @@ def _mean_loss(state: Any, reported: float, steps_before: int) -> float:
     return total / last_step if last_step else math.nan
 
 
-_LOOKED_AT = 256
+_LOOKED_AT = 256  # examples trained on that are measured for the warning below
 _AT_CHANCE = (
     "The loss on the %s steps ends at %.3f; always answering with the share of good steps gives %.3f. The model does "
     "not tell good steps from bad ones: train longer, raise learning_rate, add rows, or look at the labels."
@@ -408,7 +431,7 @@ _MEASURED = ("loss", "chance_loss", "accuracy", "good_recall", "bad_recall")
 def tokenize_rows(
     rows: Sequence[Mapping[str, Any]], tokenizer: Any, step_separator: str, max_length: int
 ) -> tuple[list[dict[str, list[Any]]], int]:
-    """Training examples from labeled steps.
+    """Make training examples from labeled steps.
 
     Args:
         rows (`Sequence[Mapping]`): As for [`train_prm`].
@@ -427,17 +450,14 @@ def tokenize_rows(
     examples: list[dict[str, list[Any]]] = []
     checked = checked_rows(rows)
     for row in checked:
-        labeled = [
-            (text, label)
-            for step, label in zip(row["steps"], row["labels"], strict=True)
-            if (text := cleaner.step(step))
-        ]
+        texts, indices = texts_of(row["steps"], cleaner)
+        step_labels = [row["labels"][index] for index in indices]
         prompt = cleaner.prompt(prompt_without_system(row["prompt"]))
-        encoded = encode_piecewise(tokenizer, prompt, [text for text, _ in labeled], step_separator).fit(max_length)
-        if encoded is None or not encoded.input_ids or all(label is None for _, label in labeled):
+        encoded = encode_piecewise(tokenizer, prompt, texts, step_separator).fit(max_length)
+        if encoded is None or not encoded.input_ids or not any(label is not None for label in step_labels):
             continue
         labels: list[float] = [IGNORED] * len(encoded.input_ids)
-        for position, (_, label) in zip(encoded.positions, labeled, strict=True):
+        for position, label in zip(encoded.positions, step_labels, strict=True):
             if position is not None and label is not None:
                 labels[position] = float(label)
         examples.append({"input_ids": encoded.input_ids, "labels": labels})
@@ -450,8 +470,8 @@ def tokenize_rows(
 
 
 def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
-    """Mean label; training on one kind only teaches nothing but that kind."""
-    labels = [label for example in examples for label in example["labels"] if label != IGNORED]
+    """Return the mean label. Labels of one kind are refused: training on them teaches nothing but that kind."""
+    labels = [label for label in chain(*(example["labels"] for example in examples)) if label != IGNORED]
     share = sum(labels) / len(labels) if labels else 0.0
     if not 0.0 < share < 1.0:
         got = f"{len(labels)} labeled steps, {share:.0%} of them good"
@@ -469,8 +489,10 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _limits_checkpoints(limit: int | None) -> Any:
-    """A callback that deletes checkpoints beyond a limit, the lowest steps first and never the newest: transformers
-    goes by time stamps, and deletes the new ones where the clock was put back."""
+    """Return a callback that deletes checkpoints beyond a limit, the lowest steps first and never the newest.
+
+    transformers goes by time stamps, and deletes the new ones where the clock was put back.
+    """
     from transformers import TrainerCallback
 
     class LimitsCheckpoints(TrainerCallback):
@@ -487,6 +509,7 @@ def _limits_checkpoints(limit: int | None) -> Any:
 
 
 def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) -> Any:
+    """Build transformers' training arguments over our defaults; a value that does not fit is an [`InputError`]."""
     from transformers import TrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
 
@@ -502,17 +525,16 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
     try:
         training_arguments = TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
         for tracker in get_reporting_integration_callbacks(training_arguments.report_to):
-            tracker()  # says which package it lacks
+            tracker()  # raises and names the package it lacks, before a model loads
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        got = f"a value that does not fit ({str(error).rstrip('.')})"
         expected = "fields that transformers.TrainingArguments takes"
-        raise InputError(
-            "arguments", f"a value that does not fit ({str(error).rstrip('.')})", expected, "Correct it."
-        ) from error
+        raise InputError("arguments", got, expected, "Correct it.") from error
     return training_arguments
 
 
 def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:
-    """A token classifier of two classes; the new head, and an adapter, are drawn with the run's seed."""
+    """Return a token classifier of two classes. The new head, and an adapter, are drawn with the run's seed."""
     if not isinstance(model, (str, Path)):
         if model.config.num_labels != 2:
             remedy = "Load it with `num_labels=2`."
@@ -522,22 +544,28 @@ def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:
 
     set_seed(seed)
     with hub_errors("model", str(model), "a folder or the id of a language model on the Hub"):
-        options = {"id2label": LABEL_NAMES, "label2id": {name: index for index, name in LABEL_NAMES.items()}}
-        options |= {"num_labels": 2, "dtype": dtype, "trust_remote_code": False}
-        return AutoModelForTokenClassification.from_pretrained(model, **options)
+        return AutoModelForTokenClassification.from_pretrained(
+            model,
+            num_labels=2,
+            id2label=LABEL_NAMES,
+            label2id={name: index for index, name in LABEL_NAMES.items()},
+            dtype=dtype,
+            trust_remote_code=False,
+        )
 
 
 def _with_adapter(network: Any, peft_config: Any) -> Any:
-    """The model with an adapter; it and the head are trained in float32."""
+    """Return the model with an adapter. The adapter and the head are trained in float32."""
     from peft import get_peft_model
 
     refuse_bad_adapter(vars(peft_config), "peft_config.")
     config = copy.copy(peft_config)
     config.task_type = "TOKEN_CLS"
-    config.exclude_modules = config.exclude_modules or ["score", "classifier"]  # heads
+    # The heads get no adapter: they are trained as a whole.
+    config.exclude_modules = config.exclude_modules or ["score", "classifier"]
     try:
         adapted = get_peft_model(network, config)
-    except ValueError as error:  # layers that are not there
+    except ValueError as error:  # target_modules names layers that the model lacks
         got = f"one that does not fit the model ({error})"
         remedy = "Name layers of the model in target_modules."
         raise InputError("peft_config", got, "an adapter of this model", remedy) from error
@@ -548,7 +576,7 @@ def _with_adapter(network: Any, peft_config: Any) -> Any:
 
 
 def _padded(examples: Sequence[Mapping[str, list[Any]]], pad_id: int) -> dict[str, torch.Tensor]:
-    """A batch, padded on the right as the scorer does: `input_ids`, `attention_mask` and `labels`, `(B, S)`."""
+    """Return a batch, padded on the right as in the scorer: `input_ids`, `attention_mask` and `labels`, `(B, S)`."""
     tokens = [torch.tensor(example["input_ids"]) for example in examples]
     labels = [torch.tensor(example["labels"], dtype=torch.float32) for example in examples]
     return {
@@ -559,31 +587,39 @@ def _padded(examples: Sequence[Mapping[str, list[Any]]], pad_id: int) -> dict[st
 
 
 def _label_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-    """Cross-entropy of the labels `(B, S)`, which may be soft, over how many labels the optimizer step has."""
+    """Return the cross-entropy of the labels `(B, S)`, which may be soft, per label of the optimizer step."""
     counted = labels != IGNORED
     good = labels[counted].float()
     targets = torch.stack([1 - good, good], dim=-1)  # (labels, 2)
     loss = torch.nn.functional.cross_entropy(outputs.logits[counted].float(), targets, reduction="sum")
-    return loss / (counted.sum() if num_items_in_batch is None else num_items_in_batch)
+    # The sum is divided by the labels of all micro-batches, so that each label weighs the same.
+    if num_items_in_batch is None:
+        num_items_in_batch = counted.sum()
+    return loss / num_items_in_batch
 
 
 def _recognized(prediction: Any) -> dict[str, float]:
-    """Shares of all, good and bad steps that are recognized; the loss of the best constant answer."""
+    """Return the shares of all, good and bad steps that are recognized, and the loss of the best constant answer."""
     labels = prediction.label_ids
     is_good = labels > 0.5
     is_bad = (labels >= 0) & (labels < 0.5)
     is_correct = prediction.predictions.argmax(-1) == is_good
-    kinds = {"accuracy": is_good | is_bad, "good_recall": is_good, "bad_recall": is_bad}
-    shares = {name: float(is_correct[kind].mean()) if kind.any() else float("nan") for name, kind in kinds.items()}
+    metrics = {}
+    for name, counted in {"accuracy": is_good | is_bad, "good_recall": is_good, "bad_recall": is_bad}.items():
+        metrics[name] = float(is_correct[counted].mean()) if counted.any() else math.nan
+    # The best constant answer is the mean label; its loss is the entropy.
     good = float(labels[labels != IGNORED].mean())
-    return {**shares, "chance_loss": -sum(p * math.log(p) for p in (good, 1 - good) if p > 0)}
+    metrics["chance_loss"] = -sum(p * math.log(p) for p in (good, 1 - good) if p > 0)
+    return metrics
 
 
 def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any) -> None:
-    """README.md beside the model: what was trained on what, and what a score means."""
+    """Write README.md beside the model: base, data, settings and the meaning of a score."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    base_id, data_id = (name if name and is_hub_id(name) else None for name in (base, dataset_name))
+    # Local paths do not belong into a card's metadata.
+    base_id = base if base and is_hub_id(base) else None
+    data_id = dataset_name if dataset_name and is_hub_id(dataset_name) else None
     metadata = ModelCardData(
         base_model=base_id,
         datasets=data_id and [data_id],
@@ -592,7 +628,16 @@ def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any)
         tags=["process-reward-model", "prm", "trl-drgrpo"],
     )
     folder = Path(trainer.args.output_dir)
-    facts |= {"name": folder.absolute().name, "kind": type(trainer.model).__name__, "base": base_id}
-    facts |= {"data": data_id or "local data", "args": trainer.args, "steps": trainer.state.global_step}
     template = files("trl_drgrpo.process_rewards").joinpath("prm_card.md.jinja").read_text("utf-8")
-    ModelCard.from_template(metadata, template_str=template, **facts).save(folder / "README.md")
+    card = ModelCard.from_template(
+        metadata,
+        template_str=template,
+        name=folder.absolute().name,
+        kind=type(trainer.model).__name__,
+        base=base_id,
+        data=data_id or "local data",
+        args=trainer.args,
+        steps=trainer.state.global_step,
+        **facts,
+    )
+    card.save(folder / "README.md")

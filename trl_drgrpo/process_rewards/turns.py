@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
@@ -40,23 +41,21 @@ def check_turn_methods(environment_class: type) -> None:
     for name in TURN_METHODS:
         method = getattr(environment_class, name, None)
         field = f"{environment_class.__name__}.{name}"
-        if method is not None and not callable(method):
+        if method is None:
+            continue
+        if not callable(method):
             raise InputError(field, type(method).__name__, "a method", "Define it with `def`, without arguments.")
-        if method is not None and not _takes_only_self(environment_class, name):
+        # Options count as arguments, since a tool has them; `*args` and `**kwargs` do not.
+        passes_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        arguments = sum(parameter.kind not in passes_on for parameter in parameters(method) or ())
+        is_bound = isinstance(inspect.getattr_static(environment_class, name), (staticmethod, classmethod))
+        if arguments > (not is_bound):
             expected = f"a method without arguments: the name is one of {', '.join(TURN_METHODS)}"
             remedy = "The trainer calls these and the model does not see them: give a tool another name."
             raise InputError(field, f"{name}{inspect.signature(method)}", expected, remedy)
         if name != "get_turn_rewards" and inspect.iscoroutinefunction(method):
             remedy = "It is called between a tool and the model: use `def`. get_turn_rewards may be asynchronous."
             raise InputError(field, "an asynchronous method", "a plain one", remedy)
-
-
-def _takes_only_self(environment_class: type, name: str) -> bool:
-    """Whether a method takes nothing, not even by default, as a tool would; `*args` and `**kwargs` do not count."""
-    is_bound = isinstance(inspect.getattr_static(environment_class, name), (staticmethod, classmethod))
-    passes_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    taken = sum(each.kind not in passes_on for each in parameters(getattr(environment_class, name)) or ())
-    return taken <= (0 if is_bound else 1)
 
 
 class Failures:
@@ -84,10 +83,12 @@ class Failures:
         """
         try:
             yield
-        except RewardError as error:  # says all that is to be said
+        except RewardError as error:  # names the method already
             self._settle(error, error.__cause__, row)
         except (Exception, SystemExit) as error:  # a user's method: the run ends with a checkpoint, or goes on
-            place = f"row {row}" if turn is None else f"row {row}, turn {turn}"
+            place = f"row {row}"
+            if turn is not None:
+                place += f", turn {turn}"
             remedy = "Fix the method; its traceback is with this message."
             if self.raises:
                 remedy = to_fix(error, what="method")
@@ -112,7 +113,7 @@ class Failures:
 
 
 def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generations: int) -> float | None:
-    """Share of the turns behind a row's first one that begin in a state which another row of the group passed.
+    """Return the share of later turns (a row's second and on) whose state another row of the group passed as well.
 
     Args:
         state_keys (`B` lists of hashables): The state of each turn; `None` = unknown.
@@ -121,20 +122,25 @@ def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generation
     Returns:
         `float`, or `None` where all rows have one turn.
     """
-    matched: list[bool] = []
+    matched = 0
+    turns = 0
     for start in range(0, len(state_keys), num_generations):
         group = state_keys[start : start + num_generations]
-        rows_at = Counter(key for keys in group for key in set(keys) if key is not None)
-        matched += [rows_at[key] > 1 for keys in group for key in keys[1:]]
-    return sum(matched) / len(matched) if matched else None
+        rows_at = Counter(chain(*map(set, group)))  # a row counts once, however often it passed the state
+        for key in chain(*(keys[1:] for keys in group)):
+            matched += key is not None and rows_at[key] > 1
+            turns += 1
+    return matched / turns if turns else None
 
 
 def _has_value(key: Any) -> bool:
     """Tell whether a key can be hashed and equals its copy, as NaN, `object()` and tensors do not."""
     with suppress(Exception):
         return pickle.loads(pickle.dumps(key)) in {key}
-    with suppress(Exception):  # of a class within a function, say; what is its own copy may equal nothing else
-        return (copied := copy.deepcopy(key)) is not key and copied in {key}
+    # An object of a class inside a function cannot be pickled. One that is its own deep copy may equal nothing else.
+    with suppress(Exception):
+        copied = copy.deepcopy(key)
+        return copied is not key and copied in {key}
     return False
 
 
@@ -144,8 +150,8 @@ class TurnRecord:
 
     Args:
         environments (`list`): One per row.
-        reads_states (`bool`): Whether `state_key` is asked.
-        failures ([`Failures`], *optional*): What a failing method costs; the run by default.
+        reads_states (`bool`): Whether `state_key` is called.
+        failures ([`Failures`], *optional*): Cost of a failing method; the run by default.
 
     Attributes:
         state_keys (`list[list[Hashable | None]]`): For each row the state that each turn began in; `None` = unknown.
@@ -159,30 +165,39 @@ class TurnRecord:
         self.state_keys: list[list[Hashable | None]] = [[] for _ in self.environments]
 
     def begin(self, rows: Sequence[int]) -> None:
-        """A turn of some rows begins: their environments are told, and asked for their state.
+        """Tell the environments of some rows that a turn begins, and read their states.
 
         Raises:
             `RewardError`: A method that fails, or a state that no other can equal; names the row and the turn.
         """
         for row in rows:
             self._ask(row, "on_turn_begin")
-            key = self._ask(row, "state_key") if self.reads_states else None
+            key = None
+            if self.reads_states:
+                key = self._ask(row, "state_key")
             if not _has_value(key):
                 got = f"{type(key).__name__} {shortened(key)} for row {row}, turn {len(self.state_keys[row])}"
-                name, remedy = type(self.environments[row]).__name__, "Return a text, a number or a tuple of these."
-                raise RewardError(f"{name}.state_key", got, "a hashable that equals its copy", remedy)
+                field = f"{type(self.environments[row]).__name__}.state_key"
+                remedy = "Return a text, a number or a tuple of these."
+                raise RewardError(field, got, "a hashable that equals its copy", remedy)
             self.state_keys[row].append(key)
 
     def states(self, turns: Sequence[int]) -> list[list[Hashable | None]]:
-        """The states of the turns that each row has; of a row whose environment failed none is known.
+        """Return the states of the turns that each row has; all are `None` where the environment failed.
 
         Args:
-            turns (`B` ints): How many there are: an empty last turn, which begins and is cut off, is none.
+            turns (`B` ints): Turns per row. An empty last turn, which begins and is cut off, does not count.
         """
-        known = [[] if row in self.failures.rows else keys for row, keys in enumerate(self.state_keys)]
-        return [[*keys[:n], *[None] * (n - len(keys))] for keys, n in zip(known, turns, strict=True)]
+        states: list[list[Hashable | None]] = []
+        for row, count in enumerate(turns):
+            keys = self.state_keys[row][:count]
+            if row in self.failures.rows:
+                keys = []
+            states.append([*keys, *[None] * (count - len(keys))])
+        return states
 
     def _ask(self, row: int, name: str) -> Any:
+        """Call a method of a row's environment, where it has one."""
         environment = self.environments[row]
         if hasattr(type(environment), name):
             with self.failures.guarding(environment, name, row, len(self.state_keys[row])):
@@ -197,8 +212,8 @@ class TurnRewards:
     Args:
         environment_class (`type`): Has `get_turn_rewards`. Rows of other environments get `None`.
         begun (`Callable[[], list[int]]`): Number of turns begun per row of the newest batch.
-        run_async (`Callable`): Runs a coroutine where the environment's own run.
-        failures ([`Failures`], *optional*): What a failing environment costs; the run by default.
+        run_async (`Callable`): Runs a coroutine in the event loop that runs the environment's own.
+        failures ([`Failures`], *optional*): Cost of a failing environment; the run by default.
     """
 
     environment_class: type
@@ -213,7 +228,7 @@ class TurnRewards:
     def __call__(
         self, environments: Sequence[Any], steps: Sequence[Sequence[str]], **kwargs: Any
     ) -> list[list[float | None]]:
-        """One number per turn; `None` for all turns of a row where the method failed.
+        """Return one number per turn; `None` for all turns of a row where the method failed.
 
         Args:
             environments (`list`): One per row, each at the end of its rollout.
@@ -224,11 +239,11 @@ class TurnRewards:
                 one. Names the row.
         """
         rewards: list[list[float | None]] = [[None] * len(turns) for turns in steps]
-        outputs: dict[int, Any] = {}
-        for i, each in enumerate(environments):
-            if type(each) is self.environment_class:
-                with self.failures.guarding(each, "get_turn_rewards", i):
-                    outputs[i] = each.get_turn_rewards()
+        outputs: dict[int, Any] = {}  # by row
+        for i, environment in enumerate(environments):
+            if type(environment) is self.environment_class:
+                with self.failures.guarding(environment, "get_turn_rewards", i):
+                    outputs[i] = environment.get_turn_rewards()
         if outputs and all(map(inspect.isawaitable, outputs.values())):
             outputs = dict(zip(outputs, self.run_async(gathered(outputs.values())), strict=True))
         for i, output in outputs.items():
@@ -240,20 +255,17 @@ class TurnRewards:
         if isinstance(output, BaseException):
             raise output
         output = listed(output)
-        field, expected = f"{self.__name__}.get_turn_rewards", f"{turns}, one per turn of the model"
+        field = f"{self.__name__}.get_turn_rewards"
+        expected = f"{turns}, one per turn of the model"
         if not isinstance(output, (list, tuple)):
             raise RewardError(field, f"{type(output).__name__} for row {row}", f"a list of {expected}", "Return one.")
         output = [reward_number(reward, field, f"for turn {k} of row {row}") for k, reward in enumerate(output)]
         if len(output) == turns + 1 == self.begun()[row] and turns:
-            # The model had no room left for the turn that the last tool result began: what is paid there was earned
-            # before.
-            return [*output[: turns - 1], _sum(output[turns - 1 :])]
+            # The model had no room left for the turn that the last tool result began, so the turn before it earned
+            # what is paid there.
+            scored = [reward for reward in output[turns - 1 :] if reward is not None]
+            return [*output[: turns - 1], sum(scored) if scored else None]
         if len(output) != turns:
             remedy = "Append a 0 in `on_turn_begin`, which is called once per turn, with or without tool calls."
             raise RewardError(field, f"{len(output)} rewards for row {row}", expected, remedy)
         return output
-
-
-def _sum(rewards: Sequence[float | None]) -> float | None:
-    known = [reward for reward in rewards if reward is not None]
-    return sum(known) if known else None

@@ -15,8 +15,8 @@ a judge stops at the first mistake: the steps behind it are not judged (`None`),
 trained on. A reply that leaves an earlier step without a verdict is a failure, worth 0 and counted; where the server
 is down or busy it is `None`. Prompt and verdicts: arXiv 2504.16828 and its code, `launch/ThinkPRM-1.5B` behind vLLM
 for example. Differs in two points: a chat API does not let us begin the model's reply ("Let's verify step by step:"),
-and the last verdict on a step counts. No such model was run here. A judge can be talked to, see [`JudgeReward`]: what
-the policy writes is kept from posing as a step of another number, and no more.
+and the last verdict on a step counts. No such model was run here. A policy can talk to a judge, see [`JudgeReward`]:
+its text is kept from posing as a step of another number, and from nothing else.
 """
 
 import inspect
@@ -70,7 +70,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
         remedy = "It is called step by step: write a step reward function instead, which may be asynchronous."
         raise InputError("step_verifier", "an asynchronous function", "a plain function", remedy)
     func_parameters = parameters(func) or ()
-    # Prompt, steps before and step, under the names that the function gives them.
+    # Prompt, steps before and step, under the function's names for them: a column of such a name is not passed twice.
     leading_names = [parameter.name for parameter in func_parameters[:3]]
     name = name or reward_name(func)
     field = f"step verifier '{name}'"
@@ -85,11 +85,11 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
         rewards: RaggedRewards = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
             rewards.append([])
-            columns_of_row = {column: values[row] for column, values in columns.items() if column not in leading_names}
+            row_columns = {column: values[row] for column, values in columns.items() if column not in leading_names}
             for k, text in enumerate(texts):
                 where = f"at step {k} of row {row}"
                 try:
-                    reward = func(prompt, tuple(texts[:k]), text, **columns_of_row)
+                    reward = func(prompt, tuple(texts[:k]), text, **row_columns)
                 except Exception as error:
                     got = f"{told(error)} {where}"
                     expected = "a number, or None for a step it cannot score"
@@ -102,7 +102,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
     verify.__name__ = name
     verify.__doc__ = inspect.getdoc(func)
     verify.is_causal = True  # it sees nothing behind the step
-    # With the columns that the rule requires: they are checked before training.
+    # The trainer reads from the signature which columns are required, and checks them before training.
     required_columns = [parameter.name for parameter in func_parameters[3:] if is_required(parameter)]
     verify.__signature__ = signature_of(["steps", *required_columns])
     return verify
@@ -189,11 +189,16 @@ class StepJudge(Judge):
         log_extra: Callable[[str, list], None] | None = None,
         **kwargs: Any,
     ) -> list[list[float | None]]:
-        """Rewards of the steps of `B` completions; 0 before the first text, `None` for later steps without text and
-        for what was not judged."""
-        written = [texts_of(row, self._cleaner) for row in steps]
-        rewards: RaggedRewards = [unread(len(row), numbers) for row, (_, numbers) in zip(steps, written, strict=True)]
-        # Each question is about the first `count` steps of a row, and answers for those from `first` on.
+        """Return rewards of the steps of `B` completions.
+
+        A step before the first text gets 0. Later steps without text, and steps that were not judged, get `None`.
+        """
+        written = []  # per row: the texts, and the numbers of their steps
+        rewards: RaggedRewards = []
+        for row_steps in steps:
+            written.append(texts_of(row_steps, self._cleaner))
+            rewards.append(unread(len(row_steps), written[-1][1]))
+        # Each question is about the first `count` steps of a row, and its reply scores those from `first` on.
         spans: list[tuple[int, int, int]] = []
         for row, (texts, _) in enumerate(written):
             if self.is_causal:
@@ -204,7 +209,8 @@ class StepJudge(Judge):
         readers = [partial(read_verdicts, steps=count) for *_, count in spans]
         lowest = [[0.0] * count for *_, count in spans]
 
-        def log_rows(column: str, replies: list[str]) -> None:  # the table has one cell per completion
+        def log_rows(column: str, replies: list[str]) -> None:
+            # The table of completions has one cell per row, which holds the replies to all its questions.
             replies_of_rows: list[list[str]] = [[] for _ in steps]
             for (row, *_), reply in zip(spans, replies, strict=True):
                 replies_of_rows[row].append(reply)
@@ -213,20 +219,21 @@ class StepJudge(Judge):
 
         replies = await self._ask(questions, readers, lowest, log_metric, log_rows)
         for (row, first, count), verdicts in zip(spans, replies, strict=True):
-            for k in range(first, count):
-                rewards[row][written[row][1][k]] = None if verdicts is None else verdicts[k]
+            if verdicts is not None:
+                for k in range(first, count):
+                    rewards[row][written[row][1][k]] = verdicts[k]
         return rewards
 
     def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:
         solution = "\n".join(f"Step {k}: {_without_headings(step)}" for k, step in enumerate(steps, start=1))
         values = {"problem": self._cleaner.prompt(prompt_without_system(prompt)).strip(), "solution": solution}
-        # In one pass: braces in what is filled in are text.
+        # In one pass, so that braces in the problem or in a step stay text.
         content = re.sub(r"\{(problem|solution)\}", lambda match: values[match[1]], self.template)
         return [{"role": "user", "content": content}]
 
 
 def read_verdicts(reply: str, steps: int) -> list[float | None]:
-    r"""The verdicts in a reply.
+    r"""Read the verdicts in a reply.
 
     Args:
         reply (`str`): `Step 1: ... \boxed{correct}` and so on. A verdict is on the step whose heading came last, the
@@ -262,7 +269,7 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
         if not has_headings:
             current += 1
         verdict_of_step[current] = float(match[1].lower() == "correct")
-    verdict_of_step.pop(0, None)  # before the first heading: about no step
+    verdict_of_step.pop(0, None)  # a verdict before the first heading is about no step
     if not verdict_of_step:
         raise ValueError(f"no verdict in the reply {reply[:80]!r}")
     if max(verdict_of_step) > steps:
@@ -275,7 +282,7 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
 
 
 def _without_headings(step: str) -> str:
-    """The step without a number of its own, and with no line in it that looks like another step's heading."""
+    """Remove the step's own number, and disguise lines that look like another step's heading."""
     unnumbered = re.sub(r"(?i)^\s*step\s+\d+\s*[:.)]\s*", "", step)
     return re.sub(r"(?im)^(\W*)step(\s+\d+)", r"\1(step)\2", unnumbered).strip()
 

@@ -1,4 +1,4 @@
-"""Everything a report shows, as one dictionary: what `--format json` writes and the other formats draw.
+"""The contents of a report as one dictionary: `--format json` writes it, the other formats draw it.
 
 Curves, samples and differences are computed here and nowhere else, so that the formats cannot disagree. A report is
 made to be passed on: its texts name no folder of the machine that the run was on.
@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ _A_PATH = re.compile(r"(?:file://)?(?:~|[A-Za-z]:)?[/\\]")
 
 def without_folders(value: Any) -> Any:
     r"""
-    A value with the absolute paths in its texts, also inside lists and dictionaries, cut to their last part.
+    Cut absolute paths in the texts of a value, also inside lists and dictionaries, to their last part.
 
     Example:
 
@@ -63,15 +64,17 @@ def without_folders(value: Any) -> Any:
 
 
 def shareable(run: Run) -> Run:
-    """The run with facts, objective, settings, warnings and notes that name no folder of a machine. Prompts and
-    completions are what the model read and wrote: they stay."""
+    """Return the run with facts, objective, settings, warnings and notes that name no folder of a machine.
+
+    Prompts and completions stay as the model read and wrote them.
+    """
     warnings = [replace(warning, message=without_folders(warning.message)) for warning in run.warnings]
     names = ("facts", "formula", "objective", "settings", "right", "notes", "status")
     return replace(run, warnings=warnings, **{name: without_folders(getattr(run, name)) for name in names})
 
 
 def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a run, the oldest first.
+    """Return the evaluations of a run, the oldest first.
 
     Args:
         run_dir (`str` or `Path`): Its output folder.
@@ -84,23 +87,22 @@ def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
     for content in _results_of(run_dir):
         try:
             head, rows = table(content)
-            shown = {"title": title(content), "head": head, "rows": rows, "notes": notes(content)}
-            evaluations.append({**shown, "date": content["date"]})
+            evaluations.append(
+                {
+                    "title": title(content),
+                    "head": head,
+                    "rows": rows,
+                    "notes": notes(content),
+                    "date": content["date"],
+                }
+            )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            continue  # somebody's edit: the others are shown
+            continue  # a file that somebody edited; the others are shown
     return evaluations
 
 
 def _results_of(run_dir: str | Path) -> list[dict[str, Any]]:
     return read_results(Path(run_dir) / LOG_FOLDER / "evaluations")
-
-
-def _headline(run: Run, curves: dict[str, Curve]) -> list[dict[str, Any]]:
-    """The numbers of the first screen; without the evaluations, where somebody's edit has broken one."""
-    try:
-        return without_folders(headline(run, curves, _results_of(run.path)))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return headline(run, curves)
 
 
 def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bool = True) -> dict[str, Any]:
@@ -120,10 +122,12 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
     """
     runs = [shareable(run) for run in runs]
     trained = [curves_of(run.logged, "train") for run in runs]
-    names = {name for curves in trained for name in curves}
+    names = set(chain(*trained))
     panels = panels_for(names)
-    amount = sum(len(curves) for curves in trained)
-    points = max(60, min(1000, CURVE_POINTS // max(1, amount))) if thin else None
+    points = None
+    if thin:
+        num_curves = sum(map(len, trained))
+        points = max(60, min(1000, CURVE_POINTS // max(1, num_curves)))
     budget = COMPLETION_BYTES // len(runs)
     return {
         "format": FORMAT,
@@ -143,12 +147,16 @@ def _run(
     run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
 ) -> dict[str, Any]:
     groups, text_limit = sample_groups(run.completions, budget, max_groups)
+    try:
+        numbers = without_folders(headline(run, curves, _results_of(run.path)))
+    except (KeyError, TypeError, ValueError, AttributeError):  # somebody edited an evaluation
+        numbers = headline(run, curves)
     thinned = curves if points is None else curves_of(run.logged, "train", points)
     evals = curves_of(run.logged, "eval", points)
     return {
         **{field: getattr(run, field) for field in _SHOWN_AS_READ},
         "last_step": max((entry.step for entry in run.logged), default=0),
-        "headline": _headline(run, curves),
+        "headline": numbers,
         "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
         "axes": axes_of(run.logged, run.resumed_at),
         "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),
@@ -164,7 +172,7 @@ def _run(
 
 def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     """
-    The heat map of difficulty over time, and the gradient weight by difficulty; `None` if there is nothing.
+    Compute the heat map of difficulty over time, and the gradient weight by difficulty; `None` if nothing was logged.
 
     `steps`: last step of each column; `groups`: per bucket the shares of groups per column; `gradient_weight`: per
     weighting the share per bucket, mean over the run, absent if not logged; `keep_probability`: the curriculum's per
@@ -175,40 +183,45 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     def by_bucket(kind: str) -> dict[str, Curve | None]:
         return {bucket: curves.get(difficulty_metric(kind, bucket)) for bucket in BUCKETS}
 
+    def means(kind: str, missing: float | None) -> dict[str, float | None]:
+        means_of_buckets: dict[str, float | None] = dict.fromkeys(BUCKETS, missing)
+        is_logged = False
+        for bucket, curve in by_bucket(kind).items():
+            if curve:
+                is_logged = True
+                means_of_buckets[bucket] = rounded(mean(curve.values), 4)
+        return means_of_buckets if is_logged else {}
+
     shares = by_bucket("groups_frac")
-    longest = max((curve for curve in shares.values() if curve), key=lambda curve: len(curve.steps), default=None)
-    if longest is None:
+    # The columns follow the bucket that was logged most often.
+    steps = max((curve.steps for curve in shares.values() if curve), key=len, default=None)
+    if steps is None:
         return None
-    size = -(-len(longest.steps) // _HEAT_COLUMNS)
-    columns = [longest.steps[start : start + size] for start in range(0, len(longest.steps), size)]
+    size = -(-len(steps) // _HEAT_COLUMNS)
+    columns = [steps[start : start + size] for start in range(0, len(steps), size)]
     groups = {}
     for bucket, curve in shares.items():
-        at = dict(zip(curve.steps, curve.values, strict=True)) if curve else {}
-        groups[bucket] = [rounded(mean([at.get(step) for step in column]), 3) for column in columns]
-
-    def means(kind: str, missing: float | None) -> dict[str, float | None]:
-        curves_of_buckets = by_bucket(kind)
-        means_of_buckets = {
-            bucket: rounded(mean(curve.values), 4) if curve else missing for bucket, curve in curves_of_buckets.items()
-        }
-        return means_of_buckets if any(curves_of_buckets.values()) else {}
-
+        share_at = dict(zip(curve.steps, curve.values, strict=True)) if curve else {}
+        groups[bucket] = [rounded(mean(list(map(share_at.get, column))), 3) for column in columns]
+    gradient_weights = {kind: means(kind, 0.0) for kind in _GRADIENT_WEIGHT_KINDS}
     return {
         "steps": [column[-1] for column in columns],
         "groups": groups,
-        "gradient_weight": {kind: weights for kind in _GRADIENT_WEIGHT_KINDS if (weights := means(kind, 0.0))},
+        "gradient_weight": {kind: weights for kind, weights in gradient_weights.items() if weights},
         "keep_probability": means("keep_probability", None),
     }
 
 
 def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Objective and settings, one row per field; `None` where a run does not have it. `differs`: whether runs that
-    have the field have different values of it."""
+    """List objective and settings, one row per field; `None` where a run does not have it.
+
+    `differs`: whether runs that have the field have different values of it.
+    """
     rows = []
     for part in ("facts", "objective", "settings"):
-        names = dict.fromkeys(name for run in runs for name in getattr(run, part))
-        for name in names:
-            values = [getattr(run, part).get(name) for run in runs]
+        fields_of_runs = [getattr(run, part) for run in runs]
+        for name in dict.fromkeys(chain(*fields_of_runs)):  # every name once, in the order of the runs
+            values = [fields.get(name) for fields in fields_of_runs]
             set_values = [value for value in values if value is not None]
             differs = any(value != set_values[0] for value in set_values)
             rows.append({"name": name, "part": part, "values": values, "differs": differs})
@@ -216,29 +229,39 @@ def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) -> list[dict[str, Any]]:
-    """First and last level of every curve of the panels, means over as many steps in all runs (`tenth_of`); its `end`,
-    the last logged value; and `change`, the last level minus that of the first run. One per run, `None` where a run
-    did not log it. `trained`: curves per run, not thinned."""
+    """List the first and last level of every curve of the panels: means over as many steps in all runs (`tenth_of`).
+
+    Also its `end`, the last logged value; and `change`, the last level minus that of the first run. One per run;
+    `None` where a run did not log it. `trained`: curves per run, not thinned.
+    """
     rows = []
     window = tenth_of(curves.values() for curves in trained)
     for panel in panels:
         for line in panel.lines:
-            final_curves = [
-                next((curves[name] for name in line.metrics if name in curves), None) for curves in trained
-            ]
-            ends = [ends_of(curve, window) if curve else None for curve in final_curves]
-            base, *other_ends = [end and number(end[1]) for end in ends]
-            changes = [None if base is None or end_of_run is None else end_of_run - base for end_of_run in other_ends]
-            rows.append(
-                {
-                    "name": f"{panel.title}, {line.label}" if line.label else panel.title,
-                    "unit": panel.unit,
-                    "role": line.role,
-                    "share": panel.share,
-                    "first": [rounded(number(end[0]), 4) if end else None for end in ends],
-                    "last": [rounded(number(end[1]), 4) if end else None for end in ends],
-                    "change": [None, *(rounded(change, 3) for change in changes)],
-                    "end": [rounded(ends_of(curve, 1)[1], 4) if curve else None for curve in final_curves],
-                }
-            )
+            row: dict[str, Any] = {
+                "name": f"{panel.title}, {line.label}" if line.label else panel.title,
+                "unit": panel.unit,
+                "role": line.role,
+                "share": panel.share,
+                "first": [],
+                "last": [],
+                "change": [],
+                "end": [],
+            }
+            base = None
+            for i, curves in enumerate(trained):
+                first = last = change = end = None
+                curve = next((curves[name] for name in line.metrics if name in curves), None)
+                if curve is not None:
+                    first, last = map(number, ends_of(curve, window))
+                    _, end = ends_of(curve, 1)
+                if i == 0:
+                    base = last
+                elif base is not None and last is not None:
+                    change = last - base
+                row["first"].append(rounded(first, 4))
+                row["last"].append(rounded(last, 4))
+                row["change"].append(rounded(change, 3))
+                row["end"].append(rounded(end, 4))
+            rows.append(row)
     return rows

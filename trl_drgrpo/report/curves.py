@@ -17,8 +17,8 @@ from typing import Any
 from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
 from trl_drgrpo.report.reading import Logged, Run
 
-_HOLE = 8  # times the usual distance of two logged steps
-_ONCE = ("train_", "total_flos")  # written at the end of a run: no curves
+_HOLE = 8  # a gap is so many times longer than the usual distance of two logged steps
+_ONCE = ("train_", "total_flos")  # written once, at the end of a run, so they make no curves
 
 
 @dataclass
@@ -36,13 +36,13 @@ class Curve:
     mean_of: int = 1
 
     def as_json(self) -> list[list[Any]]:
-        """Steps and values, rounded to what can be seen."""
+        """Return steps and values, rounded to the digits that can be seen."""
         return [self.steps, [rounded(value) for value in self.values]]
 
 
 def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) -> dict[str, Curve]:
     """
-    The curves of a run per metric, sorted, without metrics that have no value and those of a run's end.
+    Return the curves of a run per metric, sorted, without metrics that have no value and those of a run's end.
 
     `logged` is in the order of the steps; of several entries of a step the last one counts. `mode`: `"train"` or
     `"eval"`, whose prefix `eval_` is taken off. Means of equally many neighbors leave at most `points` points; the
@@ -50,10 +50,14 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
     """
     values: dict[str, dict[int, float | None]] = defaultdict(dict)
     for entry in logged:
-        if entry.mode == mode:
-            for name, value in entry.metrics.items():
-                if not name.startswith(_ONCE):
-                    values[name.removeprefix("eval_") if mode == "eval" else name][entry.step] = value
+        if entry.mode != mode:
+            continue
+        for name, value in entry.metrics.items():
+            if name.startswith(_ONCE):
+                continue
+            if mode == "eval":
+                name = name.removeprefix("eval_")
+            values[name][entry.step] = value
     curves = {}
     for name in sorted(values):
         if any(value is not None for value in values[name].values()):
@@ -62,15 +66,17 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
 
 
 def _curve(points_of_curve: Sequence[tuple[int, float | None]], points: int | None) -> Curve:
-    size = 1
-    last = len(points_of_curve) - 1
-    if points is not None and last >= points:
-        size = math.ceil(last / max(1, points - 1))
-        bins = [points_of_curve[start : min(start + size, last)] for start in range(0, last, size)]
-        bins.append(points_of_curve[last:])  # the newest value stands alone: it is the one that is read
-        points_of_curve = [(members[-1][0], mean([value for _, value in members])) for members in bins]
+    """Thin a curve to at most `points` points, and put gaps where steps are missing."""
     steps = [step for step, _ in points_of_curve]
     values = [value for _, value in points_of_curve]
+    size = 1
+    last = len(steps) - 1
+    if points is not None and last >= points:
+        size = math.ceil(last / max(1, points - 1))
+        # The newest value stands alone, since it is the one that is read.
+        bins = [*(slice(start, min(start + size, last)) for start in range(0, last, size)), slice(last, None)]
+        values = [mean(values[members]) for members in bins]
+        steps = [steps[members][-1] for members in bins]
     distances = [after - before for before, after in pairwise(steps)]
     usual = statistics.median(distances) if distances else 0
     for position in range(len(steps) - 1, 0, -1):  # a stretch without entries is a gap, not a straight line
@@ -93,38 +99,51 @@ def axes_of(logged: Sequence[Logged], resumed_at: Sequence[int], points: int = 1
         `dict`: `tokens` (read and generated, as TRL counts them) and `time` (seconds since the first entry), those
         that were logged.
     """
-    trained = [entry for entry in logged if entry.mode == "train"]
-    counted = [(entry.step, entry.metrics.get("num_tokens")) for entry in trained]
-    tokens = [(step, value) for step, value in counted if value is not None]
-    clocks = [(entry.step, entry.time) for entry in trained if entry.time is not None]
-    passed = [
-        (b - a, 0.0 if any(a <= step < b for step in resumed_at) else max(0.0, end - start))
-        for (a, start), (b, end) in pairwise(clocks)
-    ]
-    pace = statistics.median([seconds / steps for steps, seconds in passed if steps and seconds] or [0.0])
+    tokens: list[tuple[int, float]] = []
+    clocks: list[tuple[int, float]] = []
+    for entry in logged:
+        if entry.mode == "train":
+            num_tokens = entry.metrics.get("num_tokens")
+            if num_tokens is not None:
+                tokens.append((entry.step, num_tokens))
+            if entry.time is not None:
+                clocks.append((entry.step, entry.time))
+    # Steps and seconds from one entry to the next; 0 seconds across a pause, or where the clock was put back.
+    passed = []
+    for (step, start), (next_step, end) in pairwise(clocks):
+        seconds = max(0.0, end - start)
+        if any(step <= resumed < next_step for resumed in resumed_at):
+            seconds = 0.0
+        passed.append((next_step - step, seconds))
+    paces = [seconds / steps for steps, seconds in passed if steps and seconds]
+    pace = statistics.median(paces or [0.0])
     total = 0.0
-    times = clocks[:1] and [(clocks[0][0], 0.0)]
+    times = [(step, total) for step, _ in clocks[:1]]
     for (step, _), (steps, seconds) in zip(clocks[1:], passed, strict=True):
-        total += seconds or pace * steps  # across a pause: at the usual pace
+        total += seconds or pace * steps  # across a pause at the usual pace
         times.append((step, total))
     axes = {}
     for name, readings in (("tokens", tokens), ("time", times)):
-        rising = list(accumulate(readings, lambda before, after: (after[0], max(before[1], after[1]))))
-        if len(rising) > 1 and rising[-1][1] > rising[0][1]:
-            thinned = [*rising[: -1 : max(1, math.ceil(len(rising) / points))], rising[-1]]
-            axes[name] = [[step for step, _ in thinned], [rounded(value, 7) for _, value in thinned]]
+        steps = [step for step, _ in readings]
+        values = list(accumulate((value for _, value in readings), max))
+        if len(values) > 1 and values[-1] > values[0]:
+            stride = math.ceil(len(values) / points)
+            axes[name] = [
+                [*steps[:-1:stride], steps[-1]],
+                [rounded(value, 7) for value in (*values[:-1:stride], values[-1])],
+            ]
     return axes
 
 
 def known_points(curve: Curve) -> list[tuple[int, float]]:
-    """Steps and values of a curve where it has one."""
+    """Return the steps and values of a curve without its gaps."""
     return [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None]
 
 
 def ends_of(curve: Curve, window: int) -> tuple[float, float]:
     """
-    First and last level of a curve that has a value: means over what was logged in its first and in its last `window`
-    steps (at least one value).
+    Return the first and last level of a curve that has a value: means of the values that were logged in its first and
+    in its last `window` steps (at least one value).
 
     Example:
 
@@ -143,25 +162,29 @@ def ends_of(curve: Curve, window: int) -> tuple[float, float]:
 
 
 def tenth_of(runs: Iterable[Iterable[Curve]]) -> int:
-    """A tenth of the steps of the shortest run with a value, at least one step."""
-    lasts = (max((curve.steps[-1] for curve in curves if known_points(curve)), default=None) for curves in runs)
-    return max(1, min((last for last in lasts if last is not None), default=1) // 10)
+    """Return a tenth of the steps of the shortest run with a value, at least one step."""
+    last_steps = []
+    for curves in runs:
+        steps = [curve.steps[-1] for curve in curves if known_points(curve)]
+        if steps:
+            last_steps.append(max(steps))
+    return max(1, min(last_steps, default=1) // 10)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are known; `None` if none is."""
+    """Return the mean of the values that are not `None`; `None` if there are none."""
     numbers = [value for value in values if value is not None]
     return statistics.fmean(numbers) if numbers else None
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:
-    """A number with that many significant digits."""
+    """Round a number to so many significant digits."""
     return None if value is None else float(f"{value:.{digits}g}")
 
 
 def held_out(run: Run, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """
-    Accuracy, or reward, on held-out prompts before and after, as a number of the first screen.
+    Return accuracy, or reward, on held-out prompts before and after, as a number of the first screen.
 
     Args:
         run ([`Run`]): The run.
@@ -169,8 +192,8 @@ def held_out(run: Run, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, An
             before the evaluations of the training: its two models saw the same prompts.
 
     Returns:
-        `dict`: As those of [`headline`], with `origin`: what it was measured on. `None` where nothing was, or where
-        the training evaluated several splits, which TRL logs under one name.
+        `dict`: A number as in [`headline`], with the measurement in `origin`. `None` where nothing was measured, or
+        where the training evaluated several splits, which TRL logs under one name.
     """
     number: dict[str, Any] = {"name": "Held-out accuracy", "unit": "", "share": True, "steps": [], "last_tenth": None}
     for content in reversed(evaluations):
@@ -186,18 +209,21 @@ def held_out(run: Run, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, An
         return None
     if "drgrpo/pass_rate" not in curves:
         number |= {"name": "Held-out reward", "share": False}
-    points = known_points(curve)
-    steps = [step for step, _ in (points[0], points[-1])] if len(points) > 1 else [points[0][0]]
-    first = rounded(points[0][1]) if len(points) > 1 else None
-    origin = f"evaluation{'s' * (len(steps) - 1)} at step{'s' * (len(steps) - 1)} {' and '.join(map(str, steps))}"
-    return {**number, "steps": steps, "first": first, "last": rounded(points[-1][1]), "origin": origin}
+    start, *later = known_points(curve)
+    if not later:
+        origin = f"evaluation at step {start[0]}"
+        return {**number, "steps": [start[0]], "first": None, "last": rounded(start[1]), "origin": origin}
+    end = later[-1]
+    origin = f"evaluations at steps {start[0]} and {end[0]}"
+    ends = {"first": rounded(start[1]), "last": rounded(end[1])}
+    return {**number, "steps": [start[0], end[0]], **ends, "origin": origin}
 
 
 def headline(
     run: Run, curves: dict[str, Curve], evaluations: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """
-    Held-out accuracy where it was measured, pass rate (without one: reward), mean length, live groups, speed and
+    List held-out accuracy where it was measured, pass rate (without one: reward), mean length, live groups, speed and
     warnings of a run.
 
     Args:
@@ -214,46 +240,52 @@ def headline(
     speed = curves.get("time/tokens_per_s")
     dead = curves.get("drgrpo/dead_groups_frac", curves.get("frac_reward_zero_std"))
     live = dead and Curve(dead.steps, [None if value is None else 1 - value for value in dead.values])
-    warned = None if run.kind == "trl" else len(run.warnings)
+    warned = None if run.kind == "trl" else len(run.warnings)  # plain TRL gives none of our warnings
     mean_speed = {"last": rounded(_over_time(speed, curves))} if speed else {}
     outcome = _logged("Reward", curves.get("reward"))
     if rate:
         outcome = _logged("Pass rate", rate, share=True)
     elif PROCESS_ONLY in curves:
         outcome = _logged("Step reward", curves.get("process/reward_mean"))
-    measured = held_out(run, evaluations)
-    return [
-        *([measured] if measured else []),
+    numbers = [
+        held_out(run, evaluations),
         outcome,
         _logged("Mean length", curves.get("completions/mean_length"), unit="tokens"),
         _logged("Live groups", live, share=True),
         {**_logged("Speed", speed, unit="tokens/s"), "first": None, "last_tenth": None, **mean_speed},
         {**_logged("Warnings", None), "last": warned},
     ]
+    return list(filter(None, numbers))
 
 
 def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False) -> dict[str, Any]:
-    """A number of the first screen: the first and the last value of a curve, as logged."""
+    """Return a number of the first screen: the first and the last value of a curve, as logged."""
     number: dict[str, Any] = {"name": name, "unit": unit, "share": share, "steps": [], "first": None, "last": None}
-    if curve is None:
-        return {**number, "last_tenth": None}
-    (start, first) = known_points(curve)[0]
-    (end, last) = known_points(curve)[-1]
-    number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
-    return {**number, "last_tenth": rounded(ends_of(curve, tenth_of([[curve]]))[1])}
+    number["last_tenth"] = None
+    if curve is not None:
+        start, first = known_points(curve)[0]
+        end, last = known_points(curve)[-1]
+        _, last_tenth = ends_of(curve, tenth_of([[curve]]))
+        number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
+        number["last_tenth"] = rounded(last_tenth)
+    return number
 
 
 def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
     """Divide the work of all steps by their seconds: a mean of rates would count short steps like long ones."""
-    seconds: dict[int, float] = defaultdict(float)
-    for name in ("time/generate_s", "time/score_s", "time/train_s"):  # per step
-        for step, value in known_points(curves[name]) if name in curves else []:
-            seconds[step] += value
-    # A logged value is of all steps since the one before, unless some are missing in the log.
+    seconds: dict[int, float] = defaultdict(float)  # of one step, by the step at which they were logged
+    for name in ("time/generate_s", "time/score_s", "time/train_s"):
+        if name in curves:
+            for step, value in known_points(curves[name]):
+                seconds[step] += value
+    # A logged value is the mean over all steps since the one before, unless some are missing in the log.
     counts = [step - before for before, step in pairwise([0, *rates.steps])]
     usual = statistics.median(counts)
-    counts = [count if count <= _HOLE * usual else usual for count in counts]
-    measurements = zip(rates.values, rates.steps, counts, strict=True)
-    spans = [(rate, seconds[step] * count) for rate, step, count in measurements if rate is not None]
-    total = sum(span for _, span in spans)
-    return sum(rate * span for rate, span in spans) / total if total else mean(rates.values)
+    work = []
+    spans = []
+    for rate, step, count in zip(rates.values, rates.steps, counts, strict=True):
+        if rate is not None:
+            spans.append(seconds[step] * (count if count <= _HOLE * usual else usual))
+            work.append(rate * spans[-1])
+    total = sum(spans)
+    return sum(work) / total if total else mean(rates.values)

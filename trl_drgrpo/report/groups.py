@@ -1,4 +1,4 @@
-"""The completions that a report shows: which, and how a group of them stands in the page.
+"""Selection of the completions that a report shows, and their form in the page.
 
 A report must stay small. Three queues are served in turn until the space is used up: the newest groups (what does it
 do now), groups spread evenly over the run (how did it get there: at any length the prefix of this queue is evenly
@@ -6,9 +6,9 @@ spread), and extremes (the longest completion, the largest advantages, rewards t
 their statistics need every row. Texts that are longer than a limit lose their middle; the limit is the largest at
 which enough groups fit.
 
-Rows of a forked group repeat what they share: `fork_tree` has each stretch of tokens once. `group_widget_html` shows a
-group under GRPO, DAPO and Dr. GRPO in a notebook or a page of one's own; nothing is loaded, styles and script
-(`assets/group_widget.js`) stand in the snippet.
+Rows of a forked group repeat the tokens that they share: `fork_tree` has each stretch of them once.
+`group_widget_html` shows a group under GRPO, DAPO and Dr. GRPO in a notebook or a page of one's own; nothing is
+loaded, styles and script (`assets/group_widget.js`) stand in the snippet.
 """
 
 import json
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
@@ -33,8 +33,10 @@ _EXTREMES = 24  # groups per kind of extreme
 def sample_groups(
     completions: Completions | None, budget: int, max_groups: int | None = None
 ) -> tuple[list[Group], int]:
-    """Chooses at most `max_groups` groups that fit into `budget` bytes as JSON, in the order of the steps; and the
-    number of characters above which a completion lost its middle."""
+    """Choose at most `max_groups` groups that fit into `budget` bytes as JSON, in the order of the steps.
+
+    Also return the number of characters above which a completion lost its middle.
+    """
     if completions is None:
         return [], TEXT_LIMITS[0]
     order = _order(completions)[:max_groups]
@@ -48,18 +50,22 @@ def sample_groups(
 
 
 def _order(completions: Completions) -> list[int]:
-    """The numbers of the groups that were looked at, the most wanted first."""
+    """Return the numbers of the groups that can be shown, in the order in which they are tried."""
     extremes = {number: _extremes(group) for number, group in completions.looked_at()}  # the newest first
     numbers = list(extremes)
     tops = [sorted(numbers, key=lambda n: (extremes[n][kind], n), reverse=True)[:_EXTREMES] for kind in range(4)]
-    queues = (numbers, spread(numbers), [n for ranks in zip(*tops, strict=True) for n in ranks])
-    order = dict.fromkeys(n for turn in zip_longest(*queues) for n in turn if n is not None)
+    # The first of every kind, then the second of every kind, and so on.
+    extreme_numbers = chain(*zip(*tops, strict=True))
+    turns = zip_longest(numbers, spread(numbers), extreme_numbers)
+    # A dictionary keeps the first place of a group that is in several queues; shorter queues are filled with `None`.
+    order = dict.fromkeys(chain(*turns))
+    order.pop(None, None)
     return list(order)
 
 
 def spread(items: Sequence[int]) -> list[int]:
     """
-    The items in an order of which every prefix is spread evenly over them.
+    Order items such that every prefix is spread evenly over them.
 
     Example:
 
@@ -69,13 +75,14 @@ def spread(items: Sequence[int]) -> list[int]:
 
     ```
     """
+    # Positions in the order of their reversed bits: 0, 1/2, 1/4, 3/4, 1/8 and so on of the way.
     bits = max(1, (len(items) - 1).bit_length())
     positions = (int(f"{i:0{bits}b}"[::-1], 2) for i in range(1 << bits))
     return [items[position] for position in positions if position < len(items)]
 
 
 def _fill(order: Sequence[int], completions: Completions, budget: int, limit: int) -> dict[int, Group]:
-    """Groups in that order while they fit; one that does not is passed over, until a tenth in a row does not."""
+    """Take groups in this order while they fit. Those that do not are passed over, until ten in a row do not fit."""
     chosen: dict[int, Group] = {}
     failed = 0
     for number in order:
@@ -88,15 +95,20 @@ def _fill(order: Sequence[int], completions: Completions, budget: int, limit: in
             budget -= size
             chosen[number] = group
             failed = 0
-        elif (failed := failed + 1) == 10:
-            break
+        else:
+            failed += 1
+            if failed == 10:
+                break
     return chosen
 
 
 def shortened(group: Group, limit: int) -> Group:
-    """The group with the middle of long texts left out. A prompt or completion keeps `limit` characters: three
-    quarters from its start, the rest from its end."""
-    prompt, *rows = (_shortened_row(row, limit) for row in (Row([Span(group.prompt)]), *group.rows))
+    """Return the group with the middle of long texts left out.
+
+    A prompt or completion keeps `limit` characters: three quarters from its start, the rest from its end.
+    """
+    prompt = _shortened_row(Row([Span(group.prompt)]), limit)
+    rows = [_shortened_row(row, limit) for row in group.rows]
     return replace(group, prompt=prompt.text, prompt_cut=prompt.cut, rows=rows)
 
 
@@ -112,7 +124,7 @@ def _shortened_row(row: Row, limit: int) -> Row:
 
 
 def _between(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
-    """The parts of spans from one character to another."""
+    """Yield the parts of spans from one character to another."""
     at = 0
     for span in spans:
         first = max(start - at, 0)
@@ -124,24 +136,32 @@ def _between(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 def _extremes(group: Group) -> tuple[float, float, float, float]:
     """Return the longest completion of a group, its largest advantage, failed rewards, and minus the lowest reward."""
-    return (
-        max((row.length or len(row.text) for row in group.rows), default=0),
-        max((abs(span.advantage or 0.0) for row in group.rows for span in row.spans), default=0.0),
-        sum(value is None for row in group.rows for value in (row.reward, *row.rewards.values())),
-        -min((row.reward for row in group.rows if row.reward is not None), default=0.0),
-    )
+    length = 0
+    advantage = 0.0
+    failed = 0
+    rewards = []
+    for row in group.rows:
+        length = max(length, row.length or len(row.text))
+        advantage = max([advantage, *(abs(span.advantage or 0.0) for span in row.spans)])
+        failed += [row.reward, *row.rewards.values()].count(None)
+        if row.reward is not None:
+            rewards.append(row.reward)
+    return length, advantage, failed, -min(rewards, default=0.0)
 
 
 def group_json(group: Group) -> dict[str, Any]:
-    """Plain JSON of a group: spans without what is at its default, since there are many; `tree` where it forks."""
-    rows = [{**vars(row), "spans": [_short(span) for span in row.spans]} for row in group.rows]
-    value = {**vars(group), "rows": rows}
-    return {**value, "tree": fork_tree(group)} if group.forks else value
+    """Return plain JSON of a group. There are many spans, so they leave out defaults; `tree` where the group forks."""
+    value = {**vars(group), "rows": []}
+    for row in group.rows:
+        value["rows"].append({**vars(row), "spans": list(map(_short, row.spans))})
+    if group.forks:
+        value["tree"] = fork_tree(group)
+    return value
 
 
 def fork_tree(group: Group) -> list[dict[str, Any]]:
     """
-    The parents of a forked group, each with its branches.
+    Return the parents of a forked group, each with its branches.
 
     A node: `level` (forks in front of it), `rows` (first, and one behind the last; consecutive), `shown` (the row
     whose spans of that level are its text), `reward` (mean of its rows' rewards, `None` = unscorable), `advantages`
@@ -152,16 +172,23 @@ def fork_tree(group: Group) -> list[dict[str, Any]]:
 
 
 def _siblings(rows: Sequence[Row], forks: Sequence[int], level: int, within: range) -> list[dict[str, Any]]:
-    """The nodes of a level that go on from one place; `forks`: branches at the levels that are left."""
+    """Return the nodes of a level that go on from one place; `forks`: branches at the levels that are left."""
     leaves = math.prod(forks)
     return [_node(rows, forks, level, range(first, first + leaves)) for first in within[::leaves]]
 
 
 def _node(rows: Sequence[Row], forks: Sequence[int], level: int, of: range) -> dict[str, Any]:
-    spans = {row: [span for span in rows[row].spans if (span.level or 0) == level] for row in of}
-    shown = max(of, key=lambda row: (any(not span.masked for span in spans[row]), bool(spans[row])))  # else the first
-    is_cut = any((span.level or 0) > level for row in of for span in rows[row].spans)
-    rewards = [reward for row in of if (reward := rows[row].reward) is not None]
+    spans = {}
+    rewards = []
+    is_cut = False
+    for row in of:
+        spans[row] = [span for span in rows[row].spans if (span.level or 0) == level]
+        is_cut = is_cut or any((span.level or 0) > level for span in rows[row].spans)
+        reward = rows[row].reward
+        if reward is not None:
+            rewards.append(reward)
+    # A shared stretch is trained in one of its rows, whose spans carry the advantages; masked rows come next.
+    shown = max(of, key=lambda row: (any(not span.masked for span in spans[row]), bool(spans[row])))
     advantages = [span.advantage for span in spans[shown] if span.advantage is not None and not span.masked]
     return {
         "level": level,
@@ -174,27 +201,28 @@ def _node(rows: Sequence[Row], forks: Sequence[int], level: int, of: range) -> d
 
 
 def _short(span: Span) -> dict[str, Any]:
+    """Return the fields of a span that are not at their default."""
     short = {name: value for name, value in vars(span).items() if value is not None and value is not False}
     if span.advantage is not None:
         short["advantage"] = float(f"{span.advantage:.6g}")
     return short
 
 
-# Those of the page that were not mounted yet: a notebook may hold several snippets, and some twice.
+# Only elements that were not mounted yet: a notebook may hold several snippets, and some twice.
 _MOUNT = """document.querySelectorAll("[data-group-widget]:not(.group-widget)").forEach((element) =>
   mountGroupWidget(element, JSON.parse(element.dataset.groupWidget)));"""
 
 
 def group_widget_html(rewards: Sequence[float] | None = None, lengths: Sequence[int] | None = None) -> str:
     """
-    One group of answers as an HTML snippet: sliders for rewards and lengths, bars for what each objective does.
+    Return an HTML snippet of one group of answers: sliders for rewards and lengths, bars for each objective's effect.
 
     In a notebook: `IPython.display.HTML(group_widget_html())`.
 
     Args:
-        rewards (`Sequence[float]`, *optional*): Of the answers, at least two; 0 and 1 read as incorrect and correct.
+        rewards (`Sequence[float]`, *optional*): One per answer, at least two; 0 and 1 read as incorrect and correct.
             Defaults to eight answers, two of them correct.
-        lengths (`Sequence[int]`, *optional*): In tokens, as many, at least 1 each.
+        lengths (`Sequence[int]`, *optional*): Tokens per answer, at least 1.
 
     Returns:
         `str`: A `<div>`, a `<style>` and a `<script>`; a page may hold several.
@@ -210,9 +238,10 @@ def group_widget_html(rewards: Sequence[float] | None = None, lengths: Sequence[
             got = f"{len(rewards)} rewards and {len(lengths)} lengths"
             expected = "as many of each, two or more, lengths of at least 1"
             raise InputError("rewards, lengths", got, expected, "Pass one group.")
-        group = {"rewards": [float(reward) for reward in rewards], "lengths": [int(length) for length in lengths]}
+        group = {"rewards": list(map(float, rewards)), "lengths": list(map(int, lengths))}
     folder = files("trl_drgrpo.report") / "assets"
-    style, script = ((folder / f"group_widget.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    style = (folder / "group_widget.css").read_text("utf-8")
+    script = (folder / "group_widget.js").read_text("utf-8")
     hint = "Sliders for a group of answers: they need JavaScript."
     return (
         f'<div data-group-widget="{escape(json.dumps(group))}">{hint}</div>\n<style>{style}</style>\n'

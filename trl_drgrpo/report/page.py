@@ -1,5 +1,4 @@
-"""The report as one HTML page that needs nothing else, and lets nothing else in; as Markdown; and as one picture, for
-papers and places that show no pages.
+"""The report as one HTML page that needs and admits nothing else, as Markdown, and as one picture for papers.
 
 Page and Markdown are templates (`assets/page.html.j2`, `assets/report.md.j2`). Styles, scripts and data are part of
 the page. Its content security policy allows exactly the style and the script that stand in it, by their hashes, and no
@@ -32,7 +31,7 @@ _ESCAPED = re.compile("[<>&\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069
 
 def embedded(value: Any) -> str:
     r"""
-    A value as JSON, encodable as UTF-8, that may stand in a `<script type="application/json">` element.
+    Return a value as JSON, encodable as UTF-8, that may stand in a `<script type="application/json">` element.
 
     Example:
 
@@ -54,7 +53,7 @@ _UNSEEN = re.compile(
 
 def visible(text: object) -> str:
     r"""
-    The text with a code in the place of every character that cannot be seen.
+    Replace every character that cannot be seen by its code.
 
     Example:
 
@@ -73,20 +72,24 @@ _STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "group_widget.c
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "charts.js", "tools.js", "difficulty.js", "detail.js")
 _SCRIPTS += ("completions.js", "group_widget.js", "page.js")
 _PAGE_DATA = ("buckets", "panels", "other_metrics")
-# Of a run, what the template writes and no script reads.
+# Parts of a run that the template writes and no script reads.
 _WRITTEN = ("status", "headline", "facts", "formula", "objective", "right", "notes", "mean_of", "evaluations")
 
 
 def html_page(contents: dict[str, Any], version: str | None = None) -> str:
-    """Renders `contents`, of `report_contents`, as one page; encodable as UTF-8. With a `version`, of these contents,
-    the page asks its server for newer ones."""
+    """Render `contents` (see `report_contents`) as one page, encodable as UTF-8.
+
+    With a `version`, which names these contents, the page asks its server for newer ones.
+    """
     from markupsafe import Markup
 
     style = _joined(_STYLES)
-    own_license = _joined(("uplot/LICENSE",))  # goes with it
-    script = f'"use strict";\n/*\nuPlot: {own_license}*/\n{_joined(_SCRIPTS)}'
+    uplot_license = _joined(("uplot/LICENSE",))  # must go with copies of its code
+    script = f'"use strict";\n/*\nuPlot: {uplot_license}*/\n{_joined(_SCRIPTS)}'
     data = {name: contents[name] for name in _PAGE_DATA}
-    data["runs"] = [{name: run[name] for name in run if name not in _WRITTEN} for run in contents["runs"]]
+    data["runs"] = []
+    for run in contents["runs"]:
+        data["runs"].append({name: run[name] for name in run if name not in _WRITTEN})
     return _template("page.html.j2", autoescape=True).render(
         **contents,
         version=version,
@@ -100,33 +103,47 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
 
 
 def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
-    """Renders the Markdown file. `contents`: of `report_contents`; `plot`: the picture in the same folder, `None`
-    without matplotlib."""
-    return _template("report.md.j2", keep_trailing_newline=True).render(**contents, plot=plot.name if plot else "")
+    """Render `contents` (see `report_contents`) as Markdown.
+
+    `plot`: the picture in the same folder, `None` without matplotlib.
+    """
+    name = plot.name if plot else ""
+    return _template("report.md.j2", keep_trailing_newline=True).render(**contents, plot=name)
 
 
 def _template(name: str, **options: Any) -> Any:
-    filters = {"value": shown, "amount": amount, "change": change, "headline": headline_text}
-    filters |= {"visible": visible, "cell": cell, "beginning": _beginning}
-    filters |= {"row": lambda cells: markdown.row(list(map(shown, cells)))}
+    filters = {
+        "value": shown,
+        "amount": amount,
+        "change": change,
+        "headline": headline_text,
+        "visible": visible,
+        "cell": cell,
+        "beginning": _beginning,
+        "row": lambda cells: markdown.row(list(map(shown, cells))),
+    }
     options |= {"trim_blocks": True, "lstrip_blocks": True}
     return markdown.template("trl_drgrpo.report", f"assets/{name}", filters, **options)
 
 
 def cell(value: str) -> str:
-    """Text that is neither Markdown, nor markup, nor the end of a table's cell."""
+    """Escape text, so that it is neither Markdown, nor markup, nor the end of a table's cell."""
     return markdown.plain(visible(value))
 
 
 def _beginning(spans: Sequence[dict[str, Any]], level: int | None = None, cut: int = 0) -> str:
-    """The start of a completion, or of its stretch behind so many forks. `cut`: characters that are left out
-    already."""
+    """Return the start of a completion, or of its stretch behind `level` forks.
+
+    `cut`: characters that are left out already.
+    """
     text = "".join(span["text"] for span in spans if level is None or span.get("level", 0) == level)
-    return f"{text[:_BEGINNING]} [...]" if len(text) + cut > _BEGINNING else text
+    if len(text) + cut <= _BEGINNING:
+        return text
+    return f"{text[:_BEGINNING]} [...]"
 
 
 def shown(value: Any) -> str:
-    """A value of a table as text. `None` is a dash; numbers have at most six significant digits."""
+    """Write a value of a table as text. `None` is a dash; numbers have at most six significant digits."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -135,20 +152,28 @@ def shown(value: Any) -> str:
 
 
 def amount(value: float | None, share: bool) -> str:
-    """A metric as text. `None` is a dash; a share, 0 to 1, is in percent."""
-    return f"{value:.1%}" if share and value is not None else shown(value)
+    """Write a metric as text. `None` is a dash; a share, 0 to 1, is in percent."""
+    if share and value is not None:
+        return f"{value:.1%}"
+    return shown(value)
 
 
 def change(value: float | None, share: bool) -> str:
-    """A difference of two metrics as text, with its sign; a share's in percentage points. `None` is empty."""
+    """Write a difference of two metrics as text, with its sign; a share's in percentage points. `None` is empty."""
     if value is None:
         return ""
-    return f"{100 * value:+.1f} points" if share else f"{value:+.3g}"
+    if share:
+        return f"{100 * value:+.1f} points"
+    return f"{value:+.3g}"
 
 
 def headline_text(value: float | None, share: bool) -> str:
-    """A number of the first screen as text: as many digits as one reads."""
-    return amount(value, share) if share or value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    """Write a number of the first screen as text, with three significant digits or as a whole number."""
+    if share or value is None:
+        return amount(value, share)
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def _joined(names: tuple[str, ...]) -> str:
@@ -165,7 +190,7 @@ _DASHES = ("-", "--", ":")
 
 
 def draw_figure(contents: dict[str, Any], path: Path) -> Path | None:
-    """Draws every panel of a report (`report_contents`) into a PNG file; `None` without matplotlib."""
+    """Draw every panel of a report (`report_contents`) into a PNG file; `None` without matplotlib."""
     if find_spec("matplotlib") is None:
         return None
     panels = contents["panels"]
@@ -181,24 +206,31 @@ def draw_figure(contents: dict[str, Any], path: Path) -> Path | None:
 
 
 def _draw_panel(axes: "Axes", panel: dict[str, Any], runs: list[dict[str, Any]]) -> None:
-    axes.set_title(_plain(f"{panel['title']} ({panel['unit']})" if panel["unit"] else panel["title"]), fontsize=10)
+    title = panel["title"]
+    if panel["unit"]:
+        title += f" ({panel['unit']})"
+    axes.set_title(_plain(title), fontsize=10)
     axes.tick_params(labelsize=8)
     for position, run in enumerate(runs):
         for number, line in enumerate(panel["lines"]):
             curve = next((run["curves"][name] for name in line["metrics"] if name in run["curves"]), None)
             if curve is None:
                 continue
-            several = len(runs) > 1
-            color = COLORS[(position if several else number) % len(COLORS)]
-            color = color if several else ROLES.get(line["role"], color)
-            label = ", ".join(part for part in (run["name"] if several else "", line["label"]) if part)
-            values = [math.nan if value is None else value for value in curve[1]]
-            dash = _DASHES[number % len(_DASHES)] if several else "-"
-            draw_trend(axes, curve[0], values, smoothed(curve[1]), color, _plain(label) or None, dash)
+            steps, values = curve
+            if len(runs) > 1:  # a color per run, a dash per line
+                color = COLORS[position % len(COLORS)]
+                dash = _DASHES[number % len(_DASHES)]
+                label = ", ".join(filter(None, (run["name"], line["label"])))
+            else:  # correct and incorrect have the same color in every panel
+                color = ROLES.get(line["role"], COLORS[number % len(COLORS)])
+                dash = "-"
+                label = line["label"]
+            drawn_values = [math.nan if value is None else value for value in values]
+            draw_trend(axes, steps, drawn_values, smoothed(values), color, _plain(label) or None, dash)
         for warning in run["warnings"]:
             axes.axvline(warning["step"], color="#b3261e", linewidth=0.8, linestyle=(0, (4, 3)))
 
 
 def _plain(text: str) -> str:
-    """Text in which matplotlib sees no formula."""
+    """Escape text, so that matplotlib sees no formula in it."""
     return visible(text).replace("$", r"\$")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
-BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # not curves over the steps: one chart of their own
+BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # one chart of their own, in place of curves over steps
 _ROLES = ("correct", "incorrect")
 
 
@@ -47,14 +47,18 @@ class Panel:
 def _panel(
     title: str, unit: str, metrics: str | Mapping[str, str], hint: str = "", share: bool = False, stacked: bool = False
 ) -> Panel:
-    """A panel of one curve, or of one per label. A curve that is logged under several names has spaces between them;
-    its role is in its label."""
-    labels = {"": metrics} if isinstance(metrics, str) else metrics
-    roles = {label: label.removeprefix("all ") for label in labels}
-    lines = [
-        Line(label, tuple(names.split()), roles[label] if roles[label] in _ROLES else "")
-        for label, names in labels.items()
-    ]
+    """Build a panel of one curve, or of one per label.
+
+    A curve that is logged under several names has spaces between them; its role is in its label.
+    """
+    if isinstance(metrics, str):
+        metrics = {"": metrics}
+    lines = []
+    for label, names in metrics.items():
+        role = label.removeprefix("all ")
+        if role not in _ROLES:
+            role = ""
+        lines.append(Line(label, tuple(names.split()), role))
     return Panel(title, unit, tuple(lines), stacked, hint, share)
 
 
@@ -156,7 +160,7 @@ PANELS = (
 
 def panels_for(metrics: Collection[str]) -> list[Panel]:
     """
-    The panels that have something to draw, with the curves that are there, and one for each reward function.
+    Return the panels that have something to draw, with the curves that are there, and one for each reward function.
 
     `metrics`: those that any of the runs logged. Completions of all kinds, and groups of equal rewards, are drawn only
     where correct and incorrect ones are not.
@@ -175,20 +179,24 @@ def _reward_panels(metrics: Collection[str]) -> list[Panel]:
     panels = []
     for kind, end, unit in (("process_rewards/", ", steps", "mean step reward"), ("rewards/", "", "mean reward")):
         names = sorted(name for name in metrics if name.startswith(kind) and name.endswith("/mean"))
-        if kind != "rewards/" or len(names) > 1:  # else it is the reward
-            for name in names:  # which may have spaces in it
-                title = name.removeprefix(kind).removesuffix("/mean") + end
-                panels.append(Panel(title, unit, (Line("", (name,)),)))
+        if kind == "rewards/" and len(names) == 1:  # its curve is that of the reward
+            continue
+        for name in names:  # not by `_panel`, which would split a name with spaces
+            title = name.removeprefix(kind).removesuffix("/mean") + end
+            panels.append(Panel(title, unit, (Line("", (name,)),)))
     return panels
 
 
 def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:
-    """Logged metrics that no panel draws, nor the heat map; sorted."""
+    """Return the logged metrics that neither a panel nor the heat map draws, sorted."""
     drawn = {name for panel in panels for line in panel.lines for name in line.metrics}
     return sorted(name for name in metrics if name not in drawn and not name.startswith(BY_DIFFICULTY))
 
 
 def difficulty_metric(kind: str, bucket: str) -> str:
-    """Name of a difficulty metric. `kind`: `"groups_frac"`, `"gradient_weight_frac"`, `"gradient_weight_frac_grpo"` or
-    `"keep_probability"`."""
-    return f"{'sampling' if kind == 'keep_probability' else 'difficulty'}/{kind}/{bucket}"
+    """Return the name of a difficulty metric.
+
+    `kind`: `"groups_frac"`, `"gradient_weight_frac"`, `"gradient_weight_frac_grpo"` or `"keep_probability"`.
+    """
+    group = "sampling" if kind == "keep_probability" else "difficulty"
+    return f"{group}/{kind}/{bucket}"

@@ -1,13 +1,13 @@
-"""A folder becomes a `Run`: the run log of `DrGRPOTrainer`, or what plain TRL leaves behind.
+"""A folder becomes a `Run`: the run log of `DrGRPOTrainer`, or the files of plain TRL.
 
 The run log is `<output_dir>/_drgrpo/`: `run.json` and three files of JSON Lines, which grow while the run goes on.
-What is missing, torn or damaged costs only itself, and a note in the report says so.
+A part that is missing, torn or damaged costs only itself, and a note in the report says so.
 
 Plain TRL leaves the log history in `trainer_state.json`, and `completions/*.parquet` if it kept them. It writes
-neither objective nor settings down where they can be read safely (`training_args.bin` is a pickle, which executes what
-it holds), so the report has none for such a run. What `DrGRPOTrainer` would have logged follows from the completions,
-under its names and by its definitions. Only where every reward is 0 or 1: what counts as correct is never guessed from
-a continuous reward.
+neither objective nor settings down where they can be read safely (`training_args.bin` is a pickle, which can execute
+code), so the report has none for such a run. The metrics of `DrGRPOTrainer` are computed from the completions, under
+its names and by its definitions. Only where every reward is 0 or 1: a continuous reward does not say which answers are
+correct.
 """
 
 import math
@@ -32,7 +32,7 @@ _FILES = (RUN, METRICS, COMPLETIONS, WARNINGS)
 
 @dataclass
 class Warned:
-    """A warning that the run gave: its step, the name of its cause, and what to do."""
+    """A warning that the run gave: its step, the name of its cause, and the message with its remedy."""
 
     step: int
     cause: str
@@ -51,7 +51,7 @@ class Logged:
 
 @dataclass
 class Run:
-    """Everything that is known of one run.
+    """Everything that a report knows of one run.
 
     Args:
         name (`str`): Short and different for every run of a report.
@@ -61,12 +61,12 @@ class Run:
         facts (`dict[str, str]`): Model, dataset, device, versions, ...
         formula (`list[str]`): The objective in lines of plain text; empty where nobody wrote it down.
         objective, settings (`dict`): Of the run; empty where nobody wrote them down.
-        right (`dict` or `None`): What counts as correct: `{"reward": name, "threshold": x}`.
+        right (`dict` or `None`): Definition of correct: `{"reward": name, "threshold": x}`.
         logged (`list[Logged]`): In the order of the steps.
         warnings (`list[Warned]`): In the order of the steps.
         resumed_at (`list[int]`): Steps at which it was resumed.
         completions (`Completions` or `None`): `None` if none were recorded.
-        notes (`list[str]`): What could not be read, and what was left out: shown in the report.
+        notes (`list[str]`): Messages about parts that could not be read or were left out: shown in the report.
     """
 
     name: str
@@ -86,8 +86,11 @@ class Run:
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """Reads the runs of some output folders, in order, and gives them different names. Refuses a folder that is not
-    there, is no run, or is of an unknown format."""
+    """Read the runs of some output folders, in order, and give them different names.
+
+    Raises:
+        [`InputError`]: A folder is not there, is no run, or is of an unknown format.
+    """
     if not folders:
         raise InputError("run_dirs", "no folder", "at least one", "Name the output_dir of a run.")
     runs = [read_run(folder) for folder in folders]
@@ -101,28 +104,32 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Reads one run from its `output_dir`, its `_drgrpo` folder, or one of its checkpoints. Errors are those of
-    `read_runs`."""
+    """Read one run from its `output_dir`, its `_drgrpo` folder, or one of its checkpoints. Errors: see `read_runs`."""
     folder = Path(folder)
     if not folder.is_dir():
         got = "a file" if folder.exists() else "nothing there"
         raise InputError(str(folder), got, "the output folder of a run", "Give the run's output_dir.")
-    log = folder if folder.name == LOG_FOLDER else folder / LOG_FOLDER
+    log = folder
+    if folder.name != LOG_FOLDER:
+        log /= LOG_FOLDER
     if any((log / name).is_file() for name in _FILES):
         return read_run_log(log)
     run = read_plain_run(folder)
     if run is not None:
         return run
     entries = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
-    shown = ", ".join(entries[:6]) + (f" and {len(entries) - 6} more" if len(entries) > 6 else "")
-    got = f"a folder with {shown}" if entries else "an empty folder"
+    got = "an empty folder"
+    if entries:
+        got = f"a folder with {', '.join(entries[:6])}"
+    if len(entries) > 6:
+        got += f" and {len(entries) - 6} more"
     expected = f"a run: {LOG_FOLDER}/ (DrGRPOTrainer), or {STATE_FILE} in it or in a checkpoint, or completions/ (TRL)"
     remedy = "Give the run's output_dir; a plain TRL run needs a saved checkpoint or log_completions=True."
     raise InputError(str(folder), got, expected, remedy)
 
 
 def read_run_log(log: Path) -> Run:
-    """Reads the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
+    """Read the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
     notes: list[str] = []
     about = _about(log / RUN, notes)
     entries = [mapping(start) for start in listed(about.get("starts")) if isinstance(start, dict)]
@@ -156,7 +163,7 @@ def read_run_log(log: Path) -> Run:
 
 
 def _about(path: Path, notes: list[str]) -> dict[str, Any]:
-    """`run.json`, or nothing and a note."""
+    """Read `run.json`. Without it, return nothing and add a note."""
     about = read_object(path)
     if about is None:
         problem = "cannot be read (cut off?)" if path.is_file() else "is missing"
@@ -169,7 +176,7 @@ def _about(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dict[str, str]:
-    """Facts for the head of the report, in its order."""
+    """Return the facts for the head of the report, in its order."""
     latest = starts[-1] if starts else {}
     facts = {
         "model": about.get("model"),
@@ -191,18 +198,22 @@ def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dic
 def _weighted(functions: Mapping[str, Any]) -> str:
     names = listed(functions.get("names"))
     weights = listed(functions.get("weights"))
-    weights = weights if len(weights) == len(names) else [1] * len(names)
-    return " + ".join(
-        text(name) if weight in (1, None) else f"{weight} {text(name)}"
-        for name, weight in zip(names, weights, strict=True)
-    )
+    if len(weights) != len(names):
+        weights = [1] * len(names)
+    terms = []
+    for name, weight in zip(names, weights, strict=True):
+        terms.append(text(name) if weight in (1, None) else f"{weight} {text(name)}")
+    return " + ".join(terms)
 
 
 def _correctness(rule: Any) -> str:
     if "reward" not in rule:
         return ""
+    reward = text(rule["reward"])
     threshold = rule.get("threshold")
-    return f"{text(rule['reward'])} {'is 1 (of 0 and 1)' if threshold is None else f'at least {text(threshold)}'}"
+    if threshold is None:
+        return f"{reward} is 1 (of 0 and 1)"
+    return f"{reward} at least {text(threshold)}"
 
 
 def _moment(time: float | None) -> str | None:
@@ -213,21 +224,27 @@ def _moment(time: float | None) -> str | None:
 
 
 def _status(about: dict[str, Any], logged: list[Logged]) -> str:
-    """The end of the run. Without one it may be running or killed: the page says when it last wrote."""
+    """Return the end of the run. Without one it may be running or killed: then tell when it last wrote."""
     ended = mapping(about.get("ended"))
     if ended:
-        how = text(ended.get("how", "ended"))
-        return f"{how} at step {ended['step']}" if whole(ended.get("step")) is not None else how
+        status = text(ended.get("how", "ended"))
+        if whole(ended.get("step")) is not None:
+            status += f" at step {ended['step']}"
+        return status
     times = [entry.time for entry in logged if entry.time is not None]
     if not times:
         return "no end recorded"
     age = max(0.0, clock.time() - times[-1])
-    since = f"{age:.0f} s" if age < 120 else f"{age / 60:.0f} min" if age < 7200 else f"{age / 3600:.0f} h"
+    since = f"{age / 3600:.0f} h"
+    if age < 120:
+        since = f"{age:.0f} s"
+    elif age < 7200:
+        since = f"{age / 60:.0f} min"
     return f"running or killed: no end recorded, last entry at step {logged[-1].step}, {since} before this report"
 
 
 def _entries(path: Path, starts: records.Starts, notes: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-    """Step and line of what still counts, in the order of the steps; and how many lines no longer do."""
+    """Return step and content of the lines that still count, in the order of the steps, and the number of others."""
     lines = records.JsonLines(path)
     entries = []
     superseded = 0
@@ -253,20 +270,29 @@ _NOT_METRICS = ("step", "epoch")
 
 
 def read_plain_run(folder: Path) -> Run | None:
-    """Reads a run that has no run log, from its output folder or a checkpoint: no objective, no settings; `None` where
-    there is none. The trainer state that got furthest counts, in the folder or in one of its checkpoints."""
-    paths = [path for path in (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")) if path.is_file()]
+    """Read a run without a run log, from its output folder or a checkpoint; `None` where there is no run.
+
+    The trainer state that got furthest counts, in the folder or in one of its checkpoints. Such a run has no objective
+    and no settings.
+    """
+    paths = list(filter(Path.is_file, (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}"))))
     if not paths and not any((folder / "completions").glob("completions_*.parquet")):
         return None
-    contents = [(read_object(path) or {}, path) for path in paths]
-    states = [(state, path) for state, path in contents if whole(state.get("global_step")) is not None]
-    state, path = max(states, key=lambda candidate: candidate[0]["global_step"], default=({}, folder))
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
     run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
-    torn = [str(unread.relative_to(folder)) for unread in paths if unread not in [readable for _, readable in states]]
+    states = []
+    torn = []
+    for path in paths:
+        name = str(path.relative_to(folder))
+        state = read_object(path) or {}
+        if whole(state.get("global_step")) is None:
+            torn.append(name)
+        else:
+            states.append((state, name))
     if torn:
         run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
-    run.logged = [entry for line in state.get("log_history") or [] if (entry := _logged(line)) is not None]
+    state, name = max(states, key=lambda candidate: candidate[0]["global_step"], default=({}, ""))
+    run.logged = list(filter(None, map(_logged, state.get("log_history") or [])))
     completions = records.SavedCompletions(folder)
     if completions.groups:
         run.completions = completions
@@ -276,7 +302,7 @@ def read_plain_run(folder: Path) -> Run | None:
         run.notes += notes
     run.notes += completions.notes
     if state:
-        run.facts = {"max_steps": str(state.get("max_steps")), "read from": str(path.relative_to(folder))}
+        run.facts = {"max_steps": str(state.get("max_steps")), "read from": name}
         step = whole(state.get("global_step"))
         last = whole(state.get("max_steps"))
         run.status = f"finished at step {step}" if step == last else f"saved at step {step} of {last}"
@@ -286,71 +312,94 @@ def read_plain_run(folder: Path) -> Run | None:
 
 
 def _logged(line: Any) -> Logged | None:
-    """An entry of `log_history`."""
+    """Read an entry of `log_history`."""
     step = whole(mapping(line).get("step"))
     if step is None:
         return None
     metrics = {str(name): number(value) for name, value in line.items() if name not in _NOT_METRICS}
-    return Logged(step, "eval" if any(name.startswith("eval_") for name in metrics) else "train", metrics)
+    is_evaluation = any(name.startswith("eval_") for name in metrics)
+    return Logged(step, "eval" if is_evaluation else "train", metrics)
 
 
 def _merged(logged: list[Logged], derived: dict[int, dict[str, float | None]]) -> list[Logged]:
-    """The log with what was derived for a step put into that step's entry, or into one of its own."""
-    at = {entry.step: entry for entry in reversed(logged) if entry.mode == "train"}
+    """Put derived metrics into the log: into their step's first entry, or into a new one. Logged values win."""
+    first_entries = {entry.step: entry for entry in reversed(logged) if entry.mode == "train"}
     for step, metrics in derived.items():
-        if step in at:
-            at[step].metrics = {**metrics, **at[step].metrics}
+        if step in first_entries:
+            entry = first_entries[step]
+            entry.metrics = metrics | entry.metrics
         else:
             logged.append(Logged(step, "train", metrics))
     return sorted(logged, key=lambda entry: entry.step)
 
 
 def derived_metrics(completions: records.SavedCompletions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
-    """Metrics per logged step of a run of plain TRL, and notes on their origin. Where a reward is neither 0 nor 1: no
-    metrics, and the reason."""
+    """Compute metrics per logged step of a run of plain TRL, with notes on their origin.
+
+    Where a reward is neither 0 nor 1, return no metrics, and the reason as a note.
+    """
     batches: dict[int, list[records.Group]] = defaultdict(list)
-    several = False
+    several_rewards = False
+    has_lengths = False
     for _, group in completions.looked_at():
-        several |= any(len(row.rewards) > 1 for row in group.rows)
-        if any(row.reward not in (0, 1, None) for row in group.rows):
-            return {}, ["Some rewards are neither 0 nor 1, so correct and incorrect completions are not told apart."]
+        for row in group.rows:
+            if row.reward not in (0, 1, None):
+                note = "Some rewards are neither 0 nor 1, so correct and incorrect completions are not told apart."
+                return {}, [note]
+            several_rewards = several_rewards or len(row.rewards) > 1
+            has_lengths = has_lengths or row.length is not None
         batches[group.step].append(group)
     notes = [
         "Correct = reward 1. Pass rates, dead groups, lengths and difficulty are computed from saved completions."
     ]
-    if several:
+    if several_rewards:
         notes.append("The weights of its reward functions are not recorded: rewards are summed with weight 1.")
-    lengths = [row.length for groups in batches.values() for group in groups for row in group.rows]
-    if any(length is not None for length in lengths):
+    if has_lengths:
         notes.append("Lengths are tokens counted with the saved tokenizer; special tokens are not in the saved text.")
     return {step: batch_metrics(groups) for step, groups in sorted(batches.items())}, notes
 
 
-# What can be told without advantages: of the metrics of a batch, those whose names begin so.
+# Beginnings of the names of a batch's metrics that need no advantages.
 _DERIVED = ("drgrpo/pass_rate", "drgrpo/all_", "difficulty/")
 _DERIVED_FROM_LENGTHS = ("completions/length_correct", "completions/length_incorrect")
 
 
 def batch_metrics(groups: Sequence[records.Group]) -> dict[str, float | None]:
-    """Metrics of one batch whose rewards are 0 or 1 (`batch_statistics`), without those that have nothing to be
-    computed from. Dr. GRPO would weigh each token of a row with `|r - mean|`."""
-    groups = [group for group in groups if any(row.reward is not None for row in group.rows)]
-    if not groups:
+    """Return metrics of one batch whose rewards are 0 or 1 (`batch_statistics`), as far as they can be computed."""
+    sizes: list[int] = []
+    rewards: list[float] = []
+    lengths: list[int] = []
+    gradient_weights: list[float] = []
+    correct: list[bool | None] = []
+    for group in groups:
+        if all(row.reward is None for row in group.rows):
+            continue
+        sizes.append(len(group.rows))
+        for row in group.rows:
+            lengths.append(row.length or 0)
+            if row.reward is None:
+                rewards.append(math.nan)
+                gradient_weights.append(0.0)
+                correct.append(None)
+            else:
+                rewards.append(row.reward)
+                # Dr. GRPO would weigh each token of a row with |r - mean|.
+                gradient_weights.append(abs(row.reward - (group.baseline or 0.0)) * lengths[-1])
+                correct.append(row.reward == 1)
+    if not sizes:
         return {}
-    rows = [(row, row.reward, group.baseline or 0.0) for group in groups for row in group.rows]
-    lengths = [row.length or 0 for row, _, _ in rows]
-    weights = [0.0 if reward is None else abs(reward - mean) for _, reward, mean in rows]
-    sizes = [len(group.rows) for group in groups]
     batch = BatchRows(
         num_generations=max(sizes),
         sizes=sizes,
-        rewards=[math.nan if reward is None else reward for _, reward, _ in rows],
+        rewards=rewards,
         lengths=lengths,
         trained=lengths,
-        gradient_weights=[weight * length for weight, length in zip(weights, lengths, strict=True)],
-        truncated=[False] * len(rows),
-        texts=range(len(rows)),
-        correct=[None if reward is None else reward == 1 for _, reward, _ in rows],
+        gradient_weights=gradient_weights,
+        truncated=[False] * len(rewards),
+        texts=range(len(rewards)),
+        correct=correct,
     )
-    prefixes = (*_DERIVED, *(_DERIVED_FROM_LENGTHS if any(lengths) else ()))
+    prefixes = _DERIVED
+    if any(lengths):
+        prefixes += _DERIVED_FROM_LENGTHS
     return {name: value for name, value in batch_statistics(batch).items() if name.startswith(prefixes)}

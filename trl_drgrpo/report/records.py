@@ -1,19 +1,20 @@
 """Records of a run that a report reads, from any trainer: plain data, checked when it is read.
 
-A run log may be half-written, or written by another version. So every value is looked at here, once: what is no number
-is `None`, what is no text becomes one, and the rest of the report need not ask again. Lines that cannot be read, since
-the file grows, was torn by a crash or is damaged, are counted, not fatal.
+A run log may be half-written, or written by another version. So every value is checked here, once: in the place of a
+number anything else becomes `None`, in the place of a text anything else becomes a text, and the rest of the report
+need not check again. Lines that cannot be read, since the file grows, was torn by a crash or is damaged, are counted,
+not fatal.
 
 A run that crashed and was resumed did some steps twice: `Starts` says which entries of its log still count. A folder
-in which a run was started anew, from step 0, holds that run only: nothing of the one before counts.
+in which a run was started anew, from step 0, holds that run only: nothing from before counts.
 
 Completions are indexed first; the text of few of them is read later.
 
-**A run log's.** 100,000 completions are easily a gigabyte. So the file is read once line by line without being parsed:
-the head of a line says its step and group. Then as many lines as can be parsed in seconds, spread over the run, are
-looked at; and what is chosen from them is loaded on its own.
+**In a run log.** 100,000 completions are easily a gigabyte. So the file is read once line by line without being
+parsed: the head of a line says its step and group. Then as many lines as can be parsed in seconds, spread over the
+run, are looked at; and the groups chosen from them are loaded on their own.
 
-**Plain TRL's**, with `log_completions=True`: one Parquet file per logged step. Columns: `step`, `prompt`,
+**From plain TRL**, with `log_completions=True`: one Parquet file per logged step. Columns: `step`, `prompt`,
 `completion`, one per reward function, extras of the reward functions, `advantage`. Rows of one prompt are consecutive.
 The number of tokens is not among them: it is counted with the tokenizer of the newest checkpoint, where there is one.
 """
@@ -23,7 +24,7 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -41,7 +42,7 @@ class Span:
 
     Args:
         text (`str`): Decoded text, special tokens kept.
-        advantage (`float` or `None`): What the loss weighs each of these tokens with.
+        advantage (`float` or `None`): Weight of each of these tokens in the loss.
         step (`int` or `None`): Index of the step they belong to; `None` without process rewards.
         step_reward (`float` or `None`): The step's reward.
         masked (`bool`): Whether the loss leaves them out (tool results).
@@ -67,7 +68,7 @@ class Row:
         advantage (`float` or `None`): The outcome advantage that it was trained with.
         length (`int` or `None`): In tokens.
         truncated (`bool` or `None`): Whether it was cut at the maximal length.
-        right (`bool` or `None`): Whether it counts as correct, where the run says what does.
+        right (`bool` or `None`): Whether it counts as correct, where the run defines that.
         zscore (`float` or `None`): GRPO's advantage, `(r - mean) / (std + 1e-4)`.
         cut (`int`): Characters left out of the middle of its text, to keep the report small.
     """
@@ -84,7 +85,7 @@ class Row:
 
     @property
     def text(self) -> str:
-        """The whole completion."""
+        """Text of the whole completion."""
         return "".join(span.text for span in self.spans)
 
 
@@ -117,57 +118,62 @@ class Group:
 
 
 def number(value: Any) -> float | None:
-    """A finite number as it is, anything else as `None`; a whole number that no float holds is none."""
+    """Return a finite number unchanged, and `None` for anything else, also an integer beyond the range of floats."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 def whole(value: Any) -> int | None:
-    """An integer of at most 64 bits as it is, anything else as `None`."""
+    """Return an integer of at most 64 bits unchanged, and `None` for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def text(value: Any) -> str:
-    """A text as it is, anything else as JSON would write it."""
+    """Return a text unchanged, and anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def flag(value: Any) -> bool | None:
-    """True or false as they are, anything else as `None`."""
+    """Return a boolean unchanged, and `None` for anything else."""
     return value if isinstance(value, bool) else None
 
 
 def listed(value: Any) -> list[Any]:
-    """A list as it is, anything else as an empty one."""
+    """Return a list unchanged, and an empty one for anything else."""
     return value if isinstance(value, list) else []
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """A mapping as it is, anything else as an empty one."""
+    """Return a mapping unchanged, and an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
 def finish_group(group: Group) -> Group:
     """
-    Fill in what follows from the rewards where it was not recorded: baseline, std and GRPO's z-scores. In place.
+    Compute baseline, std and GRPO's z-scores from the rewards where they were not recorded. In place.
 
     Rows without a reward are left out of the statistics and have no z-score; where all rewards are equal the z-scores
     are 0.
     """
-    scored = [row for row in group.rows if row.reward is not None]
-    rewards = [row.reward for row in scored if row.reward is not None]
+    rows = []
+    rewards = []
+    for row in group.rows:
+        if row.reward is not None:
+            rows.append(row)
+            rewards.append(row.reward)
     if group.baseline is None and rewards:
         group.baseline = statistics.fmean(rewards)
     if len(rewards) > 1:
-        group.std = statistics.stdev(rewards) if group.std is None else group.std
-        for row, zscore in zip(scored, grpo_zscores(rewards), strict=True):
+        if group.std is None:
+            group.std = statistics.stdev(rewards)
+        for row, zscore in zip(rows, grpo_zscores(rewards), strict=True):
             row.zscore = zscore
     return group
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object that a file holds; `None` if it holds none, or is not there."""
+    """Read the JSON object in a file; `None` if there is no file, or something else in it."""
     try:
         return _parsed(path.read_bytes())
     except OSError:
@@ -175,6 +181,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def _parsed(content: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; `None` for anything else, also for nesting beyond the stack."""
     try:
         value = json.loads(content.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
@@ -197,7 +204,7 @@ class JsonLines:
         self.unreadable = 0
 
     def raw(self) -> Iterator[tuple[int, bytes]]:
-        """Offset in the file and bytes of every line that is not empty."""
+        """Yield offset in the file and bytes of every line that is not empty."""
         if not self.path.is_file():
             return
         offset = 0
@@ -208,7 +215,7 @@ class JsonLines:
                 offset += len(line)
 
     def parse(self, line: bytes) -> dict[str, Any] | None:
-        """The object of a line; `None`, and counted, if it is none."""
+        """Return the object of a line. Any other line is counted, and `None`."""
         value = _parsed(line)
         self.unreadable += value is None
         return value
@@ -229,6 +236,10 @@ class Starts:
     Args:
         starts (`Sequence[tuple[float, int]]`): Unix time and global step of every start.
 
+    Attributes:
+        began (`float` or `None`): Unix time at which the run was started, for the last time from step 0.
+        resumed_at (`list[int]`): Steps at which the run went on, in the order of time.
+
     Example:
 
     ```python
@@ -241,21 +252,17 @@ class Starts:
 
     def __init__(self, starts: Sequence[tuple[float, int]]):
         self._starts = sorted(starts)
-        anew = [position for position, (_, step) in enumerate(self._starts) if step == 0]
-        self._of_this_run = self._starts[anew[-1] :] if anew else self._starts
-
-    @property
-    def began(self) -> float | None:
-        """Unix time at which the run was started, for the last time from step 0."""
-        return self._of_this_run[0][0] if self._of_this_run else None
-
-    @property
-    def resumed_at(self) -> list[int]:
-        """Steps at which the run went on, in the order of time."""
-        return [step for _, step in self._of_this_run[1:]]
+        self.began: float | None = None
+        self.resumed_at: list[int] = []
+        for time, step in self._starts:
+            if step == 0 or self.began is None:
+                self.began = time
+                self.resumed_at = []
+            else:
+                self.resumed_at.append(step)
 
     def superseded(self, step: int, time: float | None) -> bool:
-        """Tell whether a later start did the line of this step again. A line without a Unix time is kept."""
+        """Tell whether a later start did the line of this step again. A line without a Unix time still counts."""
         if time is None:
             return False
         return any(start > time and (began < step or began == 0) for start, began in self._starts)
@@ -264,6 +271,7 @@ class Starts:
 PARSED_BYTES = 120_000_000  # two to three seconds of parsing
 NEWEST = 100  # groups that are looked at whatever their size
 
+# The keys of a line in the order in which the run log writes them.
 _HEAD = re.compile(rb'\s*\{"step":\s*(\d+),\s*"time":\s*(\d[\d.eE+-]*|null),\s*"mode":\s*"(\w+)",\s*"group":\s*(\d+)')
 
 
@@ -286,30 +294,36 @@ class RecordedCompletions:
                 continue
             step, time, mode, group = head
             if not starts.superseded(step, time):
-                newest.pop((mode, step, group), None)  # what was written last counts, in its place
+                # The line that was written last counts, and at its own place in the order.
+                newest.pop((mode, step, group), None)
                 newest[mode, step, group] = (offset, len(line))
         self._entries = list(newest.values())
         self._damaged: set[int] = set()
 
     @property
     def groups(self) -> int:
-        """Groups that are recorded."""
+        """Number of groups that are recorded."""
         return len(self._entries) - len(self._damaged)
 
     def __iter__(self) -> Iterator[Group]:
-        return (group for at in range(len(self._entries)) if (group := self.load(at)) is not None)
+        for position in range(len(self._entries)):
+            group = self.load(position)
+            if group is not None:
+                yield group
 
     @property
     def unreadable(self) -> int:
-        """Lines that were no group."""
+        """Number of lines that were no group."""
         return self._lines.unreadable
 
     def looked_at(self) -> Iterator[tuple[int, Group]]:
-        """Number and content of the newest groups, then of others spread evenly, as `parsed_bytes` allows."""
+        """Yield number and content of the newest groups, then of others spread evenly, as `parsed_bytes` allows."""
         total = sum(size for _, size in self._entries)
         stride = max(1, -(-total // self._parsed_bytes))
         last = len(self._entries) - 1
-        for chosen in (*range(last, max(-1, last - NEWEST), -1), *range(last - NEWEST, -1, -stride)):
+        newest = range(last, max(-1, last - NEWEST), -1)
+        earlier = range(last - NEWEST, -1, -stride)
+        for chosen in (*newest, *earlier):
             group = self.load(chosen)
             if group is None:
                 self._damaged.add(chosen)
@@ -317,7 +331,7 @@ class RecordedCompletions:
                 yield chosen, group
 
     def load(self, number: int) -> Group | None:
-        """The group of that number; `None` if its line is damaged."""
+        """Read the group of that number; `None` if its line is damaged."""
         offset, size = self._entries[number]
         with self._lines.path.open("rb") as file:
             file.seek(offset)
@@ -325,21 +339,26 @@ class RecordedCompletions:
         return None if value is None else group_of(value)
 
     def _head(self, line: bytes) -> tuple[int, float | None, str, int] | None:
-        """Step, time, mode and group of a line."""
+        """Return step, time, mode and group of a line."""
         match = _HEAD.match(line)
-        if match and line.rstrip().endswith(b"}"):  # else torn by a crash, or being written
+        if match:
+            if not line.rstrip().endswith(b"}"):  # torn by a crash, or being written
+                self._lines.unreadable += 1
+                return None
             step, time, mode, group = match.groups()
             return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
-        value = None if match else self._lines.parse(line)  # keys in another order: another tool wrote it
-        step = None if value is None else whole(value.get("step"))
-        if value is None or step is None:
-            self._lines.unreadable += bool(match) or value is not None  # `parse` has counted its own
+        value = self._lines.parse(line)  # keys in another order: another tool wrote it
+        if value is None:  # counted by `parse`
+            return None
+        step = whole(value.get("step"))
+        if step is None:
+            self._lines.unreadable += 1
             return None
         return step, number(value.get("time")), text(value.get("mode", "train")), whole(value.get("group")) or 0
 
 
 def group_of(value: dict[str, Any]) -> Group:
-    """A group from a line of `completions.jsonl`, without what is missing or of another type."""
+    """Build a group from a line of `completions.jsonl`. Values of another type count as missing."""
     rows = listed(value.get("rows"))
     return finish_group(
         Group(
@@ -347,7 +366,7 @@ def group_of(value: dict[str, Any]) -> Group:
             mode=text(value.get("mode", "train")),
             index=whole(value.get("group")) or 0,
             prompt=text(value.get("prompt", "")),
-            rows=[_recorded_row(mapping(row)) for row in rows],
+            rows=list(map(_recorded_row, map(mapping, rows))),
             baseline=number(value.get("baseline")),
             std=number(value.get("std")),
             columns={str(name): text(entry)[:500] for name, entry in mapping(value.get("columns")).items()},
@@ -357,29 +376,34 @@ def group_of(value: dict[str, Any]) -> Group:
 
 
 def _forks(value: Any, rows: int) -> list[int]:
-    """Branches at each level, if complete trees of them are as many rows."""
+    """Return the branches at each level, if complete trees of them are as many rows."""
     if not isinstance(value, list) or any((whole(branches) or 0) < 2 for branches in value):
         return []
     return value if rows and rows % math.prod(value) == 0 else []
 
 
-# What is read of a row and of a span besides its texts, and how it is checked.
-_OF_A_ROW = {"reward": number, "advantage": number, "length": whole, "truncated": flag, "right": flag}
-_OF_A_SPAN = {"advantage": number, "step": whole, "step_reward": number, "level": whole}
-
-
-def _checked(value: Any, checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    return {name: check(value.get(name)) for name, check in checks.items()}
-
-
-def _recorded_row(value: Any) -> Row:
-    spans = [_span(mapping(span)) for span in listed(value.get("spans"))]
-    rewards = {str(name): number(reward) for name, reward in mapping(value.get("rewards")).items()}
-    return Row(spans, rewards, **_checked(value, _OF_A_ROW))
-
-
-def _span(value: Any) -> Span:
-    return Span(text(value.get("text", "")), masked=value.get("masked") is True, **_checked(value, _OF_A_SPAN))
+def _recorded_row(value: Mapping[str, Any]) -> Row:
+    spans = []
+    for span in map(mapping, listed(value.get("spans"))):
+        spans.append(
+            Span(
+                text=text(span.get("text", "")),
+                advantage=number(span.get("advantage")),
+                step=whole(span.get("step")),
+                step_reward=number(span.get("step_reward")),
+                masked=span.get("masked") is True,
+                level=whole(span.get("level")),
+            )
+        )
+    return Row(
+        spans=spans,
+        rewards={str(name): number(reward) for name, reward in mapping(value.get("rewards")).items()},
+        reward=number(value.get("reward")),
+        advantage=number(value.get("advantage")),
+        length=whole(value.get("length")),
+        truncated=flag(value.get("truncated")),
+        right=flag(value.get("right")),
+    )
 
 
 LOOKED_AT_ROWS = 120_000
@@ -394,7 +418,7 @@ class SavedCompletions:
         folder (`Path`): Output folder of the run.
 
     Attributes:
-        notes (`list[str]`): What could not be read, and how gaps were filled.
+        notes (`list[str]`): Messages about files that could not be read.
         one_is_correct (`bool`): Whether a reward of 1 makes a completion correct: set once all are known to be 0 or 1.
     """
 
@@ -419,13 +443,14 @@ class SavedCompletions:
                 continue
             last_rows = rows
             self._rows += len(rows)
-            self._groups += [(path, index) for index in range(len(_group_sizes([str(row[0]) for row in rows])))]
+            sizes = _group_sizes([str(prompt) for prompt, _ in rows])
+            self._groups += [(path, index) for index in range(len(sizes))]
         if unreadable:
             self.notes.append(f"{unreadable} files of completions cannot be read (cut off?), left out.")
 
     @property
     def groups(self) -> int:
-        """Groups that were saved, those saved twice counted once."""
+        """Number of groups that were saved; a group that was saved twice counts once."""
         return len(self._groups)
 
     @cached_property
@@ -442,15 +467,15 @@ class SavedCompletions:
         return None
 
     def looked_at(self) -> Iterator[tuple[int, Group]]:
-        """Number and content of groups, spread evenly over the run, the newest first."""
+        """Yield number and content of groups, spread evenly over the run, the newest first."""
         stride = max(1, -(-self._rows // LOOKED_AT_ROWS))
         for chosen in range(len(self._groups) - 1, -1, -stride):
             yield chosen, self.load(chosen)
 
     def load(self, number: int) -> Group:
-        """The group of that number."""
+        """Read the group of that number."""
         path, index = self._groups[number]
-        if self._open is None or self._open[0] != path:
+        if self._open is None or self._open[0] != path:  # groups of one file are usually read in a row
             self._open = (path, self._read_groups(path))
         group = self._open[1][index]
         if self.tokenizer is not None and any(row.length is None for row in group.rows):
@@ -466,12 +491,12 @@ class SavedCompletions:
         table = read_parquet(path)
         prompts = [conversation(row["prompt"]) for row in table]
         groups = []
-        at = 0
+        start = 0
         for index, size in enumerate(_group_sizes(prompts)):
-            rows = [_row(row) for row in table[at : at + size]]
-            step = table[at].get("step")
-            groups.append(finish_group(Group(int(step or 0), "train", index, prompts[at], rows)))
-            at += size
+            rows = [_row(row) for row in table[start : start + size]]
+            step = table[start].get("step")
+            groups.append(finish_group(Group(int(step or 0), "train", index, prompts[start], rows)))
+            start += size
         return groups
 
 
@@ -479,30 +504,34 @@ Completions = RecordedCompletions | SavedCompletions
 
 
 def conversation(value: Any) -> str:
-    """A prompt or completion (text, or messages) as text: the content of a single message, several ones each behind
-    their role."""
+    """Return a prompt or completion (text, or messages) as text: a single message's content, several with roles."""
     if not isinstance(value, list):
         return text(value)
-    messages = [(text(mapping(message).get("role", "")), mapping(message).get("content")) for message in value]
-    contents = [(role, content if isinstance(content, str) else text(content)) for role, content in messages]
-    return contents[0][1] if len(contents) == 1 else "\n".join(f"[{role}] {content}" for role, content in contents)
+    contents = []
+    lines = []
+    for message in map(mapping, value):
+        contents.append(text(message.get("content")))
+        lines.append(f"[{text(message.get('role', ''))}] {contents[-1]}")
+    return contents[0] if len(contents) == 1 else "\n".join(lines)
 
 
 def _group_sizes(prompts: list[str]) -> list[int]:
-    """Sizes of the groups: runs of the same prompt, cut where a prompt was drawn twice in a row."""
-    runs = [sum(1 for _ in same) for _, same in groupby(prompts)]
+    """Return the sizes of the groups: runs of the same prompt, cut where a prompt was drawn twice in a row."""
+    runs = [len(list(same)) for _, same in groupby(prompts)]
+    # All groups have one size, which divides every run. A gcd of 1 means that the runs are no groups of one size.
     size = math.gcd(*runs)
     return [size] * (len(prompts) // size) if size > 1 else runs
 
 
 def _row(row: dict[str, Any]) -> Row:
+    """Build a row from a line of TRL's table, whose columns of numbers are rewards."""
+    rewards = {}
+    for name, value in row.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if name not in _FIXED and (value is None or is_number):
+            rewards[name] = number(value)
+    scored = [reward for reward in rewards.values() if reward is not None]
     advantage = number(row.get("advantage"))
-    rewards = {
-        name: number(value)
-        for name, value in row.items()
-        if name not in _FIXED and (value is None or isinstance(value, (int, float))) and not isinstance(value, bool)
-    }
-    scored = [value for value in rewards.values() if value is not None]
     return Row(
         spans=[Span(conversation(row["completion"]), advantage)],
         rewards=rewards,

@@ -1,8 +1,8 @@
-"""`write_report`: from folders of runs to one file; and `--follow`: the page of runs that are going on.
+"""`write_report` turns folders of runs into one file; `--follow` serves the page of runs that are going on.
 
 The followed page asks for itself again and again; the runs are read anew only if one of their files has changed.
-Nothing but the page is served, to nobody but this machine: the server listens on the loopback address and refuses
-requests that name another host, as a foreign page's would whose name was bent to this address.
+The server has nothing but the page, and only for this machine: it listens on the loopback address and refuses requests
+that name another host. A foreign page whose name was rebound to this address would send such requests.
 """
 
 import json
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -31,7 +32,7 @@ def write_report(
     max_groups: int | None = None,
 ) -> Path:
     """
-    Writes what one or several runs logged as one file.
+    Write the logs of one or several runs as one file.
 
     Args:
         run_dirs (`str`, `Path` or a sequence of them):
@@ -59,37 +60,39 @@ def write_report(
         check_file("output", str(path.with_suffix(".png")))
     contents = report_contents(read_runs(folders), max_groups, thin=format != "json")
     with room_needed(path.parent, lambda: "No report was written."):
-        _write(contents, path, format)
+        if format == "png":
+            if draw_figure(contents, path) is None:
+                remedy = 'Install it: pip install "trl-drgrpo[report]".'
+                raise InputError("format", "png without matplotlib", "matplotlib", remedy)
+            return path
+        if format == "json":
+            report = json.dumps(contents, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
+        elif format == "md":
+            picture = None if is_stream(path) else draw_figure(contents, path.with_suffix(".png"))
+            report = markdown_page(contents, picture)
+        else:
+            report = html_page(contents)
+        write_whole(path, report)  # replaced whole, since the page may be open
     return path
 
 
 def default_output(run_dirs: Sequence[str | Path], format: str) -> Path:
-    """Default path of a report: of one run in its `_drgrpo` folder, or in the run's folder if it has none; of several
-    in the current folder. `format`: the ending."""
+    """Return the default path of a report, which ends in `format`.
+
+    One run's is in its `_drgrpo` folder, or in the run's folder if it has none; that of several runs is in the current
+    folder.
+    """
+    name = f"report.{format}"
     if len(run_dirs) != 1:
-        return Path(f"report.{format}")
+        return Path(name)
     folder = Path(run_dirs[0])
-    return (folder / LOG_FOLDER if (folder / LOG_FOLDER).is_dir() else folder) / f"report.{format}"
-
-
-def _write(contents: dict[str, Any], path: Path, format: str) -> None:
-    if format == "png":
-        if draw_figure(contents, path) is None:
-            remedy = 'Install it: pip install "trl-drgrpo[report]".'
-            raise InputError("format", "png without matplotlib", "matplotlib", remedy)
-        return
-    if format == "json":
-        written = json.dumps(contents, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
-    elif format == "md":
-        picture = None if is_stream(path) else draw_figure(contents, path.with_suffix(".png"))
-        written = markdown_page(contents, picture)
-    else:
-        written = html_page(contents)
-    write_whole(path, written)  # a page that is open is replaced whole
+    if (folder / LOG_FOLDER).is_dir():
+        folder /= LOG_FOLDER
+    return folder / name
 
 
 HOST = "127.0.0.1"
-# What a report is made from, in the folder of a run.
+# Files in the folder of a run that a report is made from.
 _READ = ("*.json*", f"{LOG_FOLDER}/*.json*", f"{LOG_FOLDER}/evaluations/*.json")
 _READ += ("checkpoint-*/trainer_state.json", "completions/*.parquet")
 
@@ -123,7 +126,7 @@ class FollowServer(ThreadingHTTPServer):
             raise InputError("port", got, "a free port, 0 to 65535", remedy) from error
 
     def now(self) -> tuple[str, bytes]:
-        """Version and page. Two versions are the same if no file of the runs has changed."""
+        """Return version and page. Two versions are the same if no file of the runs has changed."""
         with self._lock:
             version = f'"{hash(tuple(self._files())):x}"'
             if version != self._version:
@@ -133,16 +136,17 @@ class FollowServer(ThreadingHTTPServer):
             return self._version, self._page
 
     def _files(self) -> list[tuple[str, int, int]]:
-        """Name, size and time of what a report is made from."""
+        """Return name, size and time of the files that a report is made from."""
         states = []
-        for path in (path for folder in self._folders for pattern in _READ for path in folder.glob(pattern)):
-            with suppress(OSError):  # deleted just now
-                state = path.stat()
-                states.append((str(path), state.st_size, state.st_mtime_ns))
+        for folder in self._folders:
+            for path in chain(*map(folder.glob, _READ)):
+                with suppress(OSError):  # deleted just now
+                    state = path.stat()
+                    states.append((str(path), state.st_size, state.st_mtime_ns))
         return sorted(states)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing of a browser that went away."""
+        """Report errors of a request, except that the browser went away."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -166,12 +170,15 @@ class _Handler(BaseHTTPRequestHandler):
             except InputError as error:  # the folder was deleted or replaced meanwhile
                 self._answer(503, str(error).encode("utf-8", errors="backslashreplace"))
                 return
-            fresh = self.headers.get("If-None-Match") != version
-            self._answer(200 if fresh else 304, page if fresh else b"", version)
+            if self.headers.get("If-None-Match") == version:
+                self._answer(304, b"", version)
+            else:
+                self._answer(200, page, version)
 
     def _answer(self, status: int, body: bytes, version: str | None = None) -> None:
+        kind = "html" if status == 200 else "plain"
         self.send_response(status)
-        self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")
+        self.send_header("Content-Type", f"text/{kind}; charset=utf-8")
         if status != 304:
             self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
@@ -182,4 +189,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: a page that asks every few seconds would fill the terminal."""
+        """Log nothing, as a page that asks every few seconds would fill the terminal."""

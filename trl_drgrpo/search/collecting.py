@@ -1,17 +1,17 @@
 """Problems in, rows out: several problems are searched side by side, so that they share forward passes.
 
 A strategy knows no model, no tokenizer and no reward. Problems go through in groups of a fixed size, each group with
-seeds of its own: a search that is taken up at a group's beginning ends with the same rows.
+seeds of its own: a search that is resumed at a group's beginning ends with the same rows.
 
 A row per finished completion, and from those the rows for supervised fine-tuning:
 
-| key | what |
+| key | content |
 |---|---|
 | `prompt`, the dataset's columns | as they were, `completion` left out |
 | `completion` | text, or one message of the assistant: what `trl-drgrpo score` reads |
 | `steps`, `labels` | texts, and whether any correct completion goes through the step: what `train-prm` reads |
 | `values`, `visits` | mean of the values backed up through each step, and their number |
-| `prm_scores` | of the process reward model, where there is one |
+| `prm_scores` | scores of the process reward model, where there is one |
 | `outcome`, `correct` | the verifier's reward, and whether it is above `accept_above` |
 | `selected` | whether the search would answer with this completion |
 | `finish_reason` | `stop` or `length` |
@@ -22,7 +22,6 @@ least one correct one goes through the step; false, if there are only incorrect 
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -38,89 +37,102 @@ _COUNTS = ("sampled_tokens", "kept_tokens", "prompt_tokens")  # of a problem's b
 
 
 def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
-    """The rows of a problem whose search has ended, at least one.
+    """Return the rows of a problem whose search has ended, at least one.
 
     Args:
-        problem ([`Problem`]): After its search.
-        appraiser ([`Appraiser`]): Of the search.
+        problem ([`Problem`]): The problem after its search.
+        appraiser ([`Appraiser`]): Verifier and process reward model of the search.
 
     Returns:
         `list[dict]`: One per finished completion, in the order of the tree; none twice, unless a rule that looks ahead
-        has cut it in two ways. The one whose path has the highest value is selected; of equals the one that was
-        sampled more often, then the first.
+        has cut it in two ways. The completion whose path has the highest value is selected; among equals the one that
+        was sampled more often, then the first.
     """
     leaves = list(problem.root.leaves())
-    verdicts = {leaf: None if leaf.outcome is None else bool(appraiser.accepted(leaf)) for leaf in leaves}
-    through: dict[Node, list[bool]] = defaultdict(list)  # the verdicts on the completions that a step is part of
-    for leaf, verdict in verdicts.items():
+    labels: dict[Node, bool] = {}  # whether any correct completion goes through a step
+    keys = {}
+    for leaf in leaves:
+        verdict = appraiser.accepted(leaf)
         if verdict is not None:
             for step in leaf.path():
-                through[step].append(verdict)
-    values = {leaf: appraiser.value(leaf) for leaf in leaves}
-    selected = max(leaves, key=lambda leaf: (-math.inf if values[leaf] is None else values[leaf], leaf.samples))
+                labels[step] = labels.get(step, False) or bool(verdict)
+        value = appraiser.value(leaf)
+        keys[leaf] = (-math.inf if value is None else value, leaf.samples)
+    selected = max(leaves, key=keys.__getitem__)
+    counts = {name: getattr(problem.budget, name) for name in _COUNTS}
     rows = []
     for number, leaf in enumerate(leaves):
         steps = leaf.readable_path()
-        scores = {} if appraiser.prm is None else {"prm_scores": [step.score for step in steps]}
-        rows.append(
-            {
-                "prompt": problem.prompt,
-                **problem.columns,
-                "completion": problem.completion(leaf),
-                "steps": [step.text for step in steps],
-                "labels": [any(through[step]) if step in through else None for step in steps],
-                "values": [step.mean for step in steps],
-                "visits": [step.visits for step in steps],
-                **scores,
-                "outcome": leaf.outcome,
-                "correct": verdicts[leaf],
-                "selected": leaf is selected,
-                "finish_reason": leaf.finish,
-                "search": {
-                    "problem": problem.index,
-                    "row": number,
-                    "rows": len(leaves),
-                    **{name: getattr(problem.budget, name) for name in _COUNTS},
-                },
-            }
-        )
+        row: Row = {
+            "prompt": problem.prompt,
+            **problem.columns,
+            "completion": problem.completion(leaf),
+            "steps": [step.text for step in steps],
+            "labels": list(map(labels.get, steps)),
+            "values": [step.mean for step in steps],
+            "visits": [step.visits for step in steps],
+        }
+        if appraiser.prm is not None:
+            row["prm_scores"] = [step.score for step in steps]
+        verdict = appraiser.accepted(leaf)
+        row |= {
+            "outcome": leaf.outcome,
+            "correct": None if verdict is None else bool(verdict),
+            "selected": leaf is selected,
+            "finish_reason": leaf.finish,
+            "search": {"problem": problem.index, "row": number, "rows": len(leaves), **counts},
+        }
+        rows.append(row)
     return rows
 
 
 def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Correct completions for TRL's SFT trainer, which would take `labels` for labels of tokens.
+    """Return the correct completions for TRL's SFT trainer, which would take `labels` for labels of tokens.
 
     Args:
-        rows (iterable of rows): Of [`rows_of`].
+        rows (iterable of rows): Result of [`rows_of`].
 
     Returns:
-        `list[dict]`: `prompt` and `completion` of those that are correct and ended by themselves.
+        `list[dict]`: `prompt` and `completion` of the correct rows that ended by themselves.
     """
-    solved = (row for row in rows if row["correct"] and row["finish_reason"] == "stop")
-    return [{"prompt": row["prompt"], "completion": row["completion"]} for row in solved]
+    solved = []
+    for row in rows:
+        if row["correct"] and row["finish_reason"] == "stop":
+            solved.append({"prompt": row["prompt"], "completion": row["completion"]})
+    return solved
 
 
 def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Numbers of a whole search.
+    """Return the numbers of a whole search.
 
     Args:
-        rows (iterable of rows): Of all problems.
+        rows (iterable of rows): Rows of all problems.
 
     Returns:
         `dict[str, float]`: Counts of problems, completions and tokens; `tokens_per_problem`; and, where a verifier
         gave verdicts, `pass_rate_selected` (share of problems whose selected completion is correct) and
         `pass_rate_any` (with a correct one).
     """
-    rows = list(rows)
-    problems = {row["search"]["problem"]: row["search"] for row in rows}
-    any_correct = {row["search"]["problem"] for row in rows if row["correct"]}
-    numbers: dict[str, float] = {"problems": len(problems), "completions": len(rows)}
+    problems = {}
+    solved = set()  # problems with a correct completion
+    completions = 0
+    selected_correct = 0
+    has_verdicts = False
+    for row in rows:
+        problem = row["search"]["problem"]
+        problems[problem] = row["search"]
+        completions += 1
+        has_verdicts = has_verdicts or row["correct"] is not None
+        if row["correct"]:
+            solved.add(problem)
+            selected_correct += row["selected"]
+    numbers: dict[str, float] = {"problems": len(problems), "completions": completions}
     for name in _COUNTS:
         numbers[name] = sum(counts[name] for counts in problems.values())
     numbers["tokens_per_problem"] = numbers["sampled_tokens"] / max(len(problems), 1)
-    if any(row["correct"] is not None for row in rows):
-        numbers["pass_rate_selected"] = sum(bool(r["correct"]) for r in rows if r["selected"]) / len(problems)
-        numbers["pass_rate_any"] = len(any_correct) / len(problems)
+    if has_verdicts:
+        numbers["pass_rate_selected"] = selected_correct / len(problems)
+        numbers["pass_rate_any"] = len(solved) / len(problems)
     return numbers
 
 
@@ -145,7 +157,7 @@ def collect(
     biased sample of the policy.
 
     Args:
-        rows (`Sequence[Mapping]`): With `prompt` (text or messages) and the columns that the rewards need.
+        rows (`Sequence[Mapping]`): Have `prompt` (text or messages) and the columns that the rewards need.
         model (`str` or `PreTrainedModel`): Path, Hub id or model; with a server the name that it has there.
         tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Its tokenizer; by default that of the path.
         verifier (`Callable`, *optional*): Outcome reward function with TRL's signature. Without `prm` its verdicts are
@@ -176,7 +188,7 @@ def collect(
         loaded = load_model(model, "AutoModelForCausalLM")
         sampler: Any = StepSampler(loaded, step_end, {**sampling, "do_sample": True}, chosen.batch_size)
     else:
-        # Each one stated: a server fills in a missing one from the model's own configuration.
+        # All fields are stated, since a server takes a missing one from the model's own configuration.
         sampling |= {"min_p": 0.0, "repetition_penalty": 1.0}
         sampler = ServerSampler(vllm_server_base_url, str(model), step_end, sampling, chosen.batch_size)
     return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), first)
@@ -192,23 +204,24 @@ def search_rows(
         numbers = range(begin, min(begin + settings.problems_at_once, len(rows)))
         group = [Problem(i, rows[i], tokenizer, settings, by_steps) for i in numbers]
         _search(group, sampler, appraiser, _STRATEGIES[settings.strategy])
-        yield from (rows_of(problem, appraiser) for problem in group)
+        for problem in group:
+            yield rows_of(problem, appraiser)
 
 
 def _search(group: Sequence[Problem], sampler: Callable, appraiser: Appraiser, strategy: Callable) -> None:
     """Search problems side by side: each round samples and judges for all of them at once."""
     searches: dict[Problem, Searching] = {problem: _to_a_completion(problem, strategy) for problem in group}
-    answers: dict[Problem, Any] = dict.fromkeys(group)
+    answers: dict[Problem, Any] = dict.fromkeys(group)  # `None` begins a generator
     while answers:
         branches_of: dict[Problem, list[Branch]] = {}
         for problem, answer in answers.items():
-            with suppress(StopIteration):
+            with suppress(StopIteration):  # its search has ended
                 branches_of[problem] = searches[problem].send(answer)
         answers = {problem: [] for problem in branches_of}
         paid = []
         for problem, branches in branches_of.items():
             paid += [(problem, branch, request) for branch, request in problem.requests(branches)]
-        if not paid:
+        if not paid:  # empty answers tell the strategies that the budget is spent
             continue
         nodes: list[tuple[Problem, Node]] = []
         sampled = sampler([request for _, _, request in paid])
@@ -222,7 +235,7 @@ def _search(group: Sequence[Problem], sampler: Callable, appraiser: Appraiser, s
 
 
 def _to_a_completion(problem: Problem, strategy: Callable[[Problem], Searching]) -> Searching:
-    """A strategy, and where it has finished nothing the completion for which tokens were kept back."""
+    """Run a strategy. Where it has finished no completion, ask for the one for which tokens were reserved."""
     yield from strategy(problem)
     if not problem.budget.has_finished:
         yield [Branch(problem.best_unfinished(), 1, to_end=True)]

@@ -1,4 +1,4 @@
-"""A problem under way: its settings, its tree, its budget, and what a strategy asks for.
+"""A problem under way: its settings, its tree, its budget, and the requests of a strategy.
 
 The tree has a node per step, plain objects that know their parent. Equal texts under one node are one node: their
 samples and visits add up, and the tokens of the first stay. A reader sees no difference between two tokenizations of a
@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
@@ -33,18 +34,18 @@ class Node:
         token_ids (`tuple[int, ...]`): The step's tokens, an end token included.
         raw (`str`): Its text with special tokens, as process rewards get it.
         text (`str`): Its text without them.
-        finish (`str`): Why nothing follows: `"stop"` (end token) or `"length"`; empty where something may.
+        finish (`str`): Reason of the end: `"stop"` (end token) or `"length"`; empty where a step may follow.
         parent ([`Node`], *optional*): None for the root.
         num_tokens (`int`): Tokens of the completion up to and including this step.
         samples (`int`): Times that this step was sampled from its parent.
         visits (`int`): Values that were backed up through the node.
         total (`float`): Their sum.
-        score (`float`, *optional*): Of the process reward model; None where it gave none.
+        score (`float`, *optional*): The process reward model's score; None where it gave none.
         outcome (`float`, *optional*): The verifier's reward of the finished completion.
         is_scored (`bool`): Whether the process reward model has seen it.
         is_verified (`bool`): Whether the verifier has.
-        is_expanded (`bool`): Whether it was continued in full; PUCT's.
-        is_closed (`bool`): Whether nothing below it is left to expand; PUCT's.
+        is_expanded (`bool`): Whether it was continued in full; for PUCT.
+        is_closed (`bool`): Whether nothing below it is left to expand; for PUCT.
         children (`list[Node]`): In the order in which they were sampled first.
     """
 
@@ -71,7 +72,7 @@ class Node:
         return self.total / self.visits if self.visits else None
 
     def add(self, token_ids: tuple[int, ...], raw: str, text: str, finish: str) -> "tuple[Node, bool]":
-        """The child with this step, and whether it is new."""
+        """Return the child with this step, and whether it is new. A step sampled again counts, and adds no node."""
         for child in self.children:
             if (child.text, child.finish) == (text, finish):
                 child.samples += 1
@@ -81,7 +82,7 @@ class Node:
         return child, True
 
     def path(self) -> list["Node"]:
-        """The steps from the first one to this one; empty for the root."""
+        """Return the steps from the first one to this one; empty for the root."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -90,7 +91,7 @@ class Node:
         return nodes[::-1]
 
     def readable_path(self) -> list["Node"]:
-        """The same, up to the last step with text: blank lines or an end token after it are no step."""
+        """Return the path up to the last step with text: blank lines or an end token after it are no step."""
         nodes = self.path()
         while nodes and not nodes[-1].text.strip():
             nodes.pop()
@@ -105,7 +106,7 @@ class Node:
             node = node.parent
 
     def leaves(self) -> Iterator["Node"]:
-        """Finished completions below, in the order in which their branches were sampled first."""
+        """Yield the finished completions below, in the order in which their branches were sampled first."""
         stack: list[Node] = [self]
         while stack:
             node = stack.pop()
@@ -145,9 +146,9 @@ class SearchSettings:
             `"product"`, or the `"last"`.
         exploration (`float`, *optional*, defaults to `1.0`): `c` in PUCT's formula.
         accept_above (`float`, *optional*, defaults to `0.5`): A completion is correct if its reward is larger.
-        temperature (`float`, *optional*, defaults to `1.0`): Of the sampling, more than 0.
+        temperature (`float`, *optional*, defaults to `1.0`): Sampling temperature, more than 0.
         top_p (`float`, *optional*, defaults to `1.0`): Nucleus of the sampling.
-        seed (`int`, *optional*, defaults to `0`): Of the sampling.
+        seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
         batch_size (`int`, *optional*, defaults to `32`): Continuations per forward pass, or requests under way at a
             server.
         problems_at_once (`int`, *optional*, defaults to `8`): Problems whose continuations share forward passes.
@@ -187,12 +188,12 @@ class SearchSettings:
         self.segmenter()
 
     def segmenter(self) -> StepSegmenter:
-        """The segmenter that cuts completions into steps."""
+        """Build the segmenter that cuts completions into steps."""
         return segmenter_without_turns(self.step_separator)
 
 
 def check_values(verifier: Any, prm: Any) -> None:
-    """Refuses a search with neither a verifier nor a process reward model."""
+    """Refuse a search with neither a verifier nor a process reward model."""
     if verifier is None and prm is None:
         expected = "a verifier (reward_funcs), a process reward model (prm), or both"
         raise InputError("reward_funcs", "none, and no prm", expected, "Add one: its values guide the search.")
@@ -206,10 +207,10 @@ class Budget:
         limit (`int`): Tokens that may be sampled.
         longest (`int`): Tokens of the longest completion, at most `limit`.
         sampled_tokens (`int`): Tokens sampled so far.
-        kept_tokens (`int`): Those that are part of the tree. The rest was sampled twice (equal steps are merged),
-            behind the end of a step, or cut short.
+        kept_tokens (`int`): Sampled tokens in the tree. The others were sampled twice (equal steps are merged), behind
+            the end of a step, or cut short.
         prompt_tokens (`int`): Tokens of the prefixes that were continued, once per continuation.
-        has_finished (`bool`): Whether a completion is finished, so that nothing is kept back.
+        has_finished (`bool`): Whether a completion is finished, so that no tokens are reserved for one.
     """
 
     limit: int
@@ -225,7 +226,7 @@ class Budget:
         return self.limit - self.sampled_tokens
 
     def whole(self, wanted: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
-        """Plans continuations to the end: their number in each place, and the limit of their length.
+        """Plan continuations to the end: their number in each place, and the limit of their length.
 
         Args:
             wanted (`Sequence[int]`): Continuations that are asked for, by place.
@@ -260,9 +261,13 @@ class Budget:
 
         ```
         """
-        free = self.left - (0 if self.has_finished else self.longest)
+        free = self.left
+        if not self.has_finished:  # reserve the tokens of one completion
+            free -= self.longest
         part = max(free, 0) // max(sum(wanted), 1)
-        return [(count if part else 0, min(part, room)) for count, room in zip(wanted, rooms, strict=True)]
+        if part == 0:
+            wanted = [0] * len(wanted)
+        return [(count, min(part, room)) for count, room in zip(wanted, rooms, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -270,9 +275,9 @@ class Branch:
     """A strategy's request: continuations of a node.
 
     Args:
-        node ([`Node`]): Not a finished one.
-        count (`int`): How many.
-        to_end (`bool`): Whole continuations, in place of one step.
+        node ([`Node`]): A node that is not finished.
+        count (`int`): Number of continuations.
+        to_end (`bool`): Whether they go to the end, in place of one step.
     """
 
     node: Node
@@ -284,10 +289,10 @@ class Problem:
     """One row of the dataset while it is searched.
 
     Args:
-        index (`int`): Of the row.
-        row (`Mapping[str, Any]`): With `prompt` and the columns that rewards need.
+        index (`int`): Index of the row.
+        row (`Mapping[str, Any]`): Has `prompt` and the columns that rewards need.
         tokenizer (`PreTrainedTokenizerBase`): The model's.
-        settings ([`SearchSettings`]): Of the search; its segmenter cuts whole continuations into steps.
+        settings ([`SearchSettings`]): Settings of the search; its segmenter cuts whole continuations into steps.
         by_steps (`bool`): Whether values come from a process reward model, so that single steps can be compared.
     """
 
@@ -306,29 +311,32 @@ class Problem:
         self._rounds = 0
 
     def requests(self, branches: Sequence[Branch]) -> list[tuple[Branch, Request]]:
-        """The branches that the budget pays for, as the sampler wants them; each round has seeds of its own."""
+        """Return the branches that the budget pays for, with the sampler's requests."""
         self._rounds += 1
-        pay = self.budget.whole if branches and branches[0].to_end else self.budget.steps
+        pay = self.budget.steps
+        if branches and branches[0].to_end:
+            pay = self.budget.whole
         rooms = [self.room(branch.node) for branch in branches]
         paid = pay([branch.count for branch in branches], rooms)
         branch_requests = []
         for number, (branch, (count, limit)) in enumerate(zip(branches, paid, strict=True)):
             if count:
                 prefix = self.prompt_ids + self.completion_ids(branch.node)
+                # Each problem, round and branch has a seed of its own.
                 seed = random.Random(f"{self.settings.seed}/{self.index}/{self._rounds}/{number}").getrandbits(31)
                 branch_requests.append((branch, Request(prefix, count, limit, branch.to_end, seed)))
         return branch_requests
 
     def room(self, node: Node) -> int:
-        """Tokens that a completion may still get behind a node."""
+        """Return the number of tokens that a completion may still get behind a node."""
         return self.settings.max_completion_length - node.num_tokens
 
     def completion_ids(self, node: Node) -> tuple[int, ...]:
-        """The completion's tokens up to and including a node."""
-        return tuple(token for step in node.path() for token in step.token_ids)
+        """Return the completion's tokens up to and including a node."""
+        return tuple(chain(*(step.token_ids for step in node.path())))
 
     def completion(self, node: Node) -> Any:
-        """The completion up to a node, decoded as TRL does, in the form of the prompt: text, or one message."""
+        """Return the completion up to a node, decoded as in TRL, in the form of the prompt: text, or one message."""
         text = self.tokenizer.decode(list(self.completion_ids(node)), skip_special_tokens=True)
         return completion_like(self.prompt, text)
 
@@ -341,30 +349,36 @@ class Problem:
         is_full = len(ids) >= self.room(node)
         if continuation.end == "length" and not is_full:
             return None
-        finish = "stop" if continuation.end == "stop" else "length" if is_full else ""
+        finish = ""
+        if continuation.end == "stop":
+            finish = "stop"
+        elif is_full:
+            finish = "length"
         ends = [len(ids) - 1]
         if branch.to_end:
             steps = self.segmenter(list(ids), self.tokenizer)
-            ends = [*steps.ends, *(() if steps.closing is None else (steps.closing,))]
+            ends = list(steps.ends)
+            if steps.closing is not None:
+                ends.append(steps.closing)
         before = self.completion_ids(node)
         begin = 0
         for end in ends:
-            node = self._add(node, before + ids[:begin], ids[begin : end + 1], finish if end == ends[-1] else "")
+            step_ids = ids[begin : end + 1]
+            # Decoded behind all tokens before it: decoders may drop a space at the beginning of a text.
+            raw = self._decode(before + step_ids)[len(self._decode(before)) :]
+            node, is_new = node.add(step_ids, raw, self._cleaner.bare(raw), finish if end == ends[-1] else "")
+            if is_new:
+                self.budget.kept_tokens += len(step_ids)
+            before += step_ids
             begin = end + 1
         self.budget.has_finished = self.budget.has_finished or bool(node.finish)
         return node
-
-    def _add(self, node: Node, before: tuple[int, ...], token_ids: tuple[int, ...], finish: str) -> Node:
-        raw = self._decode(before + token_ids)[len(self._decode(before)) :]
-        child, is_new = node.add(token_ids, raw, self._cleaner.bare(raw), finish)
-        self.budget.kept_tokens += len(token_ids) if is_new else 0
-        return child
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def best_unfinished(self) -> Node:
-        """The node at the end of the best path: from the root always to the child with the highest mean value."""
+        """Return the end of the best path, which always goes to the child with the highest mean value."""
         node = self.root
         while node.children:
             node = max(node.children, key=rank)
@@ -372,5 +386,6 @@ class Problem:
 
 
 def rank(node: Node) -> tuple[float, int]:
-    """Sort key of siblings and paths: mean value, then visits. Of equals the first sampled comes first."""
-    return (float("-inf") if node.mean is None else node.mean, node.visits)
+    """Return the sort key of siblings and paths: mean value, then visits. Among equals the first sampled is first."""
+    mean = node.mean
+    return (-math.inf if mean is None else mean, node.visits)

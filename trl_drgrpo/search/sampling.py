@@ -49,35 +49,48 @@ class StepEnd:
     def __init__(self, segmenter: StepSegmenter, tokenizer: Any):
         self.segmenter = segmenter
         self.tokenizer = tokenizer
-        lasts = {separator[-1] for separator in segmenter.rule.separators}
-        # Of a single token decoders drop a space: a separator that ends in one is looked for behind every token.
-        closing = lasts | {REPLACEMENT} if lasts and " " not in lasts else None
-        # Whether a separator may be complete with a token: without its last character it is not.
-        self._may_close = cache(lambda token: closing is None or not closing.isdisjoint(tokenizer.decode([token])))
+        # A separator can be complete only with a token that holds its last character, or a part of it. This spares
+        # most tokens a run of the rule. Decoders drop the space of a single token: a separator that ends in a space is
+        # looked for behind every token.
+        closing = {separator[-1] for separator in segmenter.rule.separators}
+        if " " in closing:
+            closing = set()
+        if closing:
+            closing.add(REPLACEMENT)
+        self._may_close = cache(lambda token: not closing or not closing.isdisjoint(tokenizer.decode([token])))
+        # A letter that may follow any text.
         self._letter = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isalnum())
 
     def __call__(self, token_ids: Sequence[int], new: int = 1) -> int | None:
-        """Number of tokens in the first step; None while it is not complete.
+        """Return the number of tokens in the first step; None while it is not complete.
 
         Args:
             token_ids (`Sequence[int]`): The step's tokens so far, and maybe some behind its end.
-            new (`int`, *optional*, defaults to `1`): How many of them were not there at the call before.
+            new (`int`, *optional*, defaults to `1`): Number of tokens at their end that are new since the last call.
         """
         ids = list(token_ids)
         if not any(map(self._may_close, ids[-new:])):
             return None
-        # One more token: the last step is never complete. A rule that looks ahead gets something that was written.
+        # One more token, since the segmenter takes the last step for incomplete. A rule that looks ahead reads it, so
+        # there it is a token that the model wrote.
         following = self._letter if self.segmenter.rule.by_prefix else ids[0]
         end = self.segmenter([*ids, following], self.tokenizer).ends[0] + 1
         return end if end <= len(ids) else None
 
     def ended(self, tokens: Sequence[int], request: Request, has_stopped: bool, new: int = 1) -> Continuation | None:
-        """The continuation that these tokens are; None while it goes on. `has_stopped`: the last one is an end token.
-        `new`: as for a call."""
-        if not request.to_end and (end := self(tokens, new)) is not None:
+        """Return the continuation of these tokens; None while it goes on.
+
+        `has_stopped`: the last token is an end token. `new`: as for a call.
+        """
+        end = None
+        if not request.to_end:
+            end = self(tokens, new)
+        if end is not None:
             return Continuation(tuple(tokens[:end]), len(tokens), "step")
-        if has_stopped or len(tokens) >= request.limit:
-            return Continuation(tuple(tokens), len(tokens), "stop" if has_stopped else "length")
+        if has_stopped:
+            return Continuation(tuple(tokens), len(tokens), "stop")
+        if len(tokens) >= request.limit:
+            return Continuation(tuple(tokens), len(tokens), "length")
         return None
 
 
@@ -86,7 +99,7 @@ class StepSampler(ModelSampler):
 
     Args:
         model, generation, batch_size: As in [`ModelSampler`].
-        step_end ([`StepEnd`]): Says where steps end.
+        step_end ([`StepEnd`]): Finds the ends of steps.
     """
 
     def __init__(self, model: Any, step_end: StepEnd, generation: Mapping[str, Any], batch_size: int):
@@ -96,39 +109,39 @@ class StepSampler(ModelSampler):
     def _continue(self, rows: Sequence[Request]) -> list[Continuation]:
         watch = _Watch(rows, self.step_end, self.ends)
         self._written(rows, stopping_criteria=StoppingCriteriaList([watch]))
-        return [continuation for continuation in watch.found if continuation is not None]
+        return list(filter(None, watch.continuations))
 
 
 class _Watch(StoppingCriteria):
-    """Ends each row by itself, and keeps its tokens up to there."""
+    """Ends each row by itself, and stores its tokens up to its end."""
 
     def __init__(self, rows: Sequence[Request], step_end: StepEnd, eos: frozenset[int]):
         self.rows = rows
         self.step_end = step_end
         self.eos = eos
         self.tokens: list[list[int]] = [[] for _ in rows]
-        self.found: list[Continuation | None] = [None] * len(rows)
+        self.continuations: list[Continuation | None] = [None] * len(rows)
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         for i, token in enumerate(input_ids[:, -1].tolist()):
-            if self.found[i] is None:
+            if self.continuations[i] is None:
                 self.tokens[i].append(token)
-                self.found[i] = self.step_end.ended(self.tokens[i], self.rows[i], token in self.eos)
-        return torch.tensor([continuation is not None for continuation in self.found], device=input_ids.device)
+                self.continuations[i] = self.step_end.ended(self.tokens[i], self.rows[i], token in self.eos)
+        return torch.tensor([continuation is not None for continuation in self.continuations], device=input_ids.device)
 
 
-_CHUNK = 64  # tokens
+_CHUNK = 64  # tokens of a request for a step, where its end cannot be sent as a stop string
 _TIMEOUT = 600.0  # seconds of a request
-_SECONDS = 24 * 3600.0  # of one round
+_SECONDS = 24 * 3600.0  # limit of one round of requests
 
 
 class ServerSampler:
     """Samples from a vLLM server.
 
     Args:
-        base_url (`str`): Of the server, as TRL's `vllm_server_base_url`: without `/v1`.
-        model (`str`): Name of the model there, or the folder of an adapter, which it is made to load.
-        step_end ([`StepEnd`]): Says where steps end.
+        base_url (`str`): Address of the server, as TRL's `vllm_server_base_url`: without `/v1`.
+        model (`str`): Name of the model there, or the folder of an adapter, which the server then loads.
+        step_end ([`StepEnd`]): Finds the ends of steps.
         sampling (`Mapping[str, Any]`): Fields of each request: temperature, top_p, ...
         concurrency (`int`): Requests under way at a time.
 
@@ -148,7 +161,7 @@ class ServerSampler:
         self.stops = list(step_end.segmenter.rule.separators)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
-        """Sample, each continuation with a seed of its own."""
+        """Sample. Each continuation has a seed of its own."""
         try:
             return asyncio.run(self._sample(requests))
         except RequestFailed as error:
@@ -159,11 +172,11 @@ class ServerSampler:
 
     async def _sample(self, requests: Sequence[Request]) -> list[list[Continuation]]:
         async with Session(self.endpoint, _SECONDS) as session:
-            jobs = [
-                asyncio.gather(*(self._continue(session, request, request.seed + i) for i in range(request.count)))
-                for request in requests
-            ]
-            return [list(continuations) for continuations in await asyncio.gather(*jobs)]
+            jobs = []
+            for request in requests:
+                seeds = range(request.seed, request.seed + request.count)
+                jobs.append(asyncio.gather(*(self._continue(session, request, seed) for seed in seeds)))
+            return list(map(list, await asyncio.gather(*jobs)))
 
     async def _continue(self, session: Session, request: Request, seed: int) -> Continuation:
         tokens: list[int] = []
@@ -172,19 +185,22 @@ class ServerSampler:
             body = {"model": self.endpoint.model, "prompt": [*request.prefix, *tokens], "seed": seed, **self.sampling}
             if not request.to_end and self.stops:
                 body |= {"stop": self.stops, "include_stop_str_in_output": True}
-            body["max_tokens"] = tokens_left if request.to_end or self.stops else min(tokens_left, _CHUNK)
+            if not request.to_end and not self.stops:
+                tokens_left = min(tokens_left, _CHUNK)
+            body["max_tokens"] = tokens_left
             new, has_stopped = self._read(await session.post("completions", body))
-            tokens = [*tokens, *new]
-            seed = seed + 1
+            tokens += new
+            seed += 1  # the next chunk must not repeat the draws of this one
             continuation = self.step_end.ended(tokens, request, has_stopped, len(new))
             if continuation is not None:
                 return continuation
 
     def _read(self, reply: Any) -> tuple[list[int], bool]:
-        """The new tokens, and whether the model ended the completion."""
+        """Return the new tokens, and whether the model ended the completion."""
         try:
             choice = reply["choices"][0]
             ids = [int(token) for token in choice["token_ids"]]
+            # vLLM also names a stop string of ours as the reason.
             has_stopped = choice["finish_reason"] == "stop" and choice.get("stop_reason") not in self.stops
         except (KeyError, IndexError, TypeError, ValueError):
             raise RequestFailed("a reply without token_ids (vLLM gives them since 0.10.2)") from None
@@ -199,11 +215,11 @@ _ADAPTER = "adapter_config.json"
 
 
 class AdapterRefused(Exception):
-    """The server did not load an adapter; the message says why."""
+    """The server did not load an adapter; the message has the reason."""
 
 
 def serve_command(model: str, rank: int, options: str = "") -> str:
-    """The command that starts a server for adapters of this rank on a model."""
+    """Return the command that starts a server for adapters of this rank on a model."""
     offered = next((offered_rank for offered_rank in VLLM_RANKS if offered_rank >= rank), VLLM_RANKS[-1])
     variables = "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
     logprobs = "--logprobs-mode processed_logprobs --max-logprobs -1"
@@ -211,24 +227,28 @@ def serve_command(model: str, rank: int, options: str = "") -> str:
 
 
 def load_adapter(base_url: str, name: str, folder: Path) -> None:
-    """Loads the adapter of a folder under a name; `AdapterRefused` where the server does not."""
+    """Load the adapter of a folder under a name; `AdapterRefused` where the server does not."""
     status, answer = _post(base_url, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
     if status == 404 and "lora" not in answer.lower():
         raise AdapterRefused("it has no /v1/load_lora_adapter: VLLM_ALLOW_RUNTIME_LORA_UPDATING is not set")
     if status != 200:
-        unseen = status == 404 or "No adapter found" in answer
-        raise AdapterRefused(f"it does not see {folder}" if unseen else answer)
+        if status == 404 or "No adapter found" in answer:
+            answer = f"it does not see {folder}"
+        raise AdapterRefused(answer)
 
 
 def unload_adapter(base_url: str, name: str) -> None:
-    """Takes an adapter off the server's list, as far as the server still answers."""
+    """Take an adapter off the server's list, if the server still answers."""
     with contextlib.suppress(import_http().TransportError):
         _post(base_url, "unload_lora_adapter", {"lora_name": name}, seconds=5.0)
 
 
 def served_name(owner: Any, base_url: str, model: str) -> str:
-    """The name under which a server has a model: a local adapter is loaded, until `owner` is gone; any other model's
-    name is its own. An `InputError` says how to start the server."""
+    """Return the name under which a server has a model.
+
+    A local adapter is loaded, until `owner` is gone; any other model has its own name. Where the server does not load
+    it, an `InputError` has the command that starts one which does.
+    """
     folder = user_path(model).absolute()
     if not (folder / _ADAPTER).is_file() or (folder / "config.json").is_file():
         return model
@@ -245,7 +265,7 @@ def served_name(owner: Any, base_url: str, model: str) -> str:
 
 
 def _post(base_url: str, route: str, body: dict[str, Any], seconds: float = _TIMEOUT) -> tuple[int, str]:
-    """Status and message of the answer."""
+    """Post to the server; return status and message of the answer."""
     response = import_http().post(f"{base_url.rstrip('/')}/v1/{route}", json=body, timeout=seconds)
     try:
         answer = response.json()

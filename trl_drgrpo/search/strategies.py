@@ -32,6 +32,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Generator, Sequence
+from itertools import chain
 from typing import Any
 
 from trl_drgrpo.process_rewards.scoring import StepScorer, log_nothing
@@ -39,16 +40,16 @@ from trl_drgrpo.process_rewards.steps import Steps
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.search.problem import PATH_VALUES, Branch, Node, Problem, SearchSettings, rank
 
-Found = Sequence[tuple[Problem, Node]]
+Ends = Sequence[tuple[Problem, Node]]  # of continuations: their problems, and the nodes where they end
 
 
 class Appraiser:
     """Verifier and process reward model of a search.
 
     Args:
-        settings ([`SearchSettings`]): Of the search.
+        settings ([`SearchSettings`]): Settings of the search.
         verifier (`Callable`, *optional*): Outcome reward function.
-        prm (`Callable`, *optional*): Step reward function; values come from it where there is one.
+        prm (`Callable`, *optional*): Step reward function; where there is one, values come from it.
     """
 
     def __init__(self, settings: SearchSettings, verifier: Callable | None, prm: Callable | None):
@@ -57,68 +58,73 @@ class Appraiser:
         self.verifier = None if verifier is None else checked_reward(verifier, on_error)
         self.prm = None if prm is None else StepScorer([prm], settings.segmenter(), on_error=on_error)
 
-    def appraise(self, found: Found) -> None:
+    def appraise(self, ends: Ends) -> None:
         """Judge the ends of continuations and back their values up.
 
         Args:
-            found (sequence of pairs): For each sampled continuation its problem and the node where it ends.
+            ends (sequence of pairs): For each sampled continuation its problem and the node where it ends.
         """
-        ends = {id(node): (problem, node) for problem, node in found}.values()
-        if self.prm is not None:
-            self._score(self.prm, [(p, node) for p, node in ends if not all(step.is_scored for step in node.path())])
-        if self.verifier is not None:
-            self._verify(self.verifier, [(p, node) for p, node in ends if node.finish and not node.is_verified])
-        for _, node in found:
+        # Equal continuations end in one node: it is judged once, but backed up once for each of them.
+        different_ends = {id(node): (problem, node) for problem, node in ends}.values()
+        unscored = []
+        unverified = []
+        for problem, node in different_ends:
+            if node.readable_path() and not all(step.is_scored for step in node.path()):
+                unscored.append((problem, node))
+            if node.finish and not node.is_verified:
+                unverified.append((problem, node))
+        if self.prm is not None and unscored:
+            self._score(self.prm, unscored)
+        if self.verifier is not None and unverified:
+            self._verify(self.verifier, unverified)
+        for _, node in ends:
             value = self.value(node)
             if value is not None:
                 node.back_up(value)
 
     def value(self, node: Node) -> float | None:
-        """Value of the path to a node; None where nothing could be scored."""
+        """Return the value of the path to a node; None where nothing could be scored."""
         if self.prm is None:
             return self.accepted(node)
         scores = [step.score for step in node.path() if step.score is not None]
         return PATH_VALUES[self.settings.path_value](scores) if scores else None
 
     def accepted(self, node: Node) -> float | None:
-        """1.0 if a finished completion is correct, else 0.0; None where the verifier gave no reward."""
-        return None if node.outcome is None else float(node.outcome > self.settings.accept_above)
+        """Return 1.0 if a finished completion is correct, else 0.0; None where the verifier gave no reward."""
+        if node.outcome is None:
+            return None
+        return float(node.outcome > self.settings.accept_above)
 
-    def _verify(self, verifier: Callable, found: Found) -> None:
-        if not found:
-            return
-        ids = [list(problem.completion_ids(node)) for problem, node in found]
-        output = verifier(**_call(found), completion_ids=ids)
-        rewards = asyncio.run(output) if inspect.iscoroutine(output) else output
-        for (_, node), reward in zip(found, rewards, strict=True):
+    def _verify(self, verifier: Callable, ends: Ends) -> None:
+        rewards = verifier(**_call(ends))
+        if inspect.iscoroutine(rewards):
+            rewards = asyncio.run(rewards)
+        for (_, node), reward in zip(ends, rewards, strict=True):
             node.outcome = reward
             node.is_verified = True
 
-    def _score(self, prm: StepScorer, readable: Found) -> None:
-        """Scores of the steps that were not seen yet; those at the end without text have none."""
-        readable = [(problem, node) for problem, node in readable if node.readable_path()]
-        if not readable:
-            return
-        paths = [node.readable_path() for _, node in readable]
-        scores = prm.score_steps(
-            [Steps(tuple(s.raw for s in steps), tuple(s.num_tokens - 1 for s in steps)) for steps in paths],
-            [list(problem.completion_ids(node)) for problem, node in readable],
-            **_call(readable),
-        )
-        for steps, row in zip(paths, scores.rewards, strict=True):
-            for step, score in zip(steps, row, strict=True):
+    def _score(self, prm: StepScorer, ends: Ends) -> None:
+        """Score steps that the model has not seen yet. Steps without text at the end of a path have no score."""
+        paths = [node.readable_path() for _, node in ends]
+        steps = []
+        for path in paths:
+            steps.append(Steps(tuple(step.raw for step in path), tuple(step.num_tokens - 1 for step in path)))
+        scores = prm.score_steps(steps, **_call(ends))
+        for path, row in zip(paths, scores.rewards, strict=True):
+            for step, score in zip(path, row, strict=True):
                 if not step.is_scored:
                     step.score = score
                     step.is_scored = True
 
 
-def _call(found: Found) -> dict[str, Any]:
-    """Arguments that the trainer passes to every reward function."""
-    names = dict.fromkeys(name for problem, _ in found for name in problem.columns)
+def _call(ends: Ends) -> dict[str, Any]:
+    """Return the arguments that the trainer passes to every reward function."""
+    names = dict.fromkeys(chain(*(problem.columns for problem, _ in ends)))
     return {
-        **{name: [problem.columns.get(name) for problem, _ in found] for name in names},
-        "prompts": [problem.prompt for problem, _ in found],
-        "completions": [problem.completion(node) for problem, node in found],
+        **{name: [problem.columns.get(name) for problem, _ in ends] for name in names},
+        "prompts": [problem.prompt for problem, _ in ends],
+        "completions": [problem.completion(node) for problem, node in ends],
+        "completion_ids": [list(problem.completion_ids(node)) for problem, node in ends],
         "trainer_state": None,
         "log_metric": log_nothing,
         "log_extra": log_nothing,
@@ -127,8 +133,9 @@ def _call(found: Found) -> dict[str, Any]:
 
 def best_of_n(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
     """Ask for completions until the budget does not pay for a longest one any more."""
-    while (count := problem.budget.left // problem.room(problem.root)) > 0:
-        yield [Branch(problem.root, count, to_end=True)]
+    longest = problem.room(problem.root)
+    while problem.budget.left >= longest:
+        yield [Branch(problem.root, problem.budget.left // longest, to_end=True)]
 
 
 def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
@@ -139,14 +146,16 @@ def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
     while True:
         front = [problem.root]
         while front:
-            counts = [width * children if node is problem.root else children for node in front]
-            ends = yield [Branch(node, count, to_end) for node, count in zip(front, counts, strict=True)]
+            # As many first steps as later rounds sample from all beams together.
+            count = width * children if front == [problem.root] else children
+            ends = yield [Branch(node, count, to_end) for node in front]
             if not ends:
                 return  # the budget is spent
-            new_nodes = [node for node in ends if node is not None]
+            # The next steps: where the sampled steps end, or the first steps of the continuations to the end.
+            new_nodes: list[Node | None] = list(ends)
             if to_end:
-                new_nodes = [child for node in front for child in node.children]
-            candidates = [node for node in dict.fromkeys(new_nodes) if not node.finish]
+                new_nodes = list(chain(*(node.children for node in front)))
+            candidates = [node for node in dict.fromkeys(new_nodes) if node is not None and not node.finish]
             front = sorted(candidates, key=rank, reverse=True)[:width]  # stable: the first sampled of equals
 
 
@@ -158,7 +167,7 @@ def puct(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
         ends = yield [Branch(node, settings.children, to_end=not problem.by_steps)]
         if not ends:
             return  # the budget is spent
-        if node.children:  # else the budget has cut all of them short
+        if node.children:  # without children, the budget has cut all continuations short
             node.is_expanded = True
         for end in ends:
             if end is not None and end.finish:
@@ -168,7 +177,7 @@ def puct(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
 
 
 def select(root: Node, exploration: float) -> Node:
-    """The node to continue: the first on the way down that was not continued yet."""
+    """Return the node to continue: the first on the way down that was not continued yet."""
     node = root
     while node.is_expanded:
         open_children = [child for child in node.children if not child.is_closed]
@@ -177,7 +186,7 @@ def select(root: Node, exploration: float) -> Node:
 
 
 def score(child: Node, exploration: float) -> float:
-    """PUCT's score of a child among its siblings.
+    """Return PUCT's score of a child among its siblings.
 
     Example:
 
@@ -192,7 +201,9 @@ def score(child: Node, exploration: float) -> float:
     """
     parent = child.parent or child
     siblings = parent.children or [child]
-    mean = child.mean if child.mean is not None else parent.mean or 0.0
+    mean = child.mean
+    if mean is None:  # a step without a value counts as good as its parent
+        mean = parent.mean or 0.0
     prior = child.samples / max(sum(sibling.samples for sibling in siblings), 1)
     return mean + exploration * prior * math.sqrt(sum(sibling.visits for sibling in siblings)) / (1 + child.visits)
 

@@ -1,6 +1,7 @@
-"""Prompts' pass rates: running estimates, shrunk to that of all prompts and forgetting, and files of them.
+"""Pass rates of prompts: running estimates and files of them.
 
-A file has one JSON object per line and prompt: `key`, `pass_rate` and `completions` count, `prompt` is for the reader.
+An estimate is shrunk to the mean of all prompts, and forgets old completions. A file has one JSON object per line and
+prompt: `key`, `pass_rate` and `completions` count, `prompt` is for the reader.
 """
 
 import json
@@ -15,7 +16,7 @@ from trl_drgrpo.rewards.texts import prompt_key, prompt_text
 _FIELDS = "{'key': ..., 'pass_rate': ..., 'completions': ...}"
 _PROMPT_CHARACTERS = 120
 
-Rates = dict[str, tuple[float, float]]  # by key of the prompt: pass rate, completions it was seen in
+Rates = dict[str, tuple[float, float]]  # by key of the prompt: pass rate, and the number of its completions
 
 
 class PassRates:
@@ -40,17 +41,18 @@ class PassRates:
         self.memory = memory
         self.shrinkage = shrinkage
         self.counts: dict[str, tuple[float, float]] = {}  # correct and scored completions, discounted
+        # The same counts over all prompts; before any visit their mean is 1/2.
         self.correct = 1.0
-        self.scored = 2.0  # of all prompts, discounted; before any visit 1/2
+        self.scored = 2.0
 
     def estimate(self, key: str) -> float:
-        """The pass rate of a prompt, 0 to 1."""
+        """Return the pass rate of a prompt, 0 to 1."""
         correct, scored = self.counts.get(key, (0.0, 0.0))
         return (correct + self.shrinkage * self.mean) / (scored + self.shrinkage)
 
     @property
     def mean(self) -> float:
-        """The mean over completions of all prompts, the newest the heaviest."""
+        """Mean over the completions of all prompts; newer ones weigh more."""
         return self.correct / self.scored
 
     def update(self, key: str, correct: int, scored: int) -> None:
@@ -60,17 +62,18 @@ class PassRates:
             key (`str`): See [`prompt_key`].
             correct, scored (`int`): Completions that were correct, and that could be judged.
         """
-        before = self.counts.get(key, (0.0, 0.0))
-        self.counts[key] = (self.memory * before[0] + correct, self.memory * before[1] + scored)
-        forgotten = 0.999**scored
-        self.correct = forgotten * self.correct + correct
-        self.scored = forgotten * self.scored + scored
+        correct_before, scored_before = self.counts.get(key, (0.0, 0.0))
+        self.counts[key] = (self.memory * correct_before + correct, self.memory * scored_before + scored)
+        # The mean forgets by completions: it is over about the newest thousand.
+        memory = 0.999**scored
+        self.correct = memory * self.correct + correct
+        self.scored = memory * self.scored + scored
 
     def take_prior(self, rates: Rates) -> None:
         """Take in pass rates from before the run.
 
         Args:
-            rates (`dict`): Of [`read_pass_rates`].
+            rates (`dict`): Result of [`read_pass_rates`].
         """
         for key, (rate, completions) in rates.items():
             self.counts[key] = (rate * completions, completions)
@@ -78,7 +81,7 @@ class PassRates:
             self.scored = self.scored + completions
 
     def state_dict(self) -> dict[str, Any]:
-        """The estimates, JSON-ready."""
+        """Return the estimates, ready for JSON."""
         return {"counts": self.counts, "correct": self.correct, "scored": self.scored}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -89,13 +92,13 @@ class PassRates:
 
 
 def read_pass_rates(path: Path) -> Rates:
-    """Pass rates from a file: JSON lines as `trl-drgrpo score --pass_rates` writes them.
+    """Read pass rates from a file of JSON lines, as `trl-drgrpo score --pass_rates` writes them.
 
     Args:
         path (`Path`): The file.
 
     Returns:
-        `dict[str, tuple[float, float]]`: By key of the prompt its pass rate, and the completions it was seen in.
+        `dict[str, tuple[float, float]]`: By key of the prompt, its pass rate and the number of its completions.
 
     Raises:
         `InputError`: It cannot be read, or is empty; names the line.
@@ -129,24 +132,26 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
 
     Args:
         path (`Path`): The file.
-        prompts (`Iterable`): Of each completion, texts or messages.
-        correct (`Iterable[bool | None]`): Of each completion; `None` = could not be judged, and does not count.
+        prompts (`Iterable`): One per completion, texts or messages.
+        correct (`Iterable[bool | None]`): One per completion; `None` = could not be judged, and does not count.
 
     Returns:
         `tuple[int, int]`: Prompts that were written, and prompts without a completion that could be judged.
     """
-    judged_prompts: dict[str, tuple[Any, list[bool]]] = {}
+    verdicts_of: dict[str, tuple[Any, list[bool]]] = {}
     for prompt, is_correct in zip(prompts, correct, strict=True):
-        judged = judged_prompts.setdefault(prompt_key(prompt), (prompt, []))[1]
+        _, verdicts = verdicts_of.setdefault(prompt_key(prompt), (prompt, []))
         if is_correct is not None:
-            judged.append(is_correct)
+            verdicts.append(is_correct)
     lines = []
-    for key, (prompt, judged) in judged_prompts.items():
-        if judged:
-            row = {"key": key, "pass_rate": sum(judged) / len(judged), "completions": len(judged)}
-            text = " ".join(prompt_text(prompt).split())
-            row["prompt"] = text if len(text) <= _PROMPT_CHARACTERS else f"{text[: _PROMPT_CHARACTERS - 3]}..."
-            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    for key, (prompt, verdicts) in verdicts_of.items():
+        if not verdicts:
+            continue
+        text = " ".join(prompt_text(prompt).split())
+        if len(text) > _PROMPT_CHARACTERS:
+            text = f"{text[: _PROMPT_CHARACTERS - 3]}..."
+        rate = sum(verdicts) / len(verdicts)
+        row = {"key": key, "pass_rate": rate, "completions": len(verdicts), "prompt": text}
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     write_whole(Path(path), "".join(lines))
-    unjudged = sum(not judged for _, judged in judged_prompts.values())
-    return len(judged_prompts) - unjudged, unjudged
+    return len(lines), len(verdicts_of) - len(lines)

@@ -1,4 +1,4 @@
-"""The prompts that generation batches draw: in which order (`PromptStream`), and what is said of those of a batch."""
+"""The prompts that generation batches draw: their order (`PromptStream`), and metrics and messages about a batch."""
 
 import itertools
 import json
@@ -23,8 +23,8 @@ class Draw:
     Args:
         example (`dict`): Its row of the dataset.
         key (`str`): Its identity by content.
-        estimate (`float`): Of its pass rate, before it was drawn; NaN without a curriculum.
-        probability (`float`): With which it was kept.
+        estimate (`float`): Estimate of its pass rate before it was drawn; NaN without a curriculum.
+        probability (`float`): Probability of being kept.
         place (`tuple[int, int]`, *optional*): Round and group in it; `None`: it was not kept.
         live (`bool`): Whether its group is live: its rewards differ.
         reward (`float`): Mean reward of its group; NaN = unscorable, or not generated.
@@ -42,11 +42,11 @@ class Draw:
 def sampling_metrics(
     drawn: Sequence[Draw], selection: Selection, *, rounds: int, tokens: int, dapo: bool = False
 ) -> dict[str, float]:
-    """Metrics of a batch.
+    """Return the metrics of a batch.
 
     Args:
         drawn (`Sequence[Draw]`): All draws.
-        selection ([`Selection`]): Those that are trained on.
+        selection ([`Selection`]): The draws that are trained on.
         rounds (`int`): Rounds of generation.
         tokens (`int`): Generated tokens.
         dapo (`bool`, *optional*, defaults to `False`): Whether the weights are DAPO's.
@@ -56,11 +56,12 @@ def sampling_metrics(
     """
     generated = [draw for draw in drawn if draw.place is not None]
     live = sum(draw.live for draw in generated)
+    trained = len(selection.draws)
     metrics: dict[str, float] = {
         "sampling/draws": len(drawn),
         "sampling/groups_generated": len(generated),
         "sampling/groups_live": live,
-        "sampling/groups_trained": len(selection.draws),
+        "sampling/groups_trained": trained,
         "sampling/groups_dropped": live - sum(drawn[i].live for i in selection.draws),
         "sampling/rounds": rounds,
         "sampling/capped_frac": float(selection.capped),
@@ -72,10 +73,12 @@ def sampling_metrics(
         metrics["sampling/weight_mean"] = sum(weights) / len(weights)
         metrics["sampling/weight_max"] = max(weights)
         metrics["sampling/effective_groups"] = sum(weights) ** 2 / sum(weight * weight for weight in weights)
-    if dapo and (trained := len(selection.draws)) > (0 if selection.capped else 1):
-        # what the mean over live groups multiplies the gradient by, beside the unbiased weight
-        unbiased = trained / selection.drawn if selection.capped else (trained - 1) / (selection.drawn - 1)
-        metrics["sampling/dapo_factor"] = 1 / unbiased
+    if dapo:
+        # DAPO's mean over live groups multiplies the gradient by this, relative to the unbiased weight
+        # (`select_groups`). The draw that filled the batch decided where to stop, so it does not count.
+        last = int(not selection.capped)
+        if trained > last:
+            metrics["sampling/dapo_factor"] = 1 / ((trained - last) / (selection.drawn - last))
     estimated = [draw for draw in drawn if not math.isnan(draw.estimate)]
     if estimated:
         metrics["sampling/keep_probability"] = sum(draw.probability for draw in estimated) / len(estimated)
@@ -87,7 +90,7 @@ def sampling_metrics(
 
 
 def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
-    """Message for a cap reached before a batch is full.
+    """Return the message for a cap reached before a batch is full.
 
     Args:
         drawn (`Sequence[Draw]`): All draws.
@@ -103,8 +106,9 @@ def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
         dead_groups += f"{highest:.0%} of them at the highest."
     return (
         f"Sampling: {sum(draw.live for draw in generated)} of {wanted} groups were live after the "
-        f"{wanted * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those.{dead_groups} "
-        "Use prompts of another difficulty, or raise num_generations. Shown once; sampling/capped_frac counts."
+        f"{wanted * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those."
+        f"{dead_groups} Use prompts of another difficulty, or raise num_generations. "
+        "Shown once; sampling/capped_frac counts."
     )
 
 
@@ -131,22 +135,22 @@ class PromptStream:
         self.shuffle = shuffle
         self.whole_rows = whole_rows
         self.position = 0
-        self._read: tuple[int, Iterator[Any]] = (-1, iter(()))  # the position that the iterator of a stream stands at
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._read: tuple[int, Iterator[Any]] = (-1, iter(()))  # a stream's position, and its iterator there
+        self._order: tuple[int, list[int]] = (-1, [])  # the number of a pass, and its order
 
     def key(self, example: dict[str, Any]) -> str:
-        """Key of an example's pass rate, see [`prompt_key`]."""
+        """Return the key of an example's pass rate, see [`prompt_key`]."""
         if self.whole_rows:
             return prompt_key(json.dumps(example, sort_keys=True, default=str))
         return prompt_key(example["prompt"])
 
     def batch(self, number: int, first: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The examples that a batch may draw, in order.
+        """Return the examples that a batch may draw, in order.
 
         Args:
             number (`int`): Batches before this one.
-            first (`Sequence[dict]`): What the dataloader brings: an `IterableDataset`'s first examples. Of a `Dataset`
-                their number alone counts: the first ones are those of a pass of its own, whose indices are known.
+            first (`Sequence[dict]`): Examples from the dataloader: an `IterableDataset`'s come first. For a `Dataset`
+                only their number counts: its first examples come from a pass of its own, whose indices are known.
 
         Yields:
             `dict`. Each row of a `Dataset` once; an `IterableDataset` begins again where it ends.
@@ -156,15 +160,19 @@ class PromptStream:
         return itertools.chain(first, self._streamed())
 
     def count_known(self, keys: Container[str]) -> int | None:
-        """Counts the examples with one of the keys; `None` of a stream, which is not read for it."""
+        """Count the examples with one of the keys; `None` for a stream, which is not read for this."""
         if not isinstance(self.dataset, Dataset):
             return None
-        dataset: Any = self.dataset if self.whole_rows else self.dataset.select_columns(["prompt"])
+        dataset: Any = self.dataset
+        if not self.whole_rows:
+            dataset = dataset.select_columns(["prompt"])
         return sum(self.key(example) in keys for example in dataset)
 
     def _rows(self, number: int, first: int, size: int) -> Iterator[int]:
-        """Indices of a batch's rows: `first` of a pass, then all others. As in TRL a pass leaves out what is less than
-        a batch."""
+        """Yield the indices of a batch's rows: `first` rows of a pass, then all others.
+
+        As in TRL, a pass leaves out its last rows where they are fewer than a batch.
+        """
         number_of_pass, place = divmod(number, max(1, size // first))
         start = place * first
         if not self.shuffle:
@@ -175,6 +183,7 @@ class PromptStream:
             self._order = (number_of_pass, torch.randperm(size, generator=generator).tolist())
         rows = self._order[1][start : start + first]
         yield from rows
+        # Further rows are drawn at random, seeded by the batch, so that a resumed run draws the same ones.
         drawn_rows = set(rows)
         chance = random.Random(f"{self.seed} rows of batch {number}")
         while len(drawn_rows) < size:
@@ -184,6 +193,7 @@ class PromptStream:
                 yield row
 
     def _streamed(self) -> Iterator[dict[str, Any]]:
+        """Yield a stream's examples from the position on."""
         at, examples = self._read
         if at != self.position:  # the first one, or after a resume
             examples = itertools.islice(self._passes(), self.position, None)
@@ -193,6 +203,7 @@ class PromptStream:
             yield example
 
     def _passes(self) -> Iterator[Any]:
+        """Yield a stream's examples, pass after pass; ends at an empty pass."""
         for epoch in itertools.count():
             source: Any = self.dataset
             if self.shuffle:

@@ -84,20 +84,21 @@ class Aligner:
         return Alignment("".join(texts), lengths, tokens, [lengths[token] for token in tokens])
 
     def decode(self, ids: list[int]) -> str:
-        """The text of a completion as the tokenizer has it, special tokens included."""
+        """Return the text of a completion as the tokenizer has it, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _read(self, ids: list[int]) -> tuple[list[str], list[int]]:
         """Return the text that each token completes, and the tokens after which no character is incomplete."""
         texts: list[str] = []
         cuts: list[int] = []
-        begun = False
-        incomplete = b""
+        begun = False  # whether a token before this one held text: the first one may lose its space
+        incomplete = b""  # the bytes of a character whose last byte is still to come
         for token, token_bytes in enumerate(map(self._known.__getitem__, ids)):
             if token_bytes is None:
                 self._read_windows(ids, texts, cuts)
                 break
             raw = incomplete + token_bytes[begun]
+            # `final` for the last token only: before it, the bytes of an incomplete character wait.
             text, used = utf_8_decode(raw, "replace", token + 1 == len(ids))
             texts.append(text)
             begun = begun or token_bytes[1] != b""
@@ -107,16 +108,18 @@ class Aligner:
         return texts, cuts
 
     def _read_windows(self, ids: list[int], texts: list[str], cuts: list[int]) -> None:
-        """Read on by what tokens add to the decode of those before."""
+        """Read on by comparing decodes: a token's text is what it adds to the decode of the tokens before it."""
         start = cuts[-1] + 1 if cuts else 0  # the first token that is not complete
+        # A window of a few tokens before it, as the decode of the whole completion would cost T^2.
         begin = max(0, start - CONTEXT)
         for last in range(len(texts), len(ids)):
             before = self.decode(ids[begin:start]) if start else ""
             text = self.decode(ids[begin : last + 1])
-            if not text.startswith(before):  # cannot be followed: the rest is one step
+            if not text.startswith(before):  # this token changed earlier text: the rest is one step
                 texts += [""] * (len(ids) - last - 1) + [self.decode(ids)[len("".join(texts)) :]]
                 cuts.append(len(ids) - 1)
                 return
+            # A text that ends in U+FFFD may be a character that the next token completes, for `CONTEXT` tokens.
             grows = len(text) > len(before) and not text.endswith(REPLACEMENT)
             is_whole = grows or last + 1 == len(ids) or last - start >= CONTEXT
             texts.append(text[len(before) :] if is_whole else "")
@@ -126,7 +129,7 @@ class Aligner:
                 start = last + 1
 
     def _bytes_of(self, token_id: int) -> tuple[bytes, bytes] | None:
-        """The bytes of a token where it is the first and where it is not; `None` if they depend on its neighbors."""
+        """Return a token's bytes as the first token and as a later one; `None` if they depend on its neighbors."""
         token = self.tokenizer.convert_ids_to_tokens([token_id])[0] or ""
         first = self.decode([token_id])
         letter = self.decode([self._letter])
@@ -135,13 +138,13 @@ class Aligner:
         text = after_letter[len(letter) :]
         letter_behind = self.decode([self._letter] * 2)[len(letter) :]
         byte = BYTE_TOKEN.fullmatch(token)
-        if byte and first != token:
+        if byte and first != token:  # where it decodes to its own spelling, `<0x0A>` is ordinary text
             raw = bytes([int(byte[1], 16)])
         elif not after_letter.startswith(letter) or before != first + letter_behind or (token and not text):
             return None
         elif REPLACEMENT not in text or REPLACEMENT in token:
             raw = text.encode()
-        else:
+        else:  # part of a character, so its text says nothing: its spelling in GPT-2's table does
             raw = bytes(_BYTES.get(char, 0) for char in token)
             if raw.decode(errors="replace") != text:
                 return None
@@ -149,7 +152,10 @@ class Aligner:
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids that carry no text: every special token but the unknown word, unless that one ends completions too."""
+    """Return the ids that carry no text: all special tokens except the unknown word.
+
+    An unknown word that also begins, ends or pads completions (some tokenizers have one id for all) carries none.
+    """
     special = set(tokenizer.all_special_ids)
     special |= {i for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
     unknown = getattr(tokenizer, "unk_token_id", None)

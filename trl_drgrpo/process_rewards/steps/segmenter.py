@@ -86,8 +86,10 @@ class Rule:
     separators: tuple[str, ...] = ()
 
     def cuts(self, completion: Completion) -> tuple[list[int], bool]:
-        """The cuts that end complete steps, ascending, and whether a further step follows them. A separator before
-        which the step holds nothing to read ends nothing."""
+        """Return the cuts that end complete steps, ascending, and whether a further step follows them.
+
+        A separator before which the step holds nothing to read ends nothing.
+        """
         alignment = completion.alignment
         cuts = []
         read = 0  # characters of the text that were looked at
@@ -96,19 +98,22 @@ class Rule:
             readable = readable or completion.visible[read:start].strip() != ""
             read = max(read, end)
             cut = bisect_left(alignment.offsets, end)
+            # A separator that a tool wrote ends nothing.
             if readable and completion.is_models(alignment.tokens[cut]):
                 cuts.append(completion.cut_at_or_after(alignment.tokens[cut]))
+                # What the cut's token holds behind the separator belongs to the step that ends here.
                 read = max(read, alignment.offsets[cuts[-1]])
                 readable = False
         return cuts, readable or completion.visible[read:].strip() != ""
 
     def with_end(self, step: str) -> str:
-        """A step's text with the separator that ends it; by a rule without separators as it is."""
-        is_ended = step.replace("\r\n", "\n").endswith(self.separators) or not self.separators
-        return step if is_ended else step + self.separators[0]
+        """Return a step's text with the separator that ends it, or unchanged where the rule has no separators."""
+        if self.separators and not step.replace("\r\n", "\n").endswith(self.separators):
+            return step + self.separators[0]
+        return step
 
     def without_end(self, step: str) -> str:
-        """A step's text without the separator that ends it, or several that share its last token."""
+        """Return a step's text without the separator that ends it, or several that share its last token."""
         patterns = "|".join(map(_pattern_of, self.separators))
         return re.sub(rf"(?:{patterns})+\Z", "", step) if patterns else step
 
@@ -144,9 +149,13 @@ class Turns(Rule):
     def cuts(self, completion: Completion) -> tuple[list[int], bool]:
         """Return the cuts, see [`Rule`]."""
         mask = completion.tool_mask or []
-        first = mask.index(1) if 1 in mask else len(mask)
-        turns = [i for i in range(first, len(mask) - 1) if mask[i] == 0 and mask[i + 1] == 1]
-        return [completion.cut_at_or_after(token) for token in turns], True
+        cuts = []
+        has_spoken = False  # a tool result before the model's first token ends no turn
+        for token in range(len(mask) - 1):
+            has_spoken = has_spoken or mask[token] == 1
+            if has_spoken and mask[token] < mask[token + 1]:
+                cuts.append(completion.cut_at_or_after(token))
+        return cuts, True
 
 
 # The strings and values that a configuration may hold
@@ -157,7 +166,7 @@ _FORMS = "Examples: '\\n\\n', ['\\n\\n', '###'], 're:\\n+', 'sentence', 'tokens:
 
 
 def rule_of(spec: RuleSpec, field: str) -> Rule:
-    """The rule that a value of `step_separator` names; errors as in [`step_segmenter`]. `field`: name in messages."""
+    """Build the rule that a value of `step_separator` names. Errors: as in [`step_segmenter`], under `field`."""
     if isinstance(spec, str):
         return _from_string(spec, field)
     if isinstance(spec, int) and not isinstance(spec, bool):
@@ -181,6 +190,7 @@ def _from_string(spec: str, field: str) -> Rule:
         return Turns()
     if spec == "sentence":
         return Rule(_sentence_ends)
+    # `token:64` and `sentense` would be separators that never occur; `answer:` with nothing behind it is one.
     if re.fullmatch("[a-z_]+", name) and (value or not colon or name in RULES):
         hint = did_you_mean(name, RULES, "", form="{!r}")
         remedy = f"{hint} To use it as a separator, put it in a list: [{spec!r}].".lstrip()
@@ -201,7 +211,7 @@ _ABBREVIATIONS = frozenset(
 
 
 def _sentence_ends(text: str) -> Iterator[Span]:
-    """The marks that end a sentence, each decided by the text before it.
+    """Yield the marks that end a sentence, each decided by the text before it.
 
     What follows would tell `3.14` from `3. Then`, but where a step ends must not depend on what is written next. So
     wherever the text before a mark leaves it open, the mark ends nothing, and the sentence goes on to the next one: a
@@ -218,7 +228,7 @@ def _ends_a_sentence(text: str, mark: str) -> bool:
         return False
     if mark == "?":
         return True
-    before = text[-24:]
+    before = text[-24:]  # more than the longest abbreviation
     if before[-1:] in _CLOSERS:
         return mark == "." or before[-1:] not in (")", "]", "}", "$")  # `(n+1)!` is a factorial
     word = _WORD.search(before)
@@ -229,8 +239,10 @@ def _ends_a_sentence(text: str, mark: str) -> bool:
 
 
 def _separators(separators: Sequence[str], field: str) -> Rule:
-    """One or several strings; the first one to be complete ends the step. A line break in them also stands for
-    `"\\r\\n"`."""
+    """Build the rule of one or several strings. The first one to be complete ends the step.
+
+    A line break in them also stands for `"\\r\\n"`.
+    """
     if not separators:
         raise InputError(field, "an empty list", "at least one separator", _FORMS)
     for separator in separators:
@@ -241,7 +253,7 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
         if separator.startswith("re:"):
             remedy = "Use one regex: 're:first|second'."
             raise InputError(field, f"{separator!r} in a list", "plain separators", remedy)
-    # One of escapes alone, as a shell or a quoted YAML string passes it on, means the characters that it spells.
+    # A separator of escapes alone, as a shell or a quoted YAML string passes it on, means the characters it spells.
     escaped = re.compile(r"(\\[nrt])+")
     texts = set()
     for text in separators:
@@ -253,8 +265,9 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
 
     def spans(text: str) -> Iterator[Span]:
         start = 0
-        while matches := [match for pattern in patterns if (match := pattern.search(text, start))]:
-            first = min(matches, key=lambda match: match.end())
+        while matches := list(filter(None, (pattern.search(text, start) for pattern in patterns))):
+            # The first to be complete, which the text so far decides; among equals the shortest, by the order above.
+            first = min(matches, key=re.Match.end)
             yield first.span()
             start = first.end()
 
@@ -262,38 +275,41 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
 
 
 def _pattern_of(separator: str) -> str:
-    """The regex of a separator: each of its line breaks may be `"\\r\\n"`."""
+    """Return the regex of a separator, in which each line break may be `"\\r\\n"`."""
     return LINE_BREAK.join(map(re.escape, separator.split("\n")))
 
 
 def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
-    """A function `f(text) -> list[int]`: the exclusive end of each step, in characters, ascending."""
+    """Build the rule of a function `f(text) -> list[int]`: exclusive ends of the steps in characters, ascending."""
 
     def spans(text: str) -> list[Span]:
         offsets = function(text)
         name = getattr(function, "__name__", type(function).__name__)
-        got = "" if isinstance(offsets, list | tuple) else f"{type(offsets).__name__} from {name}"
+        expected = "a list of strictly ascending integers from 1 to len(text)"
+        remedy = "Return the exclusive end of each step, in characters of the text it was given."
+        if not isinstance(offsets, list | tuple):
+            raise InputError(field, f"{type(offsets).__name__} from {name}", expected, remedy)
+        ends: list[Span] = []
         previous = 0
-        for position, offset in enumerate(() if got else offsets):
+        for position, offset in enumerate(offsets):
             place = f"at position {position} of what {name} returned"
             if isinstance(offset, bool) or not isinstance(offset, Integral):
-                got = f"{offset!r} {place}"
-            elif not previous < offset <= len(text):
+                raise InputError(field, f"{offset!r} {place}", expected, remedy)
+            if not previous < offset <= len(text):
                 got = f"{offset} after {previous} {place} for a text of {len(text)} characters"
-            if got:
-                break
-            previous = offset
-        if got:
-            expected = "a list of strictly ascending integers from 1 to len(text)"
-            remedy = "Return the exclusive end of each step, in characters of the text it was given."
-            raise InputError(field, got, expected, remedy)
-        return [(int(offset), int(offset)) for offset in offsets]
+                raise InputError(field, got, expected, remedy)
+            previous = int(offset)
+            ends.append((previous, previous))
+        return ends
 
     return Rule(spans, by_prefix=False)
 
 
 def _regex(pattern: str | re.Pattern[str], field: str) -> Rule:
-    """A regular expression, used as it is (it sees `"\\r\\n"`). A match without width ends a step: `(?=Step )`."""
+    """Build the rule of a regular expression, which is used as it is: it sees `"\\r\\n"`.
+
+    A match without width ends a step: `(?=Step )`.
+    """
     got = pattern if isinstance(pattern, str) else pattern.pattern
     try:
         compiled = re.compile(pattern)
@@ -320,7 +336,7 @@ def _interval(size: str | int, field: str) -> Interval:
 
 # A completion becomes steps
 
-_ROWS_TO_LOOK_AT = 8  # for steps that end depending on what follows
+_ROWS_TO_LOOK_AT = 8  # rows of a batch in which steps that depend on later text are looked for
 
 
 @dataclass(frozen=True)
@@ -353,7 +369,7 @@ class StepSegmenter:
         self.rule = rule
         self.name = name
         self._aligner: Aligner | None = None
-        self._looked_for: set[str] = set()  # what was said to be biased, or found not to be
+        self._looked_for: set[str] = set()  # biases that were looked for already
 
     def __repr__(self) -> str:
         return f"StepSegmenter({self.name})"
@@ -402,10 +418,10 @@ class StepSegmenter:
         return _steps(alignment, *self.rule.cuts(completion))
 
     def of_text(self, text: str) -> tuple[str, ...]:
-        """Cut a text whose tokens are not known into the texts of its steps, as if each character were a token.
+        """Cut a text whose tokens are not known into the texts of its steps, with a character as a token.
 
         Args:
-            text (`str`): A completion. Whatever closes it (white space behind its last separator) is left out.
+            text (`str`): A completion. Its closing (white space behind its last separator) is left out.
         """
         if not text:
             return ()
@@ -414,9 +430,9 @@ class StepSegmenter:
         return _steps(alignment, *self.rule.cuts(Completion(alignment, text, None))).texts
 
     def looks_ahead(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> bool:
-        """Tell whether tokens behind a step's end decide that it ends there: a lookahead or a greedy match does.
+        """Tell whether tokens behind a step's end decide that it ends there, as with a lookahead or a greedy match.
 
-        Cuts the completion off around each end, with its first token in place of what follows.
+        Cuts the completion off around each end, puts its first token there, and compares the ends.
 
         Args:
             completion_ids, tokenizer, tool_mask: As for a call.
@@ -424,7 +440,11 @@ class StepSegmenter:
         if self.rule.by_prefix:
             return False
         ends = self(completion_ids, tokenizer, tool_mask).ends
-        for last in {token for end in ends for token in range(end - 2, end + 3) if 0 <= token < ends[-1]}:
+        # Around an end, not only at it: a shorter text may also end a step too early or too late.
+        nearby = {token for end in ends for token in range(end - 2, end + 3)}
+        for last in nearby:
+            if not 0 <= last < ends[-1]:
+                continue
             mask = None if tool_mask is None else [*tool_mask[: last + 1], tool_mask[0]]
             shown = self([*completion_ids[: last + 1], completion_ids[0]], tokenizer, mask)
             if (last in shown.ends) != (last in ends):
@@ -476,7 +496,7 @@ def one_step_frac(list_of_steps: Iterable[Steps]) -> float:
     ```
     """
     counts = [len(steps.ends) for steps in list_of_steps if steps.ends]
-    return counts.count(1) / len(counts) if counts else 0.0
+    return counts.count(1) / max(1, len(counts))
 
 
 def _check_tool_mask(mask: list[int], length: int) -> None:
@@ -491,7 +511,7 @@ def _check_tool_mask(mask: list[int], length: int) -> None:
 
 
 def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:
-    """The text with spaces in place of hidden tokens: same length, nothing to read there."""
+    """Return the text with spaces in place of hidden tokens: same length, nothing to read there."""
     chars = list(alignment.text)
     for token in hidden:
         start = alignment.lengths[token - 1] if token else 0
@@ -501,21 +521,24 @@ def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:
 
 
 def _steps(alignment: Alignment, cuts: list[int], goes_on: bool) -> Steps:
-    """Steps that end at the given cuts; what is left is a last step if `goes_on` says so, else the closing."""
+    """Return the steps that end at the cuts. The rest is a last step if `goes_on` says so, else the closing."""
     last = len(alignment.tokens) - 1
-    closes = bool(cuts) and not goes_on and cuts[-1] < last
-    cuts = cuts if closes else sorted({*cuts, last})
+    closing = None
+    if cuts and not goes_on and cuts[-1] < last:
+        closing = alignment.tokens[last]
+    else:
+        cuts = sorted({*cuts, last})
     offsets = [0, *(alignment.offsets[cut] for cut in cuts)]
     texts = tuple(alignment.text[start:stop] for start, stop in pairwise(offsets))
     ends = tuple(alignment.tokens[cut] for cut in cuts)
-    return Steps(texts, ends, alignment.tokens[last] if closes else None)
+    return Steps(texts, ends, closing)
 
 
 StepSpec: TypeAlias = RuleSpec | StepSegmenter
 
 
 def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegmenter:
-    """Build what cuts completions into steps.
+    """Build the segmenter that cuts completions into steps.
 
     Args:
         spec (`str`, `int`, sequence of `str`, `re.Pattern`, callable or [`StepSegmenter`]):
@@ -555,17 +578,19 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
     return StepSegmenter(rule_of(spec, field), getattr(spec, "__name__", repr(spec)))
 
 
-def configured_segmenter(separators: Sequence[str]) -> StepSegmenter:
-    """The segmenter of a configuration's list, where a list of one is that one: `["turn"]` is the rule.
+def configured_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegmenter:
+    """Build the segmenter of a configuration's list. A list of one means its one entry: `["turn"]` is the rule.
 
     Args:
-        separators (sequence of `str`): As in `DrGRPOConfig.step_separator`.
+        spec, field: As in [`step_segmenter`].
     """
-    return step_segmenter(separators[0] if len(separators) == 1 else separators)
+    if isinstance(spec, list | tuple) and len(spec) == 1:
+        spec = spec[0]
+    return step_segmenter(spec, field)
 
 
 def joining_text(separator: str | Sequence[str], field: str = "step_separator") -> str:
-    """The text that joins steps, where they are given: a separator. May be empty.
+    """Return the separator as the text that joins steps. It may be empty.
 
     Args:
         separator (`str` or sequence of one): As in [`step_segmenter`].
@@ -584,14 +609,12 @@ def joining_text(separator: str | Sequence[str], field: str = "step_separator") 
 
 
 def segmenter_without_turns(spec: StepSpec, field: str = "step_separator") -> StepSegmenter:
-    """The segmenter of completions that no environment answers, where the rule `"turn"` is refused.
+    """Build the segmenter of completions that no environment answers. The rule `"turn"` is refused.
 
     Args:
-        spec, field: As in [`step_segmenter`]; a list of one is that one.
+        spec, field: As in [`configured_segmenter`].
     """
-    if isinstance(spec, list | tuple) and len(spec) == 1:
-        spec = spec[0]
-    segmenter = step_segmenter(spec, field)
+    segmenter = configured_segmenter(spec, field)
     if isinstance(segmenter.rule, Turns):
         expected = "a separator, 'sentence', 're:<pattern>' or 'tokens:<n>'"
         remedy = "There is no environment here, so no turns: set a separator."

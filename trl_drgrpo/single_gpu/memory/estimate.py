@@ -89,9 +89,9 @@ class Estimate:
         return max(map(self.tensors_of, self.phases))
 
     def tensors_of(self, phase: str) -> int:
-        """Bytes in tensors at the peak of a phase."""
-        beside = (CONTEXT_PART, SLACK_PART, PROCESS_PART, *ENGINE_PARTS)
-        return sum(size for part, size in self.phases[phase].items() if part not in beside)
+        """Return the bytes in tensors at the peak of a phase."""
+        others = (CONTEXT_PART, SLACK_PART, PROCESS_PART, *ENGINE_PARTS)
+        return sum(size for part, size in self.phases[phase].items() if part not in others)
 
 
 class Planner:
@@ -133,13 +133,12 @@ class Planner:
         self._base = {"embeddings and head": ends, "layers": sum(sizes.values()) - ends - self.adapters}
 
     def estimate(self, setup: Setup) -> Estimate:
-        """The memory of a run, whose setup is like the planner's in everything that decides how the model is
-        loaded."""
+        """Estimate the memory of a run. Its setup must load the model in the same way as the planner's."""
         phases = {name: self._complete(setup, name, parts) for name, parts in self._parts(setup).items()}
         return Estimate(setup, phases, self.parameters, sum(p.numel() for p in self._trained))
 
     def training(self, setup: Setup) -> int:
-        """Bytes that forward and backward need at least, whatever the other phases need: quick, to search with."""
+        """Return a lower bound of the bytes of forward and backward, which is quick enough to search with."""
         return sum(self._complete(setup, "train", self._train(setup, roughly=True)).values())
 
     def _always(self, setup: Setup) -> dict[str, int]:
@@ -181,18 +180,23 @@ class Planner:
         return phases
 
     def _train(self, setup: Setup, roughly: bool = False) -> dict[str, int]:
-        """Return the parts of the micro-batch that needs most. The backward of a step's first one makes the gradients.
-        `roughly`: those of the micro-batch with the most tokens, a lower bound."""
+        """Return the parts of the micro-batch that needs most.
+
+        `roughly`: the parts of the micro-batch with the most tokens, which is a lower bound.
+        """
         shapes = trained_shapes(self.config, setup)
-        peaks_of_shapes = [
-            (max(self.peaks(passes.train, setup, shape).values()), self._gradients * shape.later)
-            for shape in ([max(shapes, key=lambda each: each.tokens)] if roughly else shapes)
-        ]
-        activations, gradients = max(peaks_of_shapes, key=sum)
+        if roughly:
+            shapes = (max(shapes, key=lambda shape: shape.tokens),)
+        needs = []
+        for shape in shapes:
+            # The backward of a step's first micro-batch makes the gradients, so they are not there before it.
+            activations = max(self.peaks(passes.train, setup, shape).values())
+            needs.append((activations, self._gradients * shape.later))
+        activations, gradients = max(needs, key=sum)
         return {**self._always(setup), "gradients": gradients, "activations": activations}
 
     def _score(self, setup: Setup) -> int:
-        """Log-probabilities without gradient, of policy or reference."""
+        """Return the bytes of a forward without gradient, of policy or reference."""
         shapes = trained_shapes(self.config, setup)
         if setup.reference or setup.vllm or setup.generates_elsewhere:  # rows are scored before any is left out
             shapes += scored_shapes(self.config, setup)
@@ -235,7 +239,7 @@ class Planner:
         return shallow if are_alike else {}
 
     def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> dict[str, int]:
-        """With vLLM, and what is no tensor."""
+        """Add the parts of vLLM, and those that are not tensors, to the parts of a phase."""
         awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")  # it starts after the model
         if setup.vllm and name in awake:
             parts = {**parts, **self._engine(setup)}
@@ -252,8 +256,11 @@ class Planner:
         return sum(self._base.values()) if self.setup.bits else 2 * self.parameters
 
     def _engine(self, setup: Setup) -> dict[str, int]:
-        """Bytes of a vLLM engine on this device: its share, and a row's keys and values at least. An `InputError`: the
-        share has no room for the model."""
+        """Return the bytes of a vLLM engine on this device: its share, and a row's keys and values at least.
+
+        Raises:
+            `InputError`: The share has no room for the model.
+        """
         config = self.config
         heads = self.config.num_attention_heads
         share = int(setup.vllm_share * self.memory)
@@ -275,8 +282,11 @@ class Planner:
         return max(sizes) if "8bit" in setup.optimizer or setup.optimizer == "adafactor" else 0
 
     def host(self) -> Phases:
-        """Bytes of the host's memory by phase and part: `"load"` and `"save"` beside a GPU, `"sleep"` of a vLLM whose
-        base nobody sends again, and with adapters `"merge"`, which is another process."""
+        """Return the bytes of the host's memory by phase and part.
+
+        `"load"` and `"save"` beside a GPU, `"sleep"` of a vLLM that keeps its base, and with adapters `"merge"`, which
+        is another process.
+        """
         setup = self.setup
         phases = {}
         if setup.device == "cuda":
@@ -287,7 +297,8 @@ class Planner:
                 packed = {id(m.weight) for m in self._quantized}
                 plain = [p.numel() for p in self.full.model.parameters() if p.dim() > 1 and id(p) not in packed]
                 matrices = [*plain, *(m.in_features * m.out_features for m in self._quantized)]
-                copied = element * sum(sorted(matrices, reverse=True)[: 1 if setup.bits else READERS])
+                at_once = 1 if setup.bits else READERS
+                copied = element * sum(sorted(matrices, reverse=True)[:at_once])
             saved = self.adapters if setup.adapter else self.parameters * element
             phases["load"] = {PROCESS_PART: PROCESS["cuda"], "weights, on their way": copied}
             phases["save"] = {PROCESS_PART: PROCESS["cuda"], "weights, to be written": saved}
@@ -328,7 +339,7 @@ def _without_zeros(parts: dict[str, int]) -> dict[str, int]:
 
 
 def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
-    """Bytes of an optimizer's state for one parameter."""
+    """Return the bytes of an optimizer's state for one parameter."""
     name = setup.optimizer
     count = parameter.numel()
     size = parameter.element_size()
@@ -346,13 +357,13 @@ def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
 
 
 def _watched(trained: list[nn.Parameter]) -> int:
-    """Bytes for the sampled elements: of each its place, its value at the start, and whether it had a gradient."""
+    """Return the bytes of the sampled elements: place, value at the start, and a flag for its gradient."""
     numbers_watched = max(1, WATCHED // max(1, len(trained)))
     return sum(min(p.numel(), numbers_watched) * (8 + p.element_size() + 1) for p in trained)
 
 
 def _rollouts(setup: Setup) -> int:
-    """Bytes of the ids, masks and log-probabilities of a generation batch."""
+    """Return the bytes of the ids, masks and log-probabilities of a generation batch."""
     per_token = 16 * setup.width + 4 * setup.completion * (setup.scores_old + setup.reference)
     return setup.generated_rows * per_token
 
@@ -383,14 +394,14 @@ class Proposal:
 
 
 def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: int | None = None) -> Proposal:
-    """The best settings that fit.
+    """Find the best settings that fit.
 
     Args:
-        planner ([`Planner`]): Of the model.
+        planner ([`Planner`]): Planner of the model.
         setup ([`Setup`]): Given values and defaults.
         memory (`int`): Bytes of the device.
-        given (`Collection[str]`): Recipe keys that must stay as they are.
-        rows (`int`, *optional*): Of an optimizer step; by default what the given batch sizes say, or 64.
+        given (`Collection[str]`): Recipe keys that must stay unchanged.
+        rows (`int`, *optional*): Rows of an optimizer step; by default those of the given batch sizes, or 64.
 
     Returns:
         [`Proposal`]: With `fits=False`, the settings that need least.
@@ -407,11 +418,12 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: 
     least = setup
     for completion in lengths:
         batches = _batches(replace(setup, completion=completion), rows, given)
-        least = min(_generations(batches[-1], given), key=lambda each: each.generated_rows)
+        least = min(_generations(batches[-1], given), key=lambda candidate: candidate.generated_rows)
         if planner.training(least) > memory:
             continue
-        # What a micro-batch needs grows with it: the first that fits is found by halving.
-        first = bisect_left(batches, True, key=lambda each: planner.training(each) <= memory)
+        # A larger micro-batch needs more, so bisection finds the first that fits. `training` is a lower bound, hence
+        # the candidates behind it are estimated in full, one by one.
+        first = bisect_left(batches, True, key=lambda candidate: planner.training(candidate) <= memory)
         for candidate in batches[first:]:
             for settled in _generations(candidate, given):
                 estimate = planner.estimate(settled)
@@ -421,18 +433,22 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: 
 
 
 def _batches(setup: Setup, rows: int, given: Any) -> list[Setup]:
-    """Micro-batches for so many rows per step, the largest first."""
+    """Return the micro-batches for so many rows per step, the largest first."""
     sizes = [n for n in range(min(rows, 64), 0, -1) if rows % n == 0]
+    is_fixed = "gradient_accumulation_steps" in given
     if "per_device_train_batch_size" in given:
         sizes = [setup.batch]
-    elif "gradient_accumulation_steps" in given:
+    elif is_fixed:
         sizes = [max(1, rows // setup.accumulation)]
-    fixed = "gradient_accumulation_steps" in given
-    return [replace(setup, batch=n, accumulation=setup.accumulation if fixed else max(1, rows // n)) for n in sizes]
+    batches = []
+    for n in sizes:
+        accumulation = setup.accumulation if is_fixed else max(1, rows // n)
+        batches.append(replace(setup, batch=n, accumulation=accumulation))
+    return batches
 
 
 def _generations(setup: Setup, given: Any) -> list[Setup]:
-    """Micro-batches per generation, the most first: whole groups, and a divisor of the step."""
+    """Return setups by micro-batches per generation, the most first: whole groups, and a divisor of the step."""
     if {"steps_per_generation", "generation_batch_size"} & set(given):
         return [setup]
     steps = [n for n in range(setup.accumulation, 0, -1) if setup.accumulation % n == 0]

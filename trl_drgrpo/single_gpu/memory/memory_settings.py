@@ -127,12 +127,14 @@ class Setup:
         return self.steps_per_generation * self.iterations % self.accumulation != 0
 
 
-FIELD_KEYS = {each.name: each.metadata["key"] for each in fields(Setup) if each.metadata}
+FIELD_KEYS = {field.name: field.metadata["key"] for field in fields(Setup) if field.metadata}
 
 
 def of_adapter(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Path or Hub id of the base under the adapter of a folder, and the adapter as keys of a recipe. Refuses adapters
-    other than LoRA."""
+    """Return path or Hub id of the base under the adapter of a folder, and the adapter as keys of a recipe.
+
+    Refuses adapters other than LoRA.
+    """
     file = folder / "adapter_config.json"
     with reading("--model", str(file), "an adapter's configuration", "Save the adapter again."):
         content = dict(json.loads(file.read_text("utf-8")))
@@ -148,11 +150,17 @@ def of_adapter(folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
-    """The setup that keys of `trl-drgrpo train`, typed, describe; what is not there is at its default. `prompt`: the
-    longest one, in tokens. Refuses quantized weights without an adapter."""
+    """Build the setup from keys of `trl-drgrpo train`, typed; a missing key is at its default.
+
+    `prompt`: the longest one, in tokens. Refuses quantized weights without an adapter.
+    """
     refuse_out_of_range(values)
     values = {key: value for key, value in values.items() if value is not None}
-    bits = 4 if values.get("load_in_4bit") else 8 if values.get("load_in_8bit") else 0
+    bits = 0
+    if values.get("load_in_4bit"):
+        bits = 4
+    elif values.get("load_in_8bit"):
+        bits = 8
     if bits and not values.get("use_peft"):
         remedy = "Add use_peft: quantized weights cannot be trained."
         raise InputError("load_in_4bit", "a quantized model without an adapter", "use_peft with it", remedy)
@@ -185,7 +193,7 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
 
 def _dtype(value: Any) -> str:
     name = str(value or "float32").removeprefix("torch.")
-    if name == "auto":  # as the file says; nearly every published model is in bfloat16
+    if name == "auto":  # the file's own dtype; nearly every published model is in bfloat16
         return "bfloat16"
     if name not in LOADED_IN:
         raise InputError("dtype", repr(value), f"one of {', '.join(LOADED_IN)} or auto", "Pick one of them.")
@@ -202,16 +210,19 @@ _POWERS = {"": 3, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def _bytes(text: str, whole: int = 0) -> int | None:
-    """Bytes of an amount, or of a share of `whole` bytes; `None` for anything else."""
+    """Return the bytes of an amount, or of a share of `whole` bytes; `None` for anything else."""
     amount = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(?:i?b)?)", text.strip().lower())
     if amount is None:
         return None
-    size = float(amount[1]) / 100 * whole if amount[2] else float(amount[1]) * 1024 ** _POWERS[amount[3]]
+    if amount[2]:
+        size = float(amount[1]) / 100 * whole
+    else:
+        size = float(amount[1]) * 1024 ** _POWERS[amount[3]]
     return int(size) if math.isfinite(size) else None
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of an amount such as `24GB`, `24 GiB`, `24g`, `16384MB` or `24` (gigabytes).
+    """Return the bytes of an amount such as `24GB`, `24 GiB`, `24g`, `16384MB` or `24` (gigabytes).
 
     Args:
         text (`str`): The amount.
@@ -238,12 +249,12 @@ def parse_memory(text: str) -> int:
 
 
 def default_margin(memory: int) -> int:
-    """Bytes to leave free on a device: 5% of it or 0.7 GB, whichever is more."""
+    """Return the bytes to leave free on a device: 5% of it or 0.7 GB, whichever is more."""
     return max(int(MARGIN_SHARE * memory), MARGIN_BYTES)
 
 
 def parse_margin(text: str | None, memory: int) -> int:
-    """Bytes to leave free on a device of `memory` bytes.
+    """Return the bytes to leave free on a device of `memory` bytes.
 
     Args:
         text (`str`, *optional*): An amount as [`parse_memory`] takes it, a share such as `8%`, or `0`. `None`:
@@ -274,7 +285,7 @@ def parse_margin(text: str | None, memory: int) -> int:
 
 
 def readable(size: float) -> str:
-    """An amount for a human, in GB or MB of 1024.
+    """Write an amount in GB or MB of 1024.
 
     Example:
 
@@ -308,10 +319,10 @@ _FILLERS = r"nvidia|tesla|geforce|rtx|gb|[-_ ]"
 
 
 def find_card(name: str) -> tuple[str, int]:
-    """The card of a name such as `T4`, `RTX 4090`, `4090` or `NVIDIA A100-80GB`, and the bytes that a program gets.
+    """Find the card of a name such as `T4`, `RTX 4090`, `4090` or `NVIDIA A100-80GB`, and the bytes it offers.
 
     Args:
-        name (`str`): In any case, with or without the vendor's words.
+        name (`str`): Upper or lower case, with or without the vendor's words.
 
     Raises:
         `InputError`: An unknown name, or one that several cards share; names the nearest.
@@ -326,8 +337,10 @@ def find_card(name: str) -> tuple[str, int]:
     """
     shortened_names = {re.sub(_FILLERS, "", card.lower()): card for card in CARDS}
     short = re.sub(_FILLERS, "", name.lower())
-    beginning = [card for each, card in shortened_names.items() if short and each.startswith(short)]  # H100, RTX 3060
-    matching_cards = [shortened_names[short]] if short in shortened_names else beginning
+    if short in shortened_names:
+        matching_cards = [shortened_names[short]]
+    else:  # the beginning of a name: H100, RTX 3060
+        matching_cards = [card for full, card in shortened_names.items() if short and full.startswith(short)]
     if len(matching_cards) == 1:
         return matching_cards[0], int(CARDS[matching_cards[0]] * 2**30)
     if matching_cards:

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Ledger(TorchDispatchMode):
-    """Inside the block, every new storage is counted until it dies.
+    """Counts every new storage inside the block until it dies.
 
     Attributes:
         live (`int`): Bytes alive now, without what was there before (see [`known`]).
@@ -43,12 +43,12 @@ class Ledger(TorchDispatchMode):
         self._references: dict[int, Any] = {}
 
     def known(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Storages that were there before and do not count."""
+        """Leave out storages that were there before."""
         for tensor in tensors:
             self.enter(tensor, counts=False)
 
     def mark(self, segment: str) -> None:
-        """From here on, peaks belong to this segment."""
+        """Begin a segment, to which peaks belong from here on."""
         self.segment = segment
         self._note()
 
@@ -58,7 +58,8 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for result in out if isinstance(out, (tuple, list)) else (out,):
+        results = out if isinstance(out, (tuple, list)) else [out]
+        for result in results:
             if isinstance(result, torch.Tensor):
                 self.enter(result)
         return out
@@ -66,7 +67,7 @@ class Ledger(TorchDispatchMode):
     def enter(self, tensor: torch.Tensor, counts: bool = True) -> None:
         """Count the storage of a tensor from here on, if it is new."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage._cdata  # views of one storage are several Python objects with one address behind them
         if key in self._references:
             return
         size = storage.nbytes() if counts else 0
@@ -87,6 +88,8 @@ class Ledger(TorchDispatchMode):
 # Of TRL's fused head: tokens and vocabulary entries of a tile. `trl.kernels.chunked_logprob`, `trl.trainer.utils`.
 HEAD_TOKENS = 4096
 HEAD_VOCABULARY = 32768
+# Bytes per logit that come and go while a tile is folded, in the forward and in the backward.
+FOLDING_BYTES = {"cuda": (0, 0), "cpu": (12, 29)}
 # Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books.
 BLOCK = 64
 NESTED_BLOCK = 256
@@ -113,7 +116,8 @@ class Precision(TorchFunctionMode):
         super().__init__()
         self.dtype = dtype
         self.device = device
-        self.keeps_casts = True  # not behind prompts that are held once: measured on a CPU, they go one by one
+        # Behind prompts that are held once, casts are freed one by one (measured on a CPU).
+        self.keeps_casts = True
         self._casts: dict[int, torch.Tensor] = {}
 
     def __exit__(self, *error: Any) -> None:
@@ -121,7 +125,7 @@ class Precision(TorchFunctionMode):
         self.forget()
 
     def forget(self) -> None:
-        """Autocast's outermost block ends: cast weights that nothing else holds are freed."""
+        """End autocast's outermost block, which frees cast weights that nothing else holds."""
         self._casts.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,6 +135,7 @@ class Precision(TorchFunctionMode):
             kwargs = {name: self._lowered(argument) for name, argument in kwargs.items()}
         elif self.dtype is not None and self.device == "cuda" and func in _FLOAT32_ON_GPU:
             args = tuple(argument.float() if _is_float(argument) else argument for argument in args)
+        # The kernels that the meta device lacks, or replaces by plain ops that would allocate more.
         if func is functional.scaled_dot_product_attention:
             return attend(*args, device=self.device, **kwargs)
         if func in _GROUPED:
@@ -140,8 +145,10 @@ class Precision(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _lowered(self, value: Any) -> Any:
+        """Cast a tensor to autocast's dtype."""
         if not _is_float(value) or value.dtype == self.dtype:
             return value
+        # Autocast caches the casts of trained float32 weights only.
         if not (self.keeps_casts and value.is_leaf and value.requires_grad and value.dtype == torch.float32):
             return value.to(self.dtype)
         if id(value) not in self._casts:
@@ -154,35 +161,40 @@ def _is_float(value: Any) -> bool:
 
 
 def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+    if not training or p == 0:
+        return input
+    return torch.native_dropout(input, p, True)[0]  # its mask is one byte per element
 
 
 class Kernel(torch.autograd.Function):
-    """An op by what it allocates.
+    """Stand-in for an op, with the op's allocations.
 
-    `Kernel.apply(run, back, *inputs)`: `run(*inputs)` gives the result and the tensors to keep for backward; there,
-    beside the inputs' gradients, `back(grad, *kept)` gives what is alive until they are done. Both hold no tensor.
+    `Kernel.apply(run, back, *inputs)`: `run(*inputs)` returns the result and the tensors to save for backward.
+    `back(grad, *saved)` returns the workspace of the backward, which is alive beside the inputs' gradients. Neither
+    function may hold a tensor, as it would live too long.
     """
 
     @staticmethod
     def forward(ctx: Any, run: Any, back: Any, *inputs: Any) -> torch.Tensor:
         out, saved = run(*inputs)
         ctx.back = back
+        # Shapes and dtypes, not the inputs: those that backward does not need are freed.
         ctx.like = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs]
         ctx.save_for_backward(*saved)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        needs = zip(ctx.like, ctx.needs_input_grad[2:], strict=True)
-        grads = [grad.new_empty(like[0], dtype=like[1]) if wants else None for like, wants in needs]
+        grads: list[torch.Tensor | None] = []
+        for like, needs_grad in zip(ctx.like, ctx.needs_input_grad[2:], strict=True):
+            grads.append(grad.new_empty(like[0], dtype=like[1]) if needs_grad else None)
         workspace = ctx.back(grad, *ctx.saved_tensors)
         del workspace
         return None, None, *grads
 
 
 def _grouped(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Product of `(n, columns)` tokens and `(experts, columns, rows)` weights."""
+    """Stand in for the product of `(n, columns)` tokens and `(experts, columns, rows)` weights."""
 
     def run(tokens: torch.Tensor, weights: torch.Tensor) -> Any:
         return tokens.new_empty(tokens.size(0), weights.size(-1)), [tokens, weights]
@@ -204,7 +216,7 @@ def attend(
     enable_gqa: bool = False,
     device: str = "cuda",
 ) -> torch.Tensor:
-    """Allocations of PyTorch's `scaled_dot_product_attention` when it takes a fused kernel of `device`.
+    """Stand in for PyTorch's `scaled_dot_product_attention` when it takes a fused kernel of `device`.
 
     Queries are `(B, heads, n, head_dim)`; keys and values may have fewer heads. PyTorch turns a boolean mask into
     numbers first. Where branches attend apart, each block keeps the keys and values it gathered, and its output.
@@ -220,53 +232,58 @@ def attend(
         out = query.new_empty(batch, n, heads, value.size(-1)).transpose(1, 2)
         saved = [query, key, value, mask, out, query.new_empty(batch, heads, n, dtype=torch.float32)]
         if copied:
-            saved += [
-                *(tensor.new_empty(copied, heads, tensor.size(-1)) for tensor in (key, value)),
-                torch.empty_like(out),
-            ]
+            for tensor in (key, value):
+                saved.append(tensor.new_empty(copied, heads, tensor.size(-1)))
+            saved.append(torch.empty_like(out))
         return out, saved
 
     def back(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
         workspace = [query.new_empty(query.shape[:3], dtype=torch.float32)]
-        if device == "cuda":  # gradients of the queries are summed in float32, those of shared keys per head
+        if device == "cuda":
+            # Gradients of the queries are summed in float32, those of shared keys and values are made per head.
             workspace.append(query.new_empty(query.shape, dtype=torch.float32))
             if key.size(1) != query.size(1):
-                workspace += [tensor.new_empty(*query.shape[:2], *tensor.shape[2:]) for tensor in (key, value)]
+                for tensor in (key, value):
+                    workspace.append(tensor.new_empty(*query.shape[:2], *tensor.shape[2:]))
         return workspace
 
     return Kernel.apply(run, back, query, key, value, attn_mask)  # type: ignore[return-value]
 
 
 def fused_head(hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device: str) -> torch.Tensor:
-    """TRL's `ChunkedLogProbFunction`: no logits but those of one tile. Its Triton kernel folds a tile in place; in
-    plain PyTorch, on a CPU, several float32 tensors of the tile's size come and go."""
+    """Stand in for TRL's `ChunkedLogProbFunction`: the only logits are those of one tile.
+
+    Its Triton kernel folds a tile in place; in plain PyTorch, on a CPU, several float32 tensors of the tile's size
+    come and go.
+    """
+    forward_bytes, backward_bytes = FOLDING_BYTES[device]
 
     def run(hidden: torch.Tensor, weight: torch.Tensor, bias: Any) -> Any:
         statistics = hidden.new_empty(7, len(hidden), dtype=torch.float32)
-        tile = _tile(hidden, weight, compute, 12 if device == "cpu" else 0)
+        tile = _tile(hidden, weight, compute, forward_bytes)
         log_z, log_probs, entropy = (torch.empty_like(statistics[0]) for _ in range(3))
         del tile
         return log_probs, [hidden, weight, bias, log_z, entropy]
 
     def back(grad: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: Any, *_: Any) -> Any:
-        trained_inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
-        sums = [
-            torch.empty_like(tensor, dtype=torch.float32) for tensor in trained_inputs if tensor.dtype != torch.float32
-        ]
-        sums.append(torch.empty_like(grad))  # zeros: the entropy's gradient
-        return sums, _tile(hidden, weight, compute, 29 if device == "cpu" else 0)
+        # Gradients are summed over the tiles in float32; those in float32 already need no sum beside them.
+        sums = [torch.empty_like(grad)]  # zeros: the entropy's gradient
+        for tensor in (hidden, weight, bias):
+            if tensor is not None and tensor.requires_grad and tensor.dtype != torch.float32:
+                sums.append(torch.empty_like(tensor, dtype=torch.float32))
+        return sums, _tile(hidden, weight, compute, backward_bytes)
 
     return Kernel.apply(run, back, hidden, weight, bias)  # type: ignore[return-value]
 
 
 def _tile(hidden: torch.Tensor, weight: torch.Tensor, compute: torch.dtype, folding: int) -> list[torch.Tensor]:
-    """A tile of logits, what it is made of, and `folding` bytes per logit while it is folded, which are freed."""
+    """Return a tile of logits and its factors. `folding` bytes per logit come and go while the tile is folded."""
     rows = min(len(hidden), HEAD_TOKENS)
     columns = min(len(weight), HEAD_VOCABULARY)
     tile = hidden.new_empty(rows, HEAD_VOCABULARY, dtype=compute)
-    made_of = [tile, hidden[:rows].to(compute), weight[:columns].to(compute)]
+    tensors = [tile, hidden[:rows].to(compute), weight[:columns].to(compute)]
     hidden.new_empty(rows * columns * folding, dtype=torch.uint8)
-    return made_of
+    return tensors
 
 
 class QuantizedLinear(nn.Module):
@@ -281,7 +298,7 @@ class QuantizedLinear(nn.Module):
         compute (`torch.dtype`): Compute dtype of the product.
         bits (`int`): 4 or 8.
         nested (`bool`): Whether the scales of 4 bits are quantized too.
-        packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU; of 8 bits it does.
+        packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU; with 8 bits it does.
     """
 
     def __init__(
@@ -295,9 +312,14 @@ class QuantizedLinear(nn.Module):
         self.bits = bits
         self.packed = packed or bits == 8
         blocks = -(-rows * columns // BLOCK)
-        four = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES if nested else 4 * blocks + 64
+        if bits == 8:
+            scales = 4 * rows
+        elif nested:  # a byte per block, and float32 scales of these
+            scales = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES
+        else:
+            scales = 4 * blocks + 64
         self.weight = nn.Parameter(_bytes(-(-rows * columns * bits // 8)), requires_grad=False)
-        self.register_buffer("scales", _bytes(four if bits == 4 else 4 * rows))
+        self.register_buffer("scales", _bytes(scales))
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -306,10 +328,12 @@ class QuantizedLinear(nn.Module):
         packed = self.packed
 
         def run(x: torch.Tensor) -> Any:
-            weight = None if packed else x.new_empty(shape)
+            weight = None
+            if not packed:
+                weight = x.new_empty(shape)
             out = x.new_empty(*x.shape[:-1], shape[0])
             del weight
-            return out, []
+            return out, []  # nothing is saved: the backward unpacks the weight again
 
         out = Kernel.apply(run, lambda grad: grad.new_empty(shape), x.to(self.compute)).to(x.dtype)  # type: ignore
         del quantized
@@ -321,8 +345,9 @@ def _bytes(count: int) -> torch.Tensor:
 
 
 class AdaptedLinear(nn.Module):
-    """PEFT's LoRA layer: `base(x) + B(A(dropout(x))) * scaling`, in the order and the types of its forward. Its
-    weights are in float32, as PEFT's are, also on a base in bfloat16.
+    """PEFT's LoRA layer: `base(x) + B(A(dropout(x))) * scaling`, in the order and the types of its forward.
+
+    Its weights are in float32, as PEFT's are, also on a base in bfloat16.
 
     Args:
         base (`nn.Module`): The layer under it.
@@ -342,7 +367,7 @@ class AdaptedLinear(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The base's, as PEFT shows it: some layers read its dtype."""
+        """Return the base's weight, as PEFT does: some layers read its dtype."""
         return self.base.weight
 
     @property
@@ -357,5 +382,8 @@ class AdaptedLinear(nn.Module):
             result = result.clone()
         if not is_quantized or self.precision.dtype is None:
             x = x.to(torch.float32)
-        update = self.lora_b(self.lora_a(self.dropout(x))) * 2.0
-        return result + update.to(result_dtype) if is_quantized else (result + update).to(result_dtype)
+        update = self.lora_b(self.lora_a(self.dropout(x))) * 2.0  # the scaling, whose value changes no size
+        # PEFT casts the update on a quantized base, and the sum on any other.
+        if is_quantized:
+            return result + update.to(result_dtype)
+        return (result + update).to(result_dtype)

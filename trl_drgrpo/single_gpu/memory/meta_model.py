@@ -22,27 +22,27 @@ from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, Precision, Q
 from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
 
 ATTENTION = "trl_drgrpo_planned"
-# What a model raises that cannot be built, or run, without weights.
+# Errors of a model that cannot be built, or run, without weights.
 NOT_PLANNED = (ValueError, LookupError, AttributeError, ImportError, RuntimeError, TypeError, AssertionError)
 
-# Of pairs of queries and keys, where the fast path makes them or always; of a row's tokens; none at all.
+# Forms of masks: pairs of queries and keys, where the fast path makes such a mask or always; a row's tokens; none.
 MASKS = ("pairs", "all pairs", "padding", "none")
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error, as a sentence."""
+    """Return the first line of an error as a sentence."""
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first[:200].rstrip('.')}."
 
 
 def read_config(name: str) -> tuple[Any, bool]:
-    """The configuration of a model: of its text part where it has several.
+    """Read the configuration of a model, or of its text part where it has several.
 
     Args:
         name (`str`): A local folder with `config.json`, or a Hub id.
 
     Returns:
-        `tuple[PretrainedConfig, bool]`: And whether it is one part of several.
+        `tuple[PretrainedConfig, bool]`: The configuration, and whether it is one part of several.
 
     Raises:
         `InputError`: No such folder, no `config.json` in it, or an architecture that transformers does not know.
@@ -51,8 +51,9 @@ def read_config(name: str) -> tuple[Any, bool]:
     path = user_path(name)
     from transformers import AutoConfig
 
+    source = str(path) if path.is_dir() else name
     with hub_errors("--model", name, "a model that transformers knows"):
-        config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     return text_part(config)
 
 
@@ -99,8 +100,9 @@ class Skeleton:
         self.config = config = copy.deepcopy(config)
         if layers is not None:
             config.num_hidden_layers = layers
+            # Lists of a type per layer must fit. Where they are no attribute, they follow from the number of layers.
             for name in ("layer_types", "mlp_layer_types"):
-                if getattr(config, name, None) and name in vars(config):  # some follow from the number of layers
+                if getattr(config, name, None) and name in vars(config):
                     setattr(config, name, list(getattr(config, name))[:layers])
         try:
             with torch.device("meta"):
@@ -108,12 +110,16 @@ class Skeleton:
         except Exception as error:
             got = f"{config.model_type}, which cannot be built as a causal language model"
             raise InputError("--model", got, "a decoder that transformers knows", reason(error)) from error
-        self.precision = Precision(getattr(torch, setup.autocast) if setup.autocast else None, setup.device)
+        compute = getattr(torch, setup.autocast) if setup.autocast else None
+        self.precision = Precision(compute, setup.device)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.head = model.get_output_embeddings()
         backbone = model.base_model
-        self.backbone: Any = backbone if backbone is not model else model.model  # Llama 4's prefix is that of another
+        if backbone is model:  # Llama 4 has the prefix of its multi-modal class, so transformers finds no base
+            backbone = model.model
+        self.backbone: Any = backbone
         self.masks = MASKS[0]
+        # The decoder's layers: the list with as many entries as there are layers, else the first one.
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         decoders = [layers for layers in lists if len(layers) == config.num_hidden_layers]
         self.layers: Any = next(iter(decoders or lists))
@@ -128,7 +134,9 @@ class Skeleton:
         targets: Any = None
         if adapter is not None:
             self.model.requires_grad_(False)
-            targets = adapter.targets if adapter.targets is not None else _default_targets(self.config.model_type)
+            targets = adapter.targets
+            if targets is None:
+                targets = _default_targets(self.config.model_type)
         for name, layer in list(self.model.named_modules()):
             is_turned = type(layer).__name__ == "Conv1D"  # GPT-2's, stored the other way round
             if layer is self.head or not (is_turned or isinstance(layer, nn.Linear)):
@@ -136,9 +144,8 @@ class Skeleton:
             weight: Any = layer.weight
             rows, columns = reversed(weight.shape) if is_turned else weight.shape
             if setup.bits:
-                compute = weight.dtype
                 packed = setup.device == "cpu"
-                layer = QuantizedLinear(rows, columns, layer.bias, compute, setup.bits, setup.nested, packed)
+                layer = QuantizedLinear(rows, columns, layer.bias, weight.dtype, setup.bits, setup.nested, packed)
             if adapter is not None and _is_target(name, targets):
                 layer = AdaptedLinear(layer, columns, rows, adapter.rank, adapter.dropout, self.precision)
                 is_adapted = True
@@ -158,7 +165,7 @@ def _language_model(config: Any, dtype: torch.dtype) -> Any:
         AutoModelForCausalLM,
     )
 
-    # Under a name of its own masks are taken as they are given; what sdpa does around its kernel happens as always.
+    # Under a name that transformers does not know, it passes masks on as they come. The rest is as with sdpa.
     AttentionInterface.register(ATTENTION, _attention)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION, "trust_remote_code": False}
     if type(config) in MODEL_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -188,6 +195,7 @@ class _WithHead(nn.Module):
 
 
 def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+    """Attend as transformers does under sdpa, whose kernel [`Precision`] replaces."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     attend = sdpa_attention_forward
@@ -206,10 +214,11 @@ def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
 
 
 def _default_targets(model_type: str) -> str | tuple[str, ...]:
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known
+    """Return the layers that PEFT adapts in this architecture where nobody names any."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as default_targets
 
-    if model_type not in known:
+    if model_type not in default_targets:
         remedy = "PEFT has no default for it: set lora_target_modules, for example all-linear."
         raise InputError("lora_target_modules", f"none for {model_type}", "names of layers", remedy)
-    targets = known[model_type]
+    targets = default_targets[model_type]
     return targets if isinstance(targets, str) else tuple(targets)

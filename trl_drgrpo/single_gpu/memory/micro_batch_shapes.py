@@ -13,6 +13,7 @@ optimizer steps its rows are shuffled, and a window may hold one row of each gro
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -65,32 +66,41 @@ class Shape:
         """Tokens of all packs, padding included."""
         return self.packs * self.width
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the tensors, each of which costs memory."""
+        mask = self.tokens * self.width * self.masked
+        return (self.tokens, mask, self.scored, self.layout, self.padded, self.later, *(self.apart or (0, 0)))
+
     def exceeds(self, other: "Shape") -> bool:
-        """Tell whether it needs at least what the other one needs, in every tensor; of two alike, one does."""
-        mine, limits = (
-            (s.tokens, s.tokens * s.width * s.masked, s.scored, s.layout, s.padded, s.later, *(s.apart or (0, 0)))
-            for s in (self, other)
-        )
-        return self > other if mine == limits else all(a >= b for a, b in zip(mine, limits, strict=True))
+        """Tell whether it needs at least what the other one needs, in every tensor. Of two alike, one does."""
+        if self.sizes == other.sizes:
+            return self > other
+        return all(size >= limit for size, limit in zip(self.sizes, other.sizes, strict=True))
 
 
 def shares_prompts(config: Any, setup: Setup) -> bool:
-    """Tell if completions may be packed behind their prompt, so that a forward may come with a block mask. The fast
-    path refuses to share prompts in some kinds of attention."""
+    """Tell whether completions may be packed behind their prompt, so that a forward may come with a block mask.
+
+    The fast path refuses to share prompts in some kinds of attention.
+    """
     takes_masks = not isinstance(mask_form(config), str)
     return setup.exact and setup.share_prompts and setup.group > 1 and takes_masks
 
 
 def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
-    """Shapes of micro-batches that are trained on; none exceeds another. With `micro_batching="upstream"`, TRL's
-    one."""
+    """Return the shapes of micro-batches that are trained on; none exceeds another.
+
+    With `micro_batching="upstream"` it is TRL's only one.
+    """
     window = len(windows(setup.steps_per_generation, setup.accumulation)[0])
-    is_shuffled = window != setup.steps_per_generation
-    return _shapes(config, setup, setup.batch * window, window, 1 if is_shuffled else 2)
+    # Rows of a live group in a window: two at least, or one where a generation's rows are shuffled over windows.
+    fewest = 2 if window == setup.steps_per_generation else 1
+    return _shapes(config, setup, setup.batch * window, window, fewest)
 
 
 def scored_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
-    """Shapes of forwards that score all rows of a generation batch, whether or not they are trained on."""
+    """Return the shapes of forwards that score all rows of a generation batch, whether or not they are trained on."""
     return _shapes(config, setup, setup.generated_rows, None, setup.group)
 
 
@@ -103,7 +113,7 @@ def _shapes(config: Any, setup: Setup, rows: int, slots: int | None, fewest: int
 
 
 def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
-    """TRL's own micro-batch: every row by itself, at its limit."""
+    """Return TRL's own micro-batch: every row by itself, at its limit."""
     scored = setup.batch * setup.completion
     return Shape(setup.batch, setup.width, scored, scored, setup.batch * setup.width, masked, later)
 
@@ -117,10 +127,14 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
     for kind, widest in _kinds_of_windows(setup, rows, fewest):
         budget = Budget(setup.batch, widest)
         for window in _trimmed(kind, budget, fewest):
-            some = None if slots is None else min(slots, -(-len(window) // setup.batch))
-            # They run in this order, behind slots that run nothing.
-            plan = plan_window(window, some, budget, costs)
-            shapes |= {_shape(window, batch, costs, later=i > 0) for i, batch in enumerate(plan)}
+            # As many micro-batches as stock TRL would need for these rows.
+            micro_batches = None
+            if slots is not None:
+                micro_batches = min(slots, -(-len(window) // setup.batch))
+            # They run in this order, behind slots that run nothing, so only the first one meets no gradients.
+            plan = plan_window(window, micro_batches, budget, costs)
+            for i, batch in enumerate(plan):
+                shapes.add(_shape(window, batch, costs, later=i > 0))
     if costs.share_prompts:
         most = max(shape.tokens for shape in shapes)
         longest = {shape for shape in shapes if shape.tokens == most}
@@ -129,62 +143,71 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
 
 
 def _widest_mask(shape: Shape, setup: Setup, costs: Costs) -> Shape:
-    """The same tokens with the largest mask that any packs of them need: forks, or other lengths, may make it so."""
+    """Return the same tokens with the largest mask that any packs of them need, as with forks or other lengths."""
     tokens = shape.tokens
     budget = Budget(setup.batch, setup.width)
     most = costs.most_pairs(budget)
-    widest = max(shape.width, min(setup.prompt + setup.group * max(setup.completion - 1, 0), math.isqrt(most)))
+    # A pack is no wider than a prompt with its whole group, nor than its own pairs of tokens allow.
+    whole_group = setup.prompt + setup.group * max(setup.completion - 1, 0)
+    widest = max(shape.width, min(whole_group, math.isqrt(most)))
     attended = max(min(tokens * widest, most), tokens * shape.width)
     packs = max(1, tokens**2 // attended)
     return replace(shape, packs=packs, width=min(-(-tokens // packs), budget.tokens // packs), masked=True)
 
 
 def _trimmed(window: list[Row], budget: Budget, fewest: int) -> Iterator[list[Row]]:
-    """A window; and, less what does not fit into one micro-batch, as rows alone and as whole groups."""
+    """Yield a window, then as many of its rows as just fill one micro-batch: rows alone, and whole groups."""
     yield window
     live = [row for row in window if row.live]
-    alone = budget.tokens // max(row.prompt_length + row.unshared_length for row in live)
-    groups = {row.prompt: [i for i, candidate in enumerate(window) if candidate.prompt == row.prompt] for row in live}
+    rows_in_budget = budget.tokens // max(row.prompt_length + row.unshared_length for row in live)
+    groups = defaultdict(list)
+    for i, row in enumerate(window):
+        if row.live:
+            groups[row.prompt].append(i)
     groups_in_budget = budget.tokens // max(pack_length(window, tuple(group)) for group in groups.values())
-    for rows in {alone, groups_in_budget * len(live) // len(groups)}:
+    for rows in {rows_in_budget, groups_in_budget * len(live) // len(groups)}:
         if max(fewest, 1) <= rows < len(live):
             yield live[:rows]
 
 
 def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[list[Row], int]]:
-    """Windows of so many rows, of whose groups `fewest` rows or more are run, and the generation's widest row."""
+    """Yield windows of `rows` rows, in whose groups `fewest` rows or more are run, and the generation's widest row."""
     group = min(setup.group, rows)
     longest = setup.completion
     count = max(1, min(rows, max(ENOUGH_ROWS, 2 * setup.batch)) // group)
     for prompt in sorted({-(-setup.prompt * part // 4) for part in (1, 2, 3, 4)}):
         for rows_left in sorted({min(fewest, group), max(min(2, group), min(fewest, group)), group}):
+            # All at the limit, all shorter, and long ones beside short ones.
             lengths = [[max(1, longest // part)] * rows_left for part in (1, 2, 4)]
             lengths.append([max(1, longest * (rows_left - i) // rows_left) for i in range(rows_left)])
             for group_lengths in lengths:
-                # A row at both limits: one of these, one of their dead groups, or in a group of its own.
-                is_there = fewest == 1 or (
-                    prompt == setup.prompt and (max(group_lengths) == longest or rows_left < group)
-                )
-                prompts = count * group // rows_left if fewest == 1 else count if is_there or count == 1 else count - 1
+                # The generation has a row at both limits: one of these, a row of their groups that is left out, or
+                # one in a group of its own.
+                has_longest = prompt == setup.prompt and (max(group_lengths) == longest or rows_left < group)
+                long_group: list[Row] = []
+                widest = setup.width
+                prompts = count
+                if fewest == 1:  # shuffled: the row is in another window, and this one may hold more groups
+                    prompts = count * group // rows_left
+                elif not has_longest and count > 1:
+                    long_group = [Row("long", setup.prompt, longest, live=fewest == group)] * group
+                    prompts -= 1
+                elif not has_longest:  # one prompt per generation: it is the longest
+                    widest = prompt + (max(group_lengths) if rows_left == group else longest)
                 window = [Row(number, prompt, length) for number in range(prompts) for length in group_lengths]
                 forked = [replace(row, completion=_forked(i, row)) for i, row in enumerate(window)]
-                if is_there or count > 1:
-                    long_group = [] if is_there else [Row("long", setup.prompt, longest, live=fewest == group)] * group
-                    widest = setup.width
-                else:  # one prompt per generation: it is the longest
-                    long_group = []
-                    widest = prompt + (max(group_lengths) if rows_left == group else longest)
                 yield window + long_group, widest
                 yield forked + long_group, widest
 
 
 def _forked(number: int, row: Row) -> tuple[int, ...]:
-    """Tokens of a completion of which two rows have half in common."""
+    """Return a completion's tokens, half of which the next or the previous row has as well."""
     half = row.completion_length // 2
     return (-(number // 2) - 1,) * half + (number,) * (row.completion_length - half)
 
 
 def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Shape:
+    """Return the shape of a planned micro-batch."""
     run = [rows[i] for pack in batch for i in pack]
     lengths = [row.completion_length for row in run]
     width = costs.width(max(pack_length(rows, pack) for pack in batch))
@@ -198,18 +221,23 @@ def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Sha
 
 
 def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
+    """Return `Shape.apart` of a micro-batch whose branches attend apart."""
+    copied = 0
+    score_entries = 0
     if all(len(pack) == 1 for pack in batch):
-        return 0, 0
-    copied = score_entries = 0
+        return copied, score_entries
     # Rows that share nothing but their prompt come without tokens, and a pack is laid out by its tokens.
-    told = [
-        replace(row, prompt=(0,) * row.prompt_length, completion=row.completion or (i,) * row.completion_length)
-        for i, row in enumerate(rows)
-    ]
+    rows_with_tokens = []
+    for i, row in enumerate(rows):
+        completion = row.completion or (i,) * row.completion_length
+        rows_with_tokens.append(replace(row, prompt=(0,) * row.prompt_length, completion=completion))
     for pack in batch:
-        ends = Line(pack, told).ends
+        ends = Line(pack, rows_with_tokens).ends
         stem, *branches = cut_into_blocks(ends)
-        copied += sum(len(stem) + len(branch) for branch in branches)
-        score_entries += sum(len(branch) * (len(stem) + len(branch)) for branch in branches)
-        score_entries += len(stem) ** 2 if not branches and min(ends) < len(ends) else 0
+        for branch in branches:  # attends to the stem and to itself
+            attended = len(stem) + len(branch)
+            copied += attended
+            score_entries += len(branch) * attended
+        if not branches and min(ends) < len(ends):  # one block, which needs a mask
+            score_entries += len(stem) ** 2
     return copied, score_entries

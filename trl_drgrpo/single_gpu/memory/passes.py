@@ -1,5 +1,5 @@
-"""The passes of a training step, run on a skeleton: training, scoring, generating. Each gives its peaks, in bytes
-above what is there all the time, per segment.
+"""The passes of a training step, run on a skeleton: training, scoring, generating. Each returns its peaks per segment,
+in bytes beyond weights, buffers and gradients.
 
 Segments (the forward, the head, the backward of the last layer and of the first) make peaks at one depth tell those at
 another: within a segment live bytes grow by the same amount per layer.
@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,11 +50,11 @@ def _run(skeleton: Skeleton, *inputs: torch.Tensor | None, keeps_casts: bool = T
 
 
 def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
-    """Forward and backward of one micro-batch."""
+    """Run forward and backward of one micro-batch."""
     model = skeleton.model
     layout = torch.empty(shape.layout, **LONG)
     _checkpoint(skeleton, setup.checkpointing)
-    for parameter in model.parameters():  # those of earlier micro-batches are counted where phases are put together
+    for parameter in model.parameters():  # gradients of earlier micro-batches: `estimate.py` counts them
         parameter.grad = torch.empty_like(parameter) if shape.later and parameter.requires_grad else None
     hooks = []
     if setup.adapter is not None and setup.checkpointing:  # TRL lets the embeddings' output ask for a gradient then
@@ -72,16 +73,14 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     for hook in hooks:
         hook.remove()
     model.zero_grad()
-    return {
-        name: peak + _input_bytes(skeleton.model.base_model.config, shape)
-        for name, peak in ledger.peaks.items()
-        if name != "start"
-    }
+    ledger.peaks.pop("start", None)
+    input_bytes = _input_bytes(skeleton.model.base_model.config, shape)
+    return {name: peak + input_bytes for name, peak in ledger.peaks.items()}
 
 
 @torch.no_grad()
 def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
-    """Forward of one micro-batch without gradient."""
+    """Run the forward of one micro-batch without gradient."""
     _checkpoint(skeleton, False)
     inputs = _inputs(skeleton, shape)
     with _run(skeleton, *inputs) as ledger:
@@ -91,7 +90,7 @@ def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
 
 
 def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Token ids, mask, and places that are scored."""
+    """Return token ids, mask, and places that are scored."""
     packs = shape.packs
     width = shape.width
     mask = None
@@ -102,7 +101,7 @@ def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> torch.Tensor | None:
-    """A mask in the form that the model takes."""
+    """Return a mask in the form that the model takes."""
     if skeleton.masks == "none":
         return None
     if skeleton.masks == "padding":
@@ -111,8 +110,10 @@ def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> torch.Tens
 
 
 def _input_bytes(config: Any, shape: Shape) -> int:
-    """Positions, labels, mask and the like live as long as their forward, as do ids and masks in TRL's layout: as
-    parts, joined, and once more as they came."""
+    """Return the bytes of positions, labels, masks and the like, which live as long as their forward.
+
+    So do ids and masks in TRL's layout: as parts, joined, and once more in their original form.
+    """
     masks = shape.tokens * shape.width * shape.masked + (shape.apart[1] if shape.apart else 0)
     form = mask_form(config)
     if not isinstance(form, str):
@@ -136,7 +137,7 @@ def _log_probs(skeleton: Skeleton, setup: Setup, ids: torch.Tensor, mask: Any, s
 
 
 def _loss(log_probs: torch.Tensor, setup: Setup) -> torch.Tensor:
-    """Dr. GRPO's token losses, as TRL writes them."""
+    """Return Dr. GRPO's loss, with the tensors that TRL's implementation makes."""
     old = log_probs.detach()
     advantages = torch.empty_like(old)
     ratio = torch.exp(log_probs - old)
@@ -154,7 +155,7 @@ def _checkpoint(skeleton: Skeleton, on: bool) -> None:
     # Run again, in backward, function modes have been left, and autocast is a block of its own.
     options = {"use_reentrant": False, "preserve_rng_state": False}
     checkpointed = partial(checkpoint, context_fn=lambda: (nullcontext(), skeleton.precision), **options)
-    # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away.
+    # Sets the attributes that `activation_checkpointing_enable` would set; one of that method's names goes away.
     for module in skeleton.model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.gradient_checkpointing = on
@@ -162,7 +163,7 @@ def _checkpoint(skeleton: Skeleton, on: bool) -> None:
 
 
 def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[Any]:
-    """Segments of the backward: the last layer's, those between, the first one's and whatever follows."""
+    """Mark the segments of the backward: the last layer, the layers between, the first layer and the rest."""
 
     def marks(name: str) -> Any:
         def hook(_: Any, __: Any, out: Any) -> None:
@@ -177,7 +178,7 @@ def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[Any]:
 
 
 def _taken(model: Any, **inputs: Any) -> dict[str, Any]:
-    """The inputs that a model's forward knows; those of running states know no positions."""
+    """Return the inputs that a model's forward takes; models of running states take no positions."""
     parameters = inspect.signature(model.forward).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return inputs
@@ -185,8 +186,10 @@ def _taken(model: Any, **inputs: Any) -> dict[str, Any]:
 
 
 def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
-    """The first step, over the prompts, and the last, over one token of every row; and, as `"cache"`, what keys,
-    values and running states take in the end."""
+    """Run the first step, over the prompts, and the last, over one token of every row.
+
+    The peak `"cache"` is the size of keys, values and running states in the end.
+    """
     config = skeleton.config
     runs_once = not (why_no_cache(skeleton.model) or why_no_dynamic_cache(config))
     is_fast = setup.exact and setup.fast_generation and runs_once
@@ -202,12 +205,12 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     return _generate(skeleton, setup, once=False, groups=False)
 
 
-# Where a model's output has its cache, and its forward takes it: of keys and values, Mamba's, RWKV's.
+# Names of the cache in a model's output and in its forward: of keys and values, Mamba's, RWKV's.
 _CACHES = (CACHE, *OTHER_CACHE_NAMES)
 
 
 def _cache_in(output: Any) -> dict[str, Any]:
-    """The cache of an output by the name that a forward takes; empty for a model that keeps it in its layers."""
+    """Return an output's cache by the name that a forward takes; empty for a model that keeps it in its layers."""
     for name in _CACHES:  # the first: transformers 5.24 also gives its cache under older names
         cache = getattr(output, name, None)
         if cache is not None:
@@ -297,7 +300,7 @@ def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, lowered
 
 
 def _held(cache: Any) -> list[torch.Tensor]:
-    """Tensors of a cache: keys and values, states of convolutions and recurrences, keys of an indexer."""
+    """Return the tensors of a cache: keys and values, states of convolutions and recurrences, keys of an indexer."""
     if isinstance(cache, torch.Tensor):
         return [cache]
     if isinstance(cache, dict):
@@ -306,4 +309,6 @@ def _held(cache: Any) -> list[torch.Tensor]:
         cache = cache.layers
     elif isinstance(cache, CacheLayerMixin | LinearAttentionCacheLayerMixin):
         cache = list(vars(cache).values())
-    return [tensor for part in cache for tensor in _held(part)] if isinstance(cache, (list, tuple)) else []
+    if not isinstance(cache, (list, tuple)):
+        return []
+    return list(chain(*map(_held, cache)))

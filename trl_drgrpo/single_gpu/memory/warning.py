@@ -1,6 +1,6 @@
-"""Before training: a warning when the plan of the run does not fit the device, with settings that would.
+"""A warning before training when the plan of the run does not fit the device, with settings that would.
 
-It never stops a run: what cannot be planned is noted in the debug log and left alone.
+It never stops a run: one that cannot be planned is noted in the debug log and left alone.
 """
 
 import logging
@@ -18,7 +18,7 @@ from trl_drgrpo.upstream.description import DescribingCallback
 
 logger = logging.getLogger(__name__)
 
-# Prompts are not tokenized yet when training starts; what a plan assumes without being told.
+# Length of a prompt that a plan assumes: prompts are not tokenized yet when training starts.
 ASSUMED_PROMPT = 512
 
 
@@ -34,8 +34,10 @@ class MemoryWatch(DescribingCallback):
         **kwargs: Any,
     ) -> None:
         memory = device_memory(args.device)
+        if not memory:
+            return
         try:
-            message = what_does_not_fit(args, model, memory) if memory else None
+            message = what_does_not_fit(args, model, memory)
         except (InputError, NotImplementedError) as error:
             logger.debug("No memory plan for this run: %s: %s", type(error).__name__, error)
             return
@@ -44,12 +46,14 @@ class MemoryWatch(DescribingCallback):
 
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes of an NVIDIA or AMD GPU; `None` for anything else, whose allocators are not planned."""
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+    """Return the bytes of an NVIDIA or AMD GPU; `None` for other devices, whose allocators are not planned."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.mem_get_info(device)[1]
 
 
 def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
-    """The warning for a run on a device of `memory` bytes, two lines; `None` when the plan fits."""
+    """Return the warning for a run on a device of `memory` bytes, in two lines; `None` when the plan fits."""
     setup = setup_of(args, model)
     config = getattr(model, "base_model", model).config.get_text_config(decoder=True)
     planner = Planner(config, setup, memory)
@@ -58,6 +62,7 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
         return None
     rows = setup.batch * setup.accumulation
     room = memory - default_margin(memory)
+    # Shorter completions change what is learned: they are proposed only where no smaller micro-batch fits.
     proposal = propose(planner, setup, room, given=("max_completion_length",), rows=rows)
     if not proposal.fits:
         proposal = propose(planner, setup, room, rows=rows)
@@ -73,7 +78,7 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
 
 
 def setup_of(args: Any, model: Any) -> Setup:
-    """The setup of a trainer's run."""
+    """Return the setup of a trainer's run."""
     device = "cuda" if args.device.type == "cuda" else "cpu"
     values = {name: getattr(args, name) for name in vars(args)}
     values["optim"] = getattr(args.optim, "value", args.optim)
@@ -82,20 +87,19 @@ def setup_of(args: Any, model: Any) -> Setup:
     values["load_in_8bit"] = bool(getattr(model, "is_loaded_in_8bit", False))
     adapters = getattr(model, "peft_config", {})
     lora = adapters.get(model.active_adapter) if adapters else None
-    if lora is not None and lora.peft_type != "LORA":
-        raise NotImplementedError(f"no plan for adapters of type {lora.peft_type}")
     if lora is not None:
+        if lora.peft_type != "LORA":
+            raise NotImplementedError(f"no plan for adapters of type {lora.peft_type}")
+        values["use_peft"] = True
+        values["lora_r"] = lora.r
+        values["lora_dropout"] = lora.lora_dropout
         targets = lora.target_modules
-        values |= {
-            "use_peft": True,
-            "lora_r": lora.r,
-            "lora_dropout": lora.lora_dropout,
-            "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
-        }
+        values["lora_target_modules"] = targets if isinstance(targets, str) else sorted(targets)
     values["generation_batch_size"] = None  # per process it is what steps_per_generation says
     return replace(from_keys(values, ASSUMED_PROMPT, device), goes_on=REFERENCE in adapters)
 
 
 def _dtype(model: Any) -> str:
-    names = (str(p.dtype).removeprefix("torch.") for name, p in model.named_parameters() if "lora_" not in name)
-    return next(name for name in names if name in LOADED_IN)
+    """Return the dtype of the model's weights: not that of adapters, nor the bytes of quantized layers."""
+    dtypes = (str(p.dtype).removeprefix("torch.") for name, p in model.named_parameters() if "lora_" not in name)
+    return next(dtype for dtype in dtypes if dtype in LOADED_IN)
