@@ -87,8 +87,9 @@ PLAIN = (bool, float, str, list, *(kind for kind, _, _ in _KINDS.values()))
 def encode(value: Any, other):
     """A value in the form of JSON; `other(value)` gives the form of what is not plain data."""
     exact: Any = type(value)
-    if value is None or exact is bool or (exact is int and abs(value) < 1 << 53):
+    if value is None or exact is bool or (exact is int and abs(value) < 1 << 53):  # exact as a float, too
         return value
+    # From here on by the methods of the base class: a subclass of the completion's may have overridden them.
     if isinstance(value, float):
         return float.__float__(value)
     if isinstance(value, str):
@@ -117,16 +118,20 @@ def decode(form, other):
     if not isinstance(form, dict):
         return form
     ((tag, content),) = form.items()
-    return _KINDS[tag][2](*(decode(part, other) for part in content)) if tag in _KINDS else other(tag, content)
+    if tag not in _KINDS:
+        return other(tag, content)
+    make = _KINDS[tag][2]
+    return make(*(decode(part, other) for part in content))
 
 
 def own_streams():
-    """Standard input and output, of which nobody else in this process has a use from now on."""
-    streams = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    """Return standard input and output, which nobody else in this process can use from now on."""
+    reader = os.fdopen(os.dup(0), "rb")
+    writer = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    return streams
+    return reader, writer
 
 
 def send(stream, message):
@@ -162,12 +167,14 @@ class Peer:
 
     def ask(self, do, target, args, kwargs=None):
         """The reply to a request; raises the built-in exception nearest to what was raised there."""
-        request = {"do": do, "target": target, "args": [encode(arg, self.form_of) for arg in args]}
-        request["kwargs"] = {name: encode(arg, self.form_of) for name, arg in (kwargs or {}).items()}
+        forms = [encode(arg, self.form_of) for arg in args]
+        forms_by_name = {name: encode(arg, self.form_of) for name, arg in (kwargs or {}).items()}
         try:
-            send(self.writer, request)
-            while "do" in (message := receive(self.reader)):
+            send(self.writer, {"do": do, "target": target, "args": forms, "kwargs": forms_by_name})
+            message = receive(self.reader)
+            while "do" in message:  # the other end asks back before it replies: it calls a function that it was passed
                 send(self.writer, self.answer(message))
+                message = receive(self.reader)
         except (EOFError, OSError) as error:
             self.is_gone = True
             raise EOFError("the other process has gone") from error
