@@ -73,9 +73,9 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: Any) -> ModelResu
     stock = trained("without the fast path", "TRL cannot train it here.", **AS_TRL)
     fast = trained("on the fast path", "Set micro_batching='upstream', and report it.")
     parts = parts_in_use(fast.speed)
-    pairs = list(zip(fast.completions, stock.completions, strict=True))
-    equal_tokens = sum(ours == theirs for ours, theirs in pairs) / len(pairs)
-    if equal_tokens < 1:  # the gradient of the same completions
+    pairs = zip(fast.completions, stock.completions, strict=True)
+    equal_tokens = sum(completion == expected for completion, expected in pairs) / len(stock.completions)
+    if equal_tokens < 1:  # gradients can be compared for the same completions only
         fast = train_briefly(trainer_class, copy.deepcopy(model), fast_generation=False)
     difference = largest_difference(fast, stock)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -89,13 +89,9 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: Any) -> ModelResu
 
 def train_briefly(trainer_class: Callable[..., Any], model: Any, **settings: Any) -> Recording:
     """Train a model for two optimizer steps. Changes it."""
+    settings = {**SETTINGS, **settings}
     return record(
-        trainer_class,
-        DrGRPOConfig,
-        model=model,
-        reward=example_reward,
-        prompts=PROMPTS_OF_A_RUN,
-        **{**SETTINGS, **settings},
+        trainer_class, DrGRPOConfig, model=model, reward=example_reward, prompts=PROMPTS_OF_A_RUN, **settings
     )
 
 
