@@ -4,7 +4,7 @@ Layers, attention, caches, experts and positions are of the same kinds as in the
 are short enough to matter within a few tokens. No weights are loaded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
 
 LAYERS = (2, 8)  # tried one after the other; and as many as there are kinds of them
-WIDTH, HEADS, HEAD_WIDTH = 64, 4, 16
+WIDTH = 64
+HEADS = 4
+HEAD_WIDTH = 16
 _WIDTHS = (
     (WIDTH, "hidden_size n_embd embed_dim d_model lru_width word_embed_proj_dim"),
     (2 * WIDTH, "intermediate_size ffn_dim ffn_hidden_size n_inner intermediate_size_mlp block_ff_dim"),
@@ -37,8 +39,17 @@ _MOST = (
     (16, "sliding_window attention_chunk_size attention_window_size"),
     (8, "index_topk"),
 )
-WIDTHS = {name: value for value, names in _WIDTHS for name in names.split()}
-MOST = {name: value for value, names in _MOST for name in names.split()}
+
+
+def _by_name(values: Iterable[tuple[int, str]]) -> dict[str, int]:
+    by_name = {}
+    for value, names in values:
+        by_name |= dict.fromkeys(names.split(), value)
+    return by_name
+
+
+WIDTHS = _by_name(_WIDTHS)
+MOST = _by_name(_MOST)
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _INDICES = ("attn_layer_indices", "full_attn_idxs")  # numbers of the layers of a kind
 _KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -84,9 +95,11 @@ def small_model(config: Any, tokenizer: Any, trust_remote_code: bool = False) ->
 def _attempts(config: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Ways to make it small: the whole model, its text part alone, with more layers, and in the model's own width."""
     parts = [config]
-    if (text := config.get_text_config(decoder=True)) is not config:
-        parts.append(text)
+    text_config = config.get_text_config(decoder=True)
+    if text_config is not config:
+        parts.append(text_config)
     least, most = LAYERS
+    # The model's own width comes last, as it may be slow to build.
     for widths, layers in ((True, least), (True, most), (False, least)):
         for part in parts:
             yield {"part": part, "widths": widths, "layers": layers}
@@ -124,7 +137,10 @@ def _built(config: Any, attempt: dict[str, Any], tokenizer: Any, trust_remote_co
 
 def _smaller(fields: dict[str, Any], tokenizer: Any, widths: bool, least: int) -> dict[str, Any]:
     """Fields of a smaller configuration of the same kind."""
-    depth = next((fields[name] for name in _LAYERS if isinstance(fields.get(name), int)), 0)
+    depth = 0
+    for name in reversed(_LAYERS):
+        if isinstance(fields.get(name), int):
+            depth = fields[name]
     layers = _kept_layers(fields, depth, least)
     small = {}
     for name, value in fields.items():
@@ -145,25 +161,26 @@ def _smaller(fields: dict[str, Any], tokenizer: Any, widths: bool, least: int) -
 
 
 def _kept_layers(fields: dict[str, Any], depth: int, least: int) -> list[int]:
-    """Numbers of layers, ascending: the first one of each kind, and others up to the number asked for."""
-    kept: set[int] = set()
+    """Numbers of layers, ascending: the first one of each kind, and more up to the number asked for."""
+    layers: set[int] = set()
     for name in ("layer_types", "layers_block_type", "block_types", "mlp_layer_types"):
         kinds = fields.get(name)
         if isinstance(kinds, list) and len(kinds) == depth:
-            kept |= {kinds.index(kind) for kind in set(kinds)}
+            layers.update(map(kinds.index, kinds))
     for name in _INDICES:
-        kept |= set((fields.get(name) or [])[:1])
-    others = (number for number in range(depth) if number not in kept)
-    while len(kept) < min(least, depth):
-        kept.add(next(others))
-    return sorted(kept)
+        layers.update((fields.get(name) or [])[:1])
+    for number in range(depth):
+        if len(layers) < least:
+            layers.add(number)
+    return sorted(layers)
 
 
 def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
     if name in _KEY_VALUE_HEADS and isinstance(value, int):
         heads = fields.get("num_attention_heads") or fields.get("n_head") or value
-        shared = heads // value
-        return HEADS if shared <= 1 else 1 if value == 1 else 2
+        if heads // value <= 1:  # not shared
+            return HEADS
+        return min(value, 2)  # one for all heads stays one
     if name == "head_dim" and value == fields.get("qk_rope_head_dim"):  # latent attention
         return WIDTHS["qk_rope_head_dim"]
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
@@ -172,7 +189,9 @@ def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
         return WIDTHS.get(name) or min(value, MOST.get(name, value))
     if isinstance(value, float) and ("dropout" in name or "pdrop" in name):
         return 0.0  # two runs are compared
-    return 0.2 if name == "initializer_range" else value  # sampling is not uniform, and attention matters
+    if name == "initializer_range":  # so that sampling is not uniform, and attention matters
+        return 0.2
+    return value
 
 
 def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
@@ -191,27 +210,37 @@ def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
 def _shallow(vision: dict[str, Any], text: dict[str, Any], widths: bool) -> dict[str, Any]:
     """One layer of a vision tower, which gives vectors of the text model's width."""
     width = WIDTH if widths else text.get("hidden_size")
-    small = {name: _narrow(name, value, vision) if widths and value else value for name, value in vision.items()}
-    for name in (*_LAYERS, "depth"):
-        if isinstance(vision.get(name), int):
-            small[name] = 1
-    for name in ("out_hidden_size", *(["hidden_size"] if "embed_dim" in vision else [])):
-        if name in vision:
-            small[name] = width
-    for name in ("deepstack_visual_indexes", "fullatt_block_indexes"):
-        if name in vision:
-            small[name] = [0]
+    small = {}
+    for name, value in vision.items():
+        if name in (*_LAYERS, "depth") and isinstance(value, int):
+            value = 1
+        elif name == "out_hidden_size" or (name == "hidden_size" and "embed_dim" in vision):
+            value = width
+        elif name in ("deepstack_visual_indexes", "fullatt_block_indexes"):
+            value = [0]
+        elif widths and value:
+            value = _narrow(name, value, vision)
+        small[name] = value
     return small
 
 
 def _vocabulary(fields: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Special tokens, within the tokenizer's vocabulary."""
     size = len(tokenizer)
-    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    small = {name: value for name, value in special.items() if name in fields}
-    for name in ("vocab_size", "vocab_size_per_layer_input"):
-        if name in fields:
-            small[name] = size
-    others = [name for name in fields if name.endswith(("_token_id", "_token_index")) and name not in special]
-    # Of images and the like, which no text has: behind the others, where the byte-level tokens that end nothing are.
-    return small | {name: size - 20 - place for place, name in enumerate(others) if fields[name] is not None}
+    known_values = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), size)
+    known_values |= {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+    # Tokens of images and the like, which no text has, go where the byte-level tokens are that end nothing.
+    place = size - 20
+    small = {}
+    for name, value in fields.items():
+        if name in known_values:
+            small[name] = known_values[name]
+        elif name.endswith(("_token_id", "_token_index")):
+            if value is not None:
+                small[name] = place
+            place -= 1
+    return small

@@ -102,7 +102,9 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
         elif source.startswith("reasoning_gym:") and split == "test":
             remedy = "A test split needs test_size above 0 and questions that are not among the training questions"
         raise InputError("dataset split", f"{split!r} of {source}", f"one of its splits: {names}", f"{remedy}.")
-    dataset = splits[name] if name == split else _part(splits[name], name, split)
+    dataset = splits[name]
+    if name != split:
+        dataset = _part(dataset, name, split)
     if first_row(dataset) is None:
         raise _empty(f"{source}, split {split}")
     return dataset
@@ -124,7 +126,7 @@ def _part(dataset: Any, name: str, split: str) -> Any:
 
 def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str]:
     """
-    The column names of a split, whose column `prompt` must hold text or messages.
+    Return the column names of a split, whose column `prompt` must hold text or messages.
 
     Looks at every row; of a stream, at those that [`check_prompt_values`] reads. `source` is for the message.
     """
@@ -133,8 +135,12 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
     if "prompt" not in columns:
         likely = [column for column in _LIKELY_PROMPTS if column in columns]
         near = likely or get_close_matches("prompt", columns, n=1, cutoff=0.6)
-        remedy = f"{near[0]!r} looks like it: rename" if near else "Rename the one that holds the prompts"
-        remedy += f" it with `rename_columns: [{near[0] if near else '<column>'}=prompt]` in a recipe, or with "
+        column = "<column>"
+        remedy = "Rename the one that holds the prompts"
+        if near:
+            column = near[0]
+            remedy = f"{column!r} looks like it: rename"
+        remedy += f" it with `rename_columns: [{column}=prompt]` in a recipe, or with "
         got = f"{source} with the columns {', '.join(columns)}"
         raise InputError("dataset_name", got, "a column 'prompt'", remedy + "dataset.rename_column in Python.")
     check_prompt_values(dataset, "prompt", f" of {source}")
@@ -150,8 +156,8 @@ def rename_columns(dataset: Any, renamings: Iterable[str]) -> Any:
 
 
 def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Old and new names, each written `old=new`. Refuses a malformed renaming, a missing column and a name that is
-    taken."""
+    """Yield old and new names, each written `old=new`. Refuses a malformed renaming, a missing column and a name that
+    is taken."""
     names = list(columns)
     for renaming in renamings:
         old, equals, new = renaming.partition("=")
@@ -397,12 +403,15 @@ def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: st
 
 def check_slots(columns: Iterable[str], prompt_template: str | None) -> None:
     """Refuse names in braces that are no column: a slip of the pen would stand in every prompt as it is."""
+    if prompt_template is None:
+        return
     columns = list(columns)
-    for name in _NAMES.findall(template_text(prompt_template)) if prompt_template is not None else ():
+    for name in _NAMES.findall(template_text(prompt_template)):
         if name not in columns:
+            remedy = f"If it is meant as text, double the braces: {{{{{name}}}}}."
             near = get_close_matches(name, columns, n=1, cutoff=0.6)
-            remedy = f"Did you mean {{{near[0]}}}? " if near else ""
-            remedy += f"If it is meant as text, double the braces: {{{{{name}}}}}."
+            if near:
+                remedy = f"Did you mean {{{near[0]}}}? {remedy}"
             expected = f"one of the columns {', '.join(columns)}"
             raise InputError("prompt_template", f"the slot {{{name}}}", expected, remedy)
 
@@ -418,7 +427,9 @@ def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prom
         prompt = _SLOTS.sub(lambda slot: _value(row, slot), template_text(prompt_template))
     if system_prompt is None:
         return {"prompt": prompt}
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    messages = list(prompt)
     if messages and messages[0].get("role") == "system":
         expected = "prompts without a system message"
         remedy = "Remove system_prompt, or the message from the data."
@@ -432,12 +443,15 @@ def _value(row: Mapping[str, Any], slot: re.Match) -> str:
     if in_double_braces and in_double_braces not in row:
         return f"{{{in_double_braces}}}"
     value = row.get(in_double_braces or slot[2], slot[0])
-    text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return f"{{{text}}}" if in_double_braces else text
+    if isinstance(value, list | tuple):
+        value = "\n".join(map(str, value))
+    return f"{{{value}}}" if in_double_braces else str(value)
 
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
     """Write the pass rates of prompts, for `prior_pass_rates`, and say so. `by`: of which reward."""
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
-    left_out = f"; {unjudged} without a score are left out" if unjudged else ""
-    console.log(f"Pass rates of {written} prompts{by}: {path}{left_out}")
+    message = f"Pass rates of {written} prompts{by}: {path}"
+    if unjudged:
+        message += f"; {unjudged} without a score are left out"
+    console.log(message)

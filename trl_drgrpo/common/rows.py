@@ -259,8 +259,8 @@ def check_images(dataset: Any, field: str) -> None:
     transformers ends in a traceback where some rows have a picture and others have none.
     """
     columns = dataset.column_names or []
-    column = next((name for name in ("images", "image") if name in columns), None)
-    if column is None or "prompt" not in columns:
+    column = "images" if "images" in columns else "image"
+    if column not in columns or "prompt" not in columns:
         return
     row = 0
     first_empty: int | None = None

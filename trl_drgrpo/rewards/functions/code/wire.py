@@ -6,6 +6,7 @@ made and is known on the other side by a number.
 """
 
 import builtins
+import contextlib
 import json
 import os
 import resource
@@ -42,7 +43,8 @@ def confine(limits):
 
 def _limit(which, value):
     _, hard = resource.getrlimit(which)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
     resource.setrlimit(which, (value, value))
 
 
@@ -143,10 +145,10 @@ def send(stream, message):
 def receive(stream):
     """Read one message. `EOFError`: the other side has gone, or what it says is too long or not a message."""
     line = stream.readline(MAX_LINE)
-    try:
-        message = json.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        message = None
+    message = None
+    if line.endswith(b"\n"):  # else it was cut, by the limit or by the end of the other side
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(line)
     if not isinstance(message, dict):
         raise EOFError("no message")
     return message

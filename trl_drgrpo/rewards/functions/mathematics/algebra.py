@@ -21,6 +21,8 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_rounded
 
+Point = dict[sympy.Basic, sympy.Expr]  # symbol -> value
+
 # It warns once that its time-out is off. It is: signals work in the main thread only.
 logging.getLogger("math_verify.grader").setLevel(logging.ERROR)
 
@@ -54,7 +56,7 @@ def algebraically_equal(gold: str, answer: str) -> bool:
     return math_verify.verify(a, b, allow_set_relation_comp=True, timeout_seconds=None)
 
 
-def _same_values(a: Any, b: Any) -> bool | None:
+def _same_values(a: sympy.Expr, b: sympy.Expr) -> bool | None:
     r"""Tell whether two expressions agree in all points where both have a value; `None` where there is no such point.
 
     Where roots or logarithms of symbols are taken, a symbol is positive unless it alone may be negative: `\ln(ab)` is
@@ -85,7 +87,7 @@ def _same_values(a: Any, b: Any) -> bool | None:
     return agreed
 
 
-def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
+def _points(dimension: int, a: sympy.Expr, b: sympy.Expr) -> list[list[Any]]:
     """Fractions of both signs without a pattern, and points of integers for what jumps there.
 
     A sum up to `n` has values at integers only; `\\lfloor n/100 \\rfloor` jumps at 100.
@@ -116,7 +118,7 @@ def _fractions(dimension: int) -> list[Any]:
     return [sympy.Rational(17 * i + 29, 13 * (3 + i)) for i in range(dimension)]
 
 
-def _is_meant_real(a: Any, b: Any) -> bool:
+def _is_meant_real(a: sympy.Expr, b: sympy.Expr) -> bool:
     r"""Tell whether roots or logarithms are taken of symbols, and nothing says that these may be negative or complex.
 
     `\ln|x|` says more than `\ln x`: what stands in bars may be negative.
@@ -128,7 +130,7 @@ def _is_meant_real(a: Any, b: Any) -> bool:
     return bool(_complex_parts(a) or _complex_parts(b))
 
 
-def _complex_parts(expression: Any) -> list[Any]:
+def _complex_parts(expression: sympy.Expr) -> list[Any]:
     """Logarithms, and powers with a fractional exponent, that are complex for some values of their symbols."""
     parts = []
     for part in expression.atoms(sympy.Pow, sympy.log):
@@ -137,7 +139,7 @@ def _complex_parts(expression: Any) -> list[Any]:
     return parts
 
 
-def _is_real(expression: Any, values: dict[Any, Any]) -> bool:
+def _is_real(expression: sympy.Expr, values: Point) -> bool:
     """Tell whether an expression and all that it takes roots and logarithms of are real in a point."""
     for part in _complex_parts(expression):
         base = _value(part.args[0], values)
@@ -161,7 +163,7 @@ def _points_with_one_negative(dimension: int) -> list[list[Any]]:
     return points
 
 
-def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> Any:
+def _value(expression: sympy.Expr, values: Point, digits: int = _DIGITS) -> Any:
     try:
         value = expression.subs(values).doit()
         if value.is_Rational:
@@ -176,13 +178,13 @@ def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> An
     return value
 
 
-def _close(x: Any, y: Any, digits: int) -> bool:
+def _close(x: sympy.Expr, y: sympy.Expr, digits: int) -> bool:
     if x.is_Rational and y.is_Rational:
         return x == y
     return bool(abs(x - y) <= max(abs(x), abs(y)) * sympy.Rational(1, 10**digits))
 
 
-def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool:
+def _still_close(a: sympy.Expr, b: sympy.Expr, values: Point, x: sympy.Expr, y: sympy.Expr) -> bool:
     """Tell whether two values that agree in 30 digits do so in all before the point and in 200 behind it."""
     if x.is_Rational and y.is_Rational:
         return True  # compared exactly
@@ -206,7 +208,7 @@ def real_value(text: str) -> Fraction | None:
     return Fraction(str(value)) if value is not None and value.is_real else None
 
 
-def _irrational_value(expression: Any) -> Fraction | None:
+def _irrational_value(expression: sympy.Expr) -> Fraction | None:
     """The value of an irrational number to 30 digits; a rational one is compared exactly, not as rounded."""
     if expression.free_symbols:
         return None

@@ -114,8 +114,9 @@ def tidy(text: str) -> str:
 
     ```
     """
-    text = _BLANK.sub(" ", text if text.isascii() else in_ascii(text))
-    text = unwrapped(text)
+    if not text.isascii():
+        text = in_ascii(text)
+    text = unwrapped(_BLANK.sub(" ", text))
     if len(_DOLLARS.findall(text)) % 2 == 0:  # $x = 1$ or $x = 2$
         text = _DOLLARS.sub("", text)
     if "matrix" not in text and "array" not in text:

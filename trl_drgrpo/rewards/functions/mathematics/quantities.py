@@ -30,7 +30,7 @@ zero one two three four five six seven eight nine ten eleven twelve thirteen fou
 eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
 """
 _WORDS = _WORDS_TEXT.split()
-IN_WORDS = {word: place if place < 20 else 10 * (place - 18) for place, word in enumerate(_WORDS)}
+IN_WORDS = dict(zip(_WORDS, [*range(20), *range(20, 100, 10)], strict=True))
 IN_WORDS |= {f"{ten}-{one}": IN_WORDS[ten] + IN_WORDS[one] for ten in _WORDS[20:] for one in _WORDS[1:10]}
 
 
@@ -182,8 +182,10 @@ def _measures() -> dict[str, str]:
     measures = {}
     for symbol, *names in map(str.split, _WITH_PREFIX.split(",")):
         for short, long in _PREFIXES.items():
-            measures |= {(short if len(name) == 1 else long) + name: short + symbol for name in names}
             measures[short + symbol] = short + symbol
+            for name in names:
+                prefix = short if len(name) == 1 else long  # mL, milliliter
+                measures[prefix + name] = short + symbol
     for symbol, *names in map(str.split, _WITHOUT_PREFIX.split(",")):
         measures |= dict.fromkeys((symbol, *names), symbol)
     return {name: symbol for name, symbol in measures.items() if name not in _NO_MEASURES}
@@ -347,21 +349,26 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
             if last is None:
                 return None  # 5 squared, apples^2
             powers[last] *= int(token)
-        elif (last := _measure(token)) or sign < 0:
-            last = last or _singular(token)
-            powers[last] += sign * to_raise
-            to_raise = 1
-        elif token.isascii() and len(token) < (2 if is_text else 3):
-            return None  # a variable
         else:
-            nouns.append(_singular(token))
+            last = _measure(token)
+            if last or sign < 0:  # behind "per" a noun has a power, too: $3 per apple
+                last = last or _singular(token)
+                powers[last] += sign * to_raise
+                to_raise = 1
+            elif token.isascii() and len(token) < (2 if is_text else 3):
+                return None  # a variable
+            else:
+                nouns.append(_singular(token))
     for speed in powers.keys() & _SPEEDS.keys():  # mph is mi h^-1
         powers.update({_SPEEDS[speed]: powers[speed], "h": -powers[speed]})
         del powers[speed]
-    factors = [name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if name != "unit"]
     are_letters = all(re.fullmatch("[A-Za-z]", token) for kind, token in tokens if kind == "word")
     if are_letters and not is_text and powers["s"] >= 0:
         return None  # `5 N m` may be a product; `5 m/s` is none
+    factors = []
+    for name, power in sorted(powers.items()):
+        if name != "unit":  # "square units" and "units" say nothing
+            factors.append(name if power == 1 else f"{name}^{power}")
     return " ".join(factors + nouns)
 
 
