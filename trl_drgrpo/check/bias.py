@@ -77,7 +77,7 @@ class Objective:
     def token_weights(
         self, rewards: np.ndarray, lengths: np.ndarray, num_generations: int, loss_normalizer: float
     ) -> np.ndarray:
-        """`c_i`, the weight of every token of row i in the update direction, `(B,)`.
+        """Return `c_i`, the weight of every token of row i in the update direction, `(B,)`.
 
         Args:
             rewards (`np.ndarray` of shape `(B,)`): Rewards.
@@ -101,7 +101,7 @@ OBJECTIVES = {
 
 
 def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
-    """`sum_i |A_i|` of a group with k correct answers, for k = 0 to G: the pull of the update on such a prompt.
+    """Return `sum_i |A_i|` of a group with k correct answers, for k = 0 to G: the pull of the update on such a prompt.
 
     Args:
         num_generations (`int`): G.
@@ -165,7 +165,7 @@ class Rollouts:
     stopped: np.ndarray
 
     def direction_weights(self) -> np.ndarray:
-        """Per objective, the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
+        """Return per objective the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
         weights = []
         for objective in OBJECTIVES.values():
             weights.append(
@@ -174,7 +174,8 @@ class Rollouts:
         return np.stack(weights)
 
     def quantity_weights(self) -> np.ndarray:
-        """The same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion has."""
+        """Return the same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion
+        has."""
         # The group's other members as baseline: the same expectation, less noise.
         scale = self.num_generations / (self.num_generations - 1) / len(self.lengths)
 
@@ -270,7 +271,7 @@ def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
 
 
 def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
-    """The whole measurement.
+    """Measure the changes from batches.
 
     Args:
         batches (`Iterable[tuple[Rollouts, Callable]]`): K independent batches of one policy, each with a function
@@ -331,7 +332,7 @@ def _sample(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> Iterator
 
 
 def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, weights: np.ndarray) -> np.ndarray:
-    """`sum_i w_i grad log pi(o_i)` over a batch, for several weights at once.
+    """Return `sum_i w_i grad log pi(o_i)` over a batch, for several weights at once.
 
     Args:
         trainer ([`DrGRPOTrainer`]): Owns the policy.
@@ -399,7 +400,7 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
 
 
 def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, dict[str, Any]]]:
-    """Generation batches as the training loop would see them, with the tensors that TRL trains on; without end.
+    """Yield generation batches as the training loop would see them, with the tensors that TRL trains on; without end.
 
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer; its model does not change.
@@ -426,7 +427,7 @@ _SCALES = {"pass_rate": 100.0}  # shares become percentage points
 
 
 def changes_table(changes: Changes) -> str:
-    """A Markdown table of changes, one of their differences from Dr. GRPO, each with its standard error.
+    """Return a Markdown table of changes, one of their differences from Dr. GRPO, each with its standard error.
 
     Args:
         changes ([`Changes`]): Of the measurement.
@@ -441,7 +442,7 @@ def changes_table(changes: Changes) -> str:
 def pushes(
     batches: Sequence[Rollouts], decisions: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 ) -> dict[str, dict[str, Push]]:
-    """The push of an update on the decision to stop, see `features/diagnostics/statistics.py`.
+    """Return the push of an update on the decision to stop, see `features/diagnostics/statistics.py`.
 
     Args:
         batches (`Sequence[Rollouts]`): Batches that say which completions stopped.
@@ -469,7 +470,7 @@ def pushes(
 
 
 def push_table(pushes_of_objectives: dict[str, dict[str, Push]]) -> str:
-    """The same as a Markdown table, with its intervals (95%)."""
+    """Return the same as a Markdown table, with its intervals (95%)."""
     groups = 0
     rows = {}
     for name, push in pushes_of_objectives.items():
@@ -480,7 +481,7 @@ def push_table(pushes_of_objectives: dict[str, dict[str, Push]]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Estimates, however nested, as plain types for JSON; unknown values (NaN) are `None`."""
+    """Return estimates, however nested, as plain types for JSON; unknown values (NaN) are `None`."""
     if dataclasses.is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):

@@ -79,7 +79,7 @@ class CreditCase:
 
 
 def credit_cases() -> list[CreditCase]:
-    """The lines of the table."""
+    """Return the lines of the table."""
     of_rows = (_stop_or_go, _outcome, _truncated, _value_baseline, _two_turns, _shared_states)
     environments = (*of_rows, _forks, _unscorable, _prompts)
     return [case for environment in environments for case in environment()]
@@ -125,7 +125,7 @@ def _outcome() -> Iterator[CreditCase]:
 
 
 def _truncated() -> Iterator[CreditCase]:
-    """Truncated rows masked. Their group's mean keeps them, so being cut off is worth the mean reward."""
+    """Mask truncated rows. Their group's mean keeps them, so being cut off is worth the mean reward."""
     policy = reasoning()
     chance = 0.25
     short = reasoning(max_steps=2)
@@ -155,14 +155,14 @@ def _truncated() -> Iterator[CreditCase]:
 
 
 def if_complete(objective: Objective, policy: SmallPolicy) -> Objective:
-    """The objective, its mean under the policy (a constant) for a truncated row."""
+    """Return the objective, its mean under the policy (a constant) for a truncated row."""
     chances = policy.probabilities().tolist()
     mean = sum(chance * objective(row) for chance, row in zip(chances, policy.rows, strict=True))
     return lambda row: objective(row) if row.closing else mean
 
 
 def without_truncated(credit: Credit) -> Credit:
-    """The same credit without a gradient in truncated rows."""
+    """Return the same credit without a gradient in truncated rows."""
 
     def of_complete_rows(rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
         is_complete = torch.tensor([[row.closing] for row in rows])
@@ -193,7 +193,7 @@ def _value_baseline() -> Iterator[CreditCase]:
 
 
 def exact_value(policy: SmallPolicy) -> Judge:
-    """The expected outcome after each step."""
+    """Return a judge of the expected outcome after each step."""
     mass: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row, probability in zip(policy.rows, policy.probabilities().tolist(), strict=True):
         for text in accumulate(str(row.text).splitlines(keepends=True)):

@@ -114,7 +114,7 @@ def compare_forked(
 
 
 def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
-    """The same credit, with each shared token in the first of its leaves alone, where it weighs 1 of G."""
+    """Return the same credit, with each shared token in the first of its leaves alone, where it weighs 1 of G."""
 
     def once(rows: Sequence[Trajectory], num_generations: int, forks: Forks) -> torch.Tensor:
         advantages = credit(rows, num_generations, forks).clone()
@@ -130,7 +130,7 @@ def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
 
 
 def over_all_leaves(credit: Callable[[Sequence[Trajectory], int], torch.Tensor]) -> ForkedCredit:
-    """Credit that takes leaves for independent rows."""
+    """Return credit that takes leaves for independent rows."""
     return lambda rows, num_generations, forks: credit(rows, num_generations)
 
 
@@ -190,7 +190,7 @@ def chosen_prompts(
     weighted: bool = True,
     mean_over_live: bool = False,
 ) -> Iterator[Gradients]:
-    """Expected and exact gradient of batches that are filled by a rule, for each group size.
+    """Yield the expected and the exact gradient of batches that are filled by a rule, for each group size.
 
     Args:
         dynamic (`bool`, *optional*, defaults to `True`): Draw until groups are live.
@@ -238,7 +238,7 @@ class Draw(NamedTuple):
 
 
 def retried_until_mixed() -> Iterator[Gradients]:
-    """Each prompt sampled again until its rewards differ: hard prompts weigh more."""
+    """Sample each prompt again until its rewards differ: hard prompts weigh more."""
     for group_size in GROUP_SIZES:
         gradients = []
         for rate in (*NOW, *LATER):
@@ -277,12 +277,12 @@ Judge = Callable[[Sequence[str]], Sequence[float | None]]
 
 
 def good_steps(steps: Sequence[str]) -> list[float]:
-    """1 for a good step, 0 for a bad one."""
+    """Score a good step 1, a bad one 0."""
     return [float(step.startswith(GOOD)) for step in steps]
 
 
 def seen_steps(steps: Sequence[str]) -> list[float | None]:
-    """The same, with no score for a step that holds no mark: an EOS alone, as process reward models have it."""
+    """Score the same, but leave out a step that holds no mark: an EOS alone, as process reward models have it."""
     return [float(step[0] == GOOD) if step[0] in (GOOD, BAD) else None for step in steps]
 
 

@@ -126,7 +126,7 @@ class CaseResult:
 
 
 def cases(full: bool = False) -> list[Case]:
-    """The matrix. All passed = the trainer computes Dr. GRPO in this environment.
+    """Return the matrix. All passed = the trainer computes Dr. GRPO in this environment.
 
     Args:
         full (`bool`, *optional*, defaults to `False`): All combinations (about a minute) instead of one case per value

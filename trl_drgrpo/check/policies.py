@@ -45,7 +45,7 @@ class Trajectory:
     closing: bool = False
 
     def with_eos_in_last_step(self) -> "Trajectory":
-        """The same row, its EOS paid together with the step before it; nobody reads it again."""
+        """Return the same row, its EOS paid together with the step before it; nobody reads it again."""
         if not self.closing or len(self.step_ends) == 1:
             return self
         ends = (*self.step_ends[:-2], self.step_ends[-1])
@@ -74,7 +74,7 @@ def outcome(row: Trajectory) -> float:
 
 
 def if_scorable(objective: Objective) -> Objective:
-    """The objective, 0 for an unscorable row."""
+    """Return the objective, 0 for an unscorable row."""
     return lambda row: 0.0 if math.isnan(row.outcome) else objective(row)
 
 
@@ -91,7 +91,7 @@ class SmallPolicy:
     rows: tuple[Trajectory, ...]
 
     def at_times_unscorable(self, chance: float) -> "SmallPolicy":
-        """The same policy, each row unscorable with a probability that does not depend on what is written."""
+        """Return the same policy, each row unscorable with a probability that does not depend on what is written."""
         rows = []
         for row in self.rows:
             rows.append(replace(row, chance=row.chance * (1 - chance)))
@@ -99,7 +99,7 @@ class SmallPolicy:
         return replace(self, rows=tuple(rows))
 
     def map(self, change: Callable[[Trajectory], Trajectory]) -> "SmallPolicy":
-        """The same policy with every trajectory changed: its rewards, or where its steps end."""
+        """Return the same policy with every trajectory changed: its rewards, or where its steps end."""
         return replace(self, rows=tuple(change(row) for row in self.rows))
 
     def probabilities(self) -> torch.Tensor:
@@ -107,14 +107,14 @@ class SmallPolicy:
         return torch.stack([row.chance * row.log_probs.sum().exp() for row in self.rows])
 
     def gradient(self, objective: Objective) -> torch.Tensor:
-        """The exact gradient of the expected objective, in the logits."""
+        """Return the exact gradient of the expected objective, in the logits."""
         worth = torch.tensor([objective(row) for row in self.rows], dtype=torch.float64)
         return torch.autograd.grad((self.probabilities() * worth).sum(), self.logits, retain_graph=True)[0]
 
     def expected_gradient(
         self, batches: Sequence[tuple[int, ...]], advantages: torch.Tensor, probabilities: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The gradient that an estimator gives on average, in the logits.
+        """Return the gradient that an estimator gives on average, in the logits.
 
         Args:
             batches (`M` tuples of `R` ints): The rows of every batch that can be drawn.
@@ -184,7 +184,8 @@ SEPARATOR = "\n"
 
 
 def stop_or_go(good: float, at_once: bool = False, max_steps: int = 3) -> SmallPolicy:
-    """After each step the policy decides whether to write another one; the reward is the number of good steps.
+    """Build a policy that decides after each step whether to write another one; the reward is the number of good
+    steps.
 
     Rows end with EOS behind a separator, a step of its own, or are cut after the last step.
 
@@ -401,7 +402,7 @@ def _among_peers(
 
 
 def _standardized(value: float, peers: list[float]) -> float:
-    """`(x - mean) / std`; 0 where the peers are one, or all equal."""
+    """Return `(x - mean) / std`; 0 where the peers are one, or all equal."""
     if min(peers) == max(peers):
         return 0.0
     mean = sum(peers) / len(peers)

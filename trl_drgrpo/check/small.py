@@ -93,7 +93,8 @@ def small_model(config: Any, tokenizer: Any, trust_remote_code: bool = False) ->
 
 
 def _attempts(config: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Ways to make it small: the whole model, its text part alone, with more layers, and in the model's own width."""
+    """Yield ways to make it small: the whole model, its text part alone, with more layers, and in the model's own
+    width."""
     parts = [config]
     text_config = config.get_text_config(decoder=True)
     if text_config is not config:

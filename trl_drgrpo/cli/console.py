@@ -102,7 +102,8 @@ def add_model(parser: argparse.ArgumentParser, text: str, **options: Any) -> Non
 
 
 def stdout_to_stderr() -> AbstractContextManager[Any]:
-    """For calls of what prints progress, tables and logs on stdout: TRL, transformers, the user's rewards."""
+    """Send stdout to stderr while a library prints progress, tables and logs: TRL, transformers, the user's
+    rewards."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -136,8 +137,8 @@ def _first_of_machine() -> bool:
 
 @contextmanager
 def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
-    """Inside the block a call `show(status)` says that one more is done, `show(status, done)` how many are. Where
-    there is no terminal, a line every 10 seconds has the time left.
+    """Show progress: in the block a call `show(status)` says that one more is done, `show(status, done)` how many.
+    Where there is no terminal, a line every 10 seconds has the time left.
 
     Args:
         total (`int`): Problems.

@@ -91,8 +91,8 @@ def load_data(
 
 
 def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> AnyDataset:
-    """One split of what [`load_data`] returned, or a part of one, such as `test[:128]`; `source` is for the message.
-    Refuses a split that is missing or empty."""
+    """Return one split of what [`load_data`] returned, or a part of one, such as `test[:128]`; `source` is for the
+    message. Refuses a split that is missing or empty."""
     name = split.partition("[")[0]
     if name not in splits:
         names = ", ".join(map(str, splits)) or "none"
@@ -174,7 +174,7 @@ def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Itera
 
 
 def first_row(dataset: "Dataset | IterableDataset") -> dict[str, Any] | None:
-    """The first row, or `None` if there is none. A stream is read here for the first time."""
+    """Return the first row, or `None` if there is none. A stream is read here for the first time."""
     rows = iter(dataset)
     with reading("dataset_name", "a dataset", "data that can be read", "Correct its files."):
         return next(rows, None)
@@ -210,7 +210,8 @@ def _generated(source: str, with_test: bool) -> dict[str, "Dataset"]:
 
 
 def _parse_query(source: str) -> tuple[str, dict[str, str]]:
-    """`prefix:task?a=1&b=2` -> `("task", {"a": "1", "b": "2"})`; `%26` and the like are decoded, `+` stays a plus."""
+    """Read `prefix:task?a=1&b=2` as `("task", {"a": "1", "b": "2"})`; `%26` and the like are decoded, `+` stays a
+    plus."""
     task, _, query = source.partition(":")[2].partition("?")
     options: dict[str, str] = {}
     for option in filter(None, query.split("&")):
@@ -226,7 +227,7 @@ def _parse_query(source: str) -> tuple[str, dict[str, str]]:
 
 
 def check_source(source: str) -> None:
-    """Checks, without importing anything, that a local source of [`load_data`] exists and is of a supported type."""
+    """Check, without importing anything, that a local source of [`load_data`] exists and is of a supported type."""
     if source.startswith(_GENERATED) or is_hub_id(source):
         return
     path = user_path(source)
@@ -301,7 +302,7 @@ def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: A
 
 
 def load_mixture(mixture: Any) -> Any:
-    """The splits of TRL's mixture of datasets."""
+    """Return the splits of TRL's mixture of datasets."""
     from trl import get_dataset  # pyright: ignore[reportPrivateImportUsage]
 
     try:
@@ -417,7 +418,7 @@ def check_slots(columns: Iterable[str], prompt_template: str | None) -> None:
 
 
 def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prompt: str | None) -> dict[str, Any]:
-    """The `prompt` of a row as the model is to see it."""
+    """Return the `prompt` of a row as the model is to see it."""
     prompt = row["prompt"]
     if prompt_template is not None:
         if not isinstance(prompt, str):
@@ -438,7 +439,7 @@ def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prom
 
 
 def _value(row: Mapping[str, Any], slot: re.Match) -> str:
-    """Text for a slot: the column's value, or the slot's own text where there is no such column."""
+    """Return the text for a slot: the column's value, or the slot's own text where there is no such column."""
     in_double_braces = slot[1]
     if in_double_braces and in_double_braces not in row:
         return f"{{{in_double_braces}}}"

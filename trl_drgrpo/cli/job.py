@@ -82,7 +82,7 @@ def check_names(values: dict[str, Any]) -> None:
 
 @contextmanager
 def run_folder(values: dict[str, Any], dry_run: bool) -> Iterator[None]:
-    """Inside the block the run's folder is this run's alone, unless it is a dry run, and a run may start there."""
+    """Keep a run's folder for this run alone inside the block, unless it is a dry run; refuse one where none may start."""
     output_dir = Path(values.get("output_dir") or "trainer_output")
     resume = values.get("resume_from_checkpoint")
     overwrite = bool(values.get("overwrite_output_dir"))

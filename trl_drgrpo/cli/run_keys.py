@@ -91,12 +91,12 @@ class CallSettings:
 
     @property
     def prompting(self) -> dict[str, Any]:
-        """How a row becomes a prompt."""
+        """Keys that make a row a prompt."""
         return {key: self.values.get(key) for key in PROMPT_KEYS}
 
     @property
     def template(self) -> dict[str, Any]:
-        """More that the chat template is given: of the recipe, or JSON after the flag."""
+        """Further arguments of the chat template: of the recipe, or JSON after the flag."""
         options = self.values.get("chat_template_kwargs") or {}
         if not isinstance(options, dict):
             remedy = "For example '{\"enable_thinking\": false}'."

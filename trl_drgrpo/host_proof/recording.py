@@ -247,7 +247,8 @@ def record(
 
 
 def relative_difference(got: torch.Tensor, exact: torch.Tensor) -> float:
-    """`|got - exact| / |exact|`; infinite where it is NaN, and without a gradient to compare: that proves nothing."""
+    """Return `|got - exact| / |exact|`; infinite where it is NaN, and without a gradient to compare: that proves
+    nothing."""
     scale = exact.norm().item()
     if not scale > 0:  # also where it is NaN
         return math.inf

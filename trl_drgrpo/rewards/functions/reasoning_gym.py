@@ -183,7 +183,7 @@ def _as_dataset(
 
 
 def _encode(value: Any) -> str:
-    """JSON with tuples marked as such, because two tasks score a tuple and a list differently."""
+    """Return JSON with tuples marked as such, because two tasks score a tuple and a list differently."""
     return json.dumps(_mark_tuples(value), sort_keys=True)
 
 
@@ -209,7 +209,7 @@ def reasoning_gym_reward(
     completions: Sequence[Any], entry: Sequence[str], log_metric: LogMetric = None, **kwargs: Any
 ) -> list[float]:
     r"""
-    Scores completions with the `score_answer` of the task that each row comes from.
+    Score completions with the `score_answer` of the task that each row comes from.
 
     Many tasks give part of the points for a part of the answer; nothing is rounded here. A few tasks evaluate the
     answer as an expression on the calling thread, so a hostile answer can take its time.

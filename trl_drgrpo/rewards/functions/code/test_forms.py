@@ -205,7 +205,7 @@ def _is_test(node, defined):
 
 
 def _without_guards(body, defined):
-    """`if __name__ == "__main__":` counts as true if it tests; else it goes, for what it would start is not here."""
+    """Take `if __name__ == "__main__":` as true if it tests, else away, for what it would start is not here."""
     plain = []
     for node in body:
         if not (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)):
@@ -364,7 +364,7 @@ def names_to_ask(split, namespace, entry_point, setup):
 
 def _check_told_apart(statements, asked):
     """
-    Refuses tests that leave several names to the completion: one of them may be a helper that judges the other.
+    Refuse tests that leave several names to the completion: one of them may be a helper that judges the other.
 
     Statements belong together where one reads what another made. What has nothing in common does not matter to each
     other: `assert add(1, 2) == 3` and `assert sub(3, 2) == 1` are sure to test `add` and `sub`.

@@ -22,9 +22,9 @@ _STACK = 1 << 26  # bytes: before Python 3.11 a call of a Python function takes 
 
 
 def confine(limits):
-    """First thing that runs in the sandbox, in the interpreter that will run the untrusted code; hard limits cannot be
-    raised again from there. `limits`: a dict with `memory`, `file` (bytes), `cpu` (seconds), `threads` (or None),
-    `uid` (or None). What is typed to standard error is the sandbox's own complaint, up to "ready"."""
+    """Set the limits, first of all in the sandbox, in the interpreter that will run the untrusted code; hard limits
+    cannot be raised again from there. `limits`: a dict with `memory`, `file` (bytes), `cpu` (seconds), `threads` (or
+    None), `uid` (or None). What is typed to standard error is the sandbox's own complaint, up to "ready"."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, limits["cpu"])
     _limit(resource.RLIMIT_FSIZE, limits["file"])
@@ -168,7 +168,7 @@ class Peer:
         self.is_gone = False  # the other end
 
     def ask(self, do, target, args, kwargs=None):
-        """The reply to a request; raises the built-in exception nearest to what was raised there."""
+        """Return the reply to a request; raises the built-in exception nearest to what was raised there."""
         forms = [encode(arg, self.form_of) for arg in args]
         forms_by_name = {name: encode(arg, self.form_of) for name, arg in (kwargs or {}).items()}
         try:
@@ -185,7 +185,7 @@ class Peer:
         return message
 
     def answer(self, request):
-        """The reply to one request of the other end: a value, or what was raised."""
+        """Return the reply to one request of the other end: a value, or what was raised."""
         try:
             args = [decode(form, self.meant_by) for form in request["args"]]
             kwargs = {name: decode(form, self.meant_by) for name, form in request["kwargs"].items()}
@@ -194,7 +194,7 @@ class Peer:
             return raised(error)
 
     def keep(self, value):
-        """The number of an object from now on."""
+        """Keep an object; return its number from now on."""
         self.objects.append(value)
         return len(self.objects) - 1
 

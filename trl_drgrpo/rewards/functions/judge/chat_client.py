@@ -153,7 +153,7 @@ class Session:
         await self.client.aclose()
 
     async def ask(self, body: dict[str, Any]) -> Reply:
-        """The reply to one request.
+        """Return the reply to one request.
 
         Args:
             body (`dict`): The JSON body: `model`, `messages`, sampling settings.

@@ -166,7 +166,7 @@ class Judge:
         log_metric: LogMetric,
         log_extra: LogExtra,
     ) -> list[Any]:
-        """Values read from the replies.
+        """Return the values read from the replies.
 
         Args:
             questions (`Sequence`): Messages of each question.

@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 @functools.lru_cache(maxsize=_CACHE)
 def unreadable(gold: str) -> str | None:
     r"""
-    Why a bare gold answer, as written, cannot be compared with anything; `None` where it can be read.
+    Reason why a bare gold answer, as written, cannot be compared with anything; `None` where it can be read.
 
     Example:
 
@@ -86,7 +86,7 @@ def unreadable(gold: str) -> str | None:
 
 @functools.lru_cache(maxsize=_CACHE)
 def read(text: str) -> Answer:
-    """Variable, value and unit of a tidied answer."""
+    """Read variable, value and unit of a tidied answer."""
     variable = ""
     text = condition(unlabeled(text))
     links = chain(text)

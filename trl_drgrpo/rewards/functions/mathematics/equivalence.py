@@ -169,7 +169,7 @@ def _same_numbers(a: Answer, b: Answer) -> bool:
 
 
 def _same_with_letter(with_unit: Answer, bare: Answer) -> bool:
-    r"""`12 \text{ m}` against `12 m`, the same with the unit set as a variable."""
+    r"""Compare `12 \text{ m}` with `12 m`, the same with the unit set as a variable."""
     if bare.unit or not with_unit.unit:
         return False
     quantity = letter_unit(bare.text)
@@ -221,7 +221,7 @@ def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> b
 
 
 def _either(verdicts: Iterable[bool | None]) -> bool | None:
-    """`True` if one is, else undecided if one is, else `False`."""
+    """Return `True` if one is, else undecided if one is, else `False`."""
     verdicts = [*verdicts]
     if True in verdicts:
         return True
@@ -252,7 +252,7 @@ def _letters(text: str) -> str:
 
 
 def _words(text: str) -> str | None:
-    """The text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
+    """Return the text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
     plain = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)).strip().rstrip(".")
     if plain == "DNE":
         return "does not exist"
@@ -369,7 +369,8 @@ def _take_partner(entry: str, unmatched: list[str], deep: bool) -> bool:
 
 
 def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:
-    """`x > 5` says the same as `(5, \\infty)`; no other relation is the same as something that is none."""
+    """Compare a relation with something else: `x > 5` says the same as `(5, \\infty)`; no other relation is the same
+    as something that is none."""
     relation = a.text
     value = b.text
     if relations.is_relation(value):

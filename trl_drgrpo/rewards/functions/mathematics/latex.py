@@ -135,7 +135,8 @@ def letters(text: str) -> set[str]:
 
 
 def unwrapped(text: str) -> str:
-    r"""`text` without what surrounds all of it: dollar signs, brackets of mathematics, bold, `\text{}`, a dot."""
+    r"""Return `text` without what surrounds all of it: dollar signs, brackets of mathematics, bold, `\text{}`, a
+    dot."""
     while True:
         before = text
         text = text.strip()
@@ -175,7 +176,7 @@ _ONE_TOKEN = re.compile(r"\s*(\\[a-zA-Z]+|[0-9a-zA-Z])")
 
 
 def _with_braces(text: str) -> str:
-    r"""`\frac12`, `\frac 1{72}`, `\frac{270}7` and `\sqrt 2` with the braces that TeX adds."""
+    r"""Give `\frac12`, `\frac 1{72}`, `\frac{270}7` and `\sqrt 2` the braces that TeX adds."""
     parts = []
     position = 0
     while macro := _TAKES_ARGUMENTS.search(text, position):

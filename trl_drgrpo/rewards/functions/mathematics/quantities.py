@@ -101,7 +101,7 @@ def _scientific(match: re.Match[str]) -> Number | None:
 
 
 def _repeating(match: re.Match[str]) -> Number:
-    r"""`0.1\overline{6}`."""
+    r"""Read `0.1\overline{6}`."""
     start = Fraction(f"{match[2] or 0}.{match[3] or 0}")
     period = Fraction(int(match[4]), 10 ** len(match[4]) - 1)  # 0.666... is 6/9
     value = start + period / 10 ** len(match[3])
@@ -112,7 +112,8 @@ _FORMS = ((_MIXED, _mixed), (_FRACTION, _fraction), (_SCIENTIFIC, _scientific), 
 
 
 def numbers_equal(a: Number, b: Number) -> bool:
-    """Exactly equal, or one is the other rounded to a decimal with six significant digits or more.
+    """Tell whether two numbers are equal, or one is the other rounded to a decimal with six significant digits or
+    more.
 
     Two decimals are never rounded: 0.0000672 is not 0.0000674.
     """
@@ -152,7 +153,7 @@ def _ends(value: Fraction) -> bool:
 
 
 def percent_equal(percent: Number, plain: Number) -> bool:
-    """50% against 50 (the sign left out) and against 0.5 (the value); 0.5% only against 0.005."""
+    """Compare 50% with 50 (the sign left out) and with 0.5 (the value); 0.5% only against 0.005."""
     if percent.value / 100 == plain.value:
         return True
     return abs(plain.value) >= 1 and percent.value == plain.value

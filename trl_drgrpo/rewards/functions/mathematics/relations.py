@@ -174,7 +174,7 @@ def chain(text: str) -> Chain | None:
 
 
 def spread(text: str) -> str:
-    """`(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
+    """Write `(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
     names_text, equals, right = text.partition("=")
     names = bracketed(names_text.strip())
     values = bracketed(right.strip())
@@ -201,7 +201,7 @@ def by_name(items: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def condition(text: str) -> str:
-    r"""`x > 1` of `\{x \mid x > 1\}`, where that is an interval; anything else as it is."""
+    r"""Return `x > 1` of `\{x \mid x > 1\}`, where that is an interval; anything else as it is."""
     match = _SET_BUILDER.fullmatch(text)
     inside = match and interval(match[2])
     if not match or not inside or inside[0] != match[1]:
@@ -316,7 +316,8 @@ def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
 
 
 def for_algebra(text: str) -> str:
-    """`text` without what the parser drops or misreads; degrees in the argument of a function become radians."""
+    """Return `text` without what the parser drops or misreads; degrees in the argument of a function become
+    radians."""
     if r"\degree" in text and ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _DERIVATIVE.sub(_derivative_letter, text)

@@ -116,7 +116,7 @@ class MathReward(SampleReward):
         return unreadable_gold(columns[self.answer_column])
 
     def warm_up(self) -> None:
-        """Loads sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
+        """Load sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
         equivalent("x + 1", "1 + x")
 
 

@@ -82,7 +82,7 @@ class FormatReward(SampleReward):
         return super().__call__(texts, log_metric, prompts=prompts, **kwargs)
 
     def score(self, completion: str, **columns: Any) -> float:
-        """1.0 or 0.0; `prompts`: the prompt of this one completion."""
+        """Return 1.0 or 0.0; `prompts`: the prompt of this one completion."""
         opening = f"<{self.think_tag}>"
         text = completion.strip()
         if self._begun_inside(text, columns.get("prompts"), opening):
@@ -177,7 +177,7 @@ class RegexReward(AgainstColumn):
             raise InputError("pattern", got, "a pattern that compiles", remedy) from error
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `TimeoutError` from a pattern that runs away."""
+        """Return 1.0 or 0.0; `TimeoutError` from a pattern that runs away."""
         if self.column is None:
             return float(self.compiled.search(completion, timeout=self.timeout) is not None)
         return super().score(completion, **columns)
@@ -256,7 +256,7 @@ class JsonSchemaReward(SampleReward):
             _validator(self.schema)
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0, `invalid_score` or 0.0."""
+        """Return 1.0, `invalid_score` or 0.0."""
         schema = self.schema
         if self.column is not None:
             schema = columns[self.column]

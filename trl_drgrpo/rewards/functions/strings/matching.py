@@ -60,7 +60,7 @@ class AgainstColumn(SampleReward):
     ignore_case: bool = False
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `None` for a row without a truth."""
+        """Return 1.0 or 0.0; `None` for a row without a truth."""
         value = columns[self.column]
         if value is None:
             return None
