@@ -82,7 +82,8 @@ def check_names(values: dict[str, Any]) -> None:
 
 @contextmanager
 def run_folder(values: dict[str, Any], dry_run: bool) -> Iterator[None]:
-    """Keep a run's folder for this run alone inside the block, unless it is a dry run; refuse one where none may start."""
+    """Keep a run's folder for this run alone inside the block, unless it is a dry run; refuse one where none may
+    start."""
     output_dir = Path(values.get("output_dir") or "trainer_output")
     resume = values.get("resume_from_checkpoint")
     overwrite = bool(values.get("overwrite_output_dir"))

@@ -21,7 +21,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_rounded
 
-Point = dict[sympy.Basic, sympy.Expr]  # symbol -> value
+Point = dict[sympy.Basic | complex, sympy.Basic | complex]  # symbol -> value
 
 # It warns once that its time-out is off. It is: signals work in the main thread only.
 logging.getLogger("math_verify.grader").setLevel(logging.ERROR)
@@ -134,7 +134,7 @@ def _complex_parts(expression: sympy.Expr) -> list[Any]:
     """Logarithms, and powers with a fractional exponent, that are complex for some values of their symbols."""
     parts = []
     for part in expression.atoms(sympy.Pow, sympy.log):
-        if part.args[0].free_symbols and not (part.is_Pow and part.exp.is_integer):
+        if part.args[0].free_symbols and not (isinstance(part, sympy.Pow) and part.exp.is_integer):
             parts.append(part)
     return parts
 

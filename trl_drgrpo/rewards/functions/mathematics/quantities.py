@@ -30,7 +30,7 @@ zero one two three four five six seven eight nine ten eleven twelve thirteen fou
 eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
 """
 _WORDS = _WORDS_TEXT.split()
-IN_WORDS = dict(zip(_WORDS, [*range(20), *range(20, 100, 10)], strict=True))
+IN_WORDS: dict[str, int] = dict(zip(_WORDS, [*range(20), *range(20, 100, 10)], strict=True))
 IN_WORDS |= {f"{ten}-{one}": IN_WORDS[ten] + IN_WORDS[one] for ten in _WORDS[20:] for one in _WORDS[1:10]}
 
 
