@@ -232,7 +232,7 @@ class Sandbox:
             if uid or _kernel() >= (5, 14):
                 threads = self.threads
         limits = {
-            "memory": self.memory_mb << 20,
+            "memory": self.memory_mb << 20,  # of the one process: the filter lets it fork no other
             "file": self.disk_mb << 20,
             "cpu": math.ceil(seconds) + 1,
             "threads": threads,
@@ -249,6 +249,7 @@ class Sandbox:
                 environment = {**ENVIRONMENT, "HOME": folder}
             else:
                 rules = stack.enter_context(_file_of(seccomp.filter_program(seccomp.machine())))
+                # bubblewrap limits the bytes of a /tmp, but not its number of files: see `_room`.
                 room = _room(_bwrap(), self.disk_mb << 20)
                 private_tmp = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
                 walls = _walls(self._python(), ["--bind", _ROOM, "/tmp"] if room else private_tmp)
@@ -264,7 +265,8 @@ class Sandbox:
                 cwd=folder,
                 start_new_session=True,
             )
-            stack.enter_context(process)  # closes its streams, and waits for it
+            # Left in the other order: killed first, then waited for, and its files closed last.
+            stack.enter_context(process)
             stack.callback(_kill_group, process)
             yield Running(process)
 

@@ -21,7 +21,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_rounded
 
-Point = dict[sympy.Basic | complex, sympy.Basic | complex]  # symbol -> value
+Point = dict[Any, Any]  # symbol -> value; no narrower type is one that sympy's `subs` declares
 
 # It warns once that its time-out is off. It is: signals work in the main thread only.
 logging.getLogger("math_verify.grader").setLevel(logging.ERROR)
@@ -165,7 +165,7 @@ def _points_with_one_negative(dimension: int) -> list[list[Any]]:
 
 def _value(expression: sympy.Expr, values: Point, digits: int = _DIGITS) -> Any:
     try:
-        value = expression.subs(values).doit()
+        value: Any = expression.subs(values).doit()
         if value.is_Rational:
             return value
         value = value.evalf(digits, maxn=max(100, 2 * digits))
