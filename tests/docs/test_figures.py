@@ -38,7 +38,7 @@ def test_a_worked_group():
 
 
 @given(st.integers(2, 12), st.integers(0, 12), lengths, lengths, lengths)
-def test_what_holds_for_any_group(size, right, length_right, length_wrong, cut):
+def test_pulls_of_any_group_keep_their_invariants(size, right, length_right, length_wrong, cut):
     group = ExampleGroup(min(right, size), length_right, length_wrong, size, cut)
     for name, objective in OBJECTIVES.items():
         weights = group.token_weights(name)

@@ -24,13 +24,13 @@ def code_cells(notebook):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path, monkeypatch):
+def test_every_notebook_runs(path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     execute(path)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_committed_is_a_whole_run(path):
+def test_a_committed_notebook_is_a_whole_run(path):
     notebook = read(path)
     nbformat.validate(notebook)
     cells = code_cells(notebook)
@@ -42,12 +42,12 @@ def test_what_is_committed_is_a_whole_run(path):
     assert path.stat().st_size < 500_000
 
 
-def test_each_has_a_check():
+def test_every_notebook_has_a_check():
     assert sorted(CHECKS) == [path.stem for path in NOTEBOOKS]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_starts_by_itself_and_ends_in_one_picture_and_one_sentence(path):
+def test_a_notebook_starts_by_itself_and_ends_in_one_picture_and_one_sentence(path):
     cells = read(path).cells
     install, setup = code_cells(read(path))[:2]
     assert 'find_spec("trl_drgrpo") is None:\n    %pip install -q "trl-drgrpo[' in install.source

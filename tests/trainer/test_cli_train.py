@@ -64,7 +64,7 @@ def moved(saved_model, output_dir) -> bool:
     return any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_train(recipe, saved_model, ran):
+def test_train_prints_a_result_and_one_line_of_progress(recipe, saved_model, ran):
     out, err = ran(recipe())
     result = yaml.safe_load(out)  # stdout holds the result and nothing else
     assert result.keys() == {"output_dir", "steps", "reward_first", "reward_last"}

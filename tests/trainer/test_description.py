@@ -87,7 +87,7 @@ def broken(tmp_path_factory, prompts, tokenizer):
 
 
 @pytest.mark.parametrize("place", BROKEN.values())
-def test_it_is_said_once_with_its_traceback(broken, place):
+def test_a_failure_is_logged_once_with_its_traceback(broken, place):
     about = [record for record in broken[1] if record.getMessage().startswith(f"{place} failed: the run goes on")]
     assert len(about) == 1
     assert str(about[0].exc_info[1]) == "broken on purpose"
@@ -108,7 +108,7 @@ def test_the_run_is_trained_and_saved_all_the_same(broken, tokenizer):
     assert all("loss" in entry for entry in trainer.state.log_history[:3])
 
 
-def test_its_checkpoint_resumes(broken, prompts, tokenizer):
+def test_the_checkpoint_of_such_a_run_resumes(broken, prompts, tokenizer):
     trainer, _ = broken
     given = {"step_reward_funcs": step_reward, "max_steps": 4, "save_strategy": "no"}
     again = build(trainer.args.output_dir, prompts, tokenizer, **given)
@@ -161,7 +161,7 @@ def test_a_callback_of_the_user_may_end_the_run_when_logging(tmp_path, prompts, 
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_who_wants_to_stop_can(error):
+def test_an_interrupt_passes_the_guard(error):
     guard = DescriptionGuard()
     with pytest.raises(error), guard("Anything"):
         raise error

@@ -211,7 +211,7 @@ def test_a_continuous_reward_says_once_what_to_set(train, output, caplog):
     assert all(row["right"] is None for row in read(output, "completions.jsonl")[-1]["rows"])
 
 
-def test_evaluations(run, prompts, output):
+def test_evaluations_are_logged_without_metrics_of_training(run, prompts, output):
     fields = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "max_steps": 2}
     run(eval_dataset=prompts.select(range(2)), **fields)
     evaluation = next(entry for entry in read(output, "metrics.jsonl") if entry["mode"] == "eval")

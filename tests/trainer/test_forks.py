@@ -86,7 +86,7 @@ RARE = ("the worst step", "adapters", "running scale")
 
 
 @pytest.mark.parametrize("variant", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in VARIANTS])
-def test_it_trains(variant, run, tokenizer):
+def test_every_variant_of_forks_trains(variant, run, tokenizer):
     trainer = run(**VARIANTS[variant])
     before = weights(type("Untrained", (), {"model": tiny_model(tokenizer)}))
     after = weights(trainer)

@@ -225,7 +225,7 @@ def test_runs_with_stop_strings_are_whole(train):
         ("p", "", ["a"], None),
     ],
 )
-def test_where_a_stop_string_ends(prompt, completion, strings, kept, tokenizer):
+def test_a_stop_string_ends_a_row_behind_it(prompt, completion, strings, kept, tokenizer):
     ids = tokenizer.encode(completion)
     row = StopStrings(strings, tokenizer, [258]).cut(tokenizer.encode(prompt), ids)
     assert row == (ids if kept is None else tokenizer.encode(kept))

@@ -225,7 +225,7 @@ def test_the_reference_of_an_adapter(passed_in, build, tokenizer, saved_model):
     assert any(f"the reference is {expected};" in note for note in notes)
 
 
-def test_what_else_changes_the_objective(build):
+def test_the_card_states_subclasses_and_engines_that_change_the_objective(build):
     class Other(DrGRPOTrainer):
         def _compute_loss(self, model, inputs):
             return super()._compute_loss(model, inputs)

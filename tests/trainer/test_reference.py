@@ -94,7 +94,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_of_a_model_that_was_passed_it_is_a_copy(name, base, tokenizer, build):
+def test_the_reference_of_a_passed_model_is_a_copy(name, base, tokenizer, build):
     model = MODELS[name](base, tokenizer)
     trainer = build(model)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -130,7 +130,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_an_adapter_that_was_passed_it_is_a_copy_whatever_its_kind_and_name(kind, base, build):
+def test_the_reference_of_a_passed_adapter_is_a_copy_for_every_kind_and_name(kind, base, build):
     model = adapted(base, KINDS[kind], "mine")
     trainer = build(model)
     trained = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
@@ -153,7 +153,7 @@ def test_a_second_run_with_the_same_model_starts_from_what_the_first_made(base, 
     assert_starts_at_0(build(first.model))
 
 
-def test_of_an_adapter_on_a_quantized_base(base, build):
+def test_the_reference_of_an_adapter_on_a_quantized_base_starts_at_0(base, build):
     trainer = build(adapted(base, name="mine", quantization_config=nf4()), adapter_dtype="float32")
     assert_starts_at_0(trainer)
 

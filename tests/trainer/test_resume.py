@@ -220,7 +220,7 @@ ROLLOUTS = "drgrpo_rollouts_0.pt"
         (without_optimizer, {}, "checkpoint-1 holds no optimizer state (save_only_model)"),
     ],
 )
-def test_what_is_not_as_it_was_is_made_anew_and_said(change, fields, said, half_way, train, caplog):
+def test_a_changed_part_is_made_anew_with_a_warning(change, fields, said, half_way, train, caplog):
     folder, whole = half_way
     if change:
         change(folder)
@@ -275,7 +275,7 @@ def test_another_objective_is_said_in_one_warning(checkpoint, train, reward, cap
     ]
 
 
-def test_every_other_setting_is_said(checkpoint, train, prompts, caplog):
+def test_every_changed_setting_is_logged(checkpoint, train, prompts, caplog):
     changed = {
         "generation_kwargs": {"top_k": 5},
         "learning_rate": 1e-9,
@@ -434,7 +434,7 @@ def test_a_run_keeps_its_id_and_says_nothing_of_settings_that_are_the_same(check
         ),
     ],
 )
-def test_what_cannot_go_on_is_refused(fields, state, message, checkpoint, train):
+def test_a_checkpoint_that_cannot_go_on_is_refused(fields, state, message, checkpoint, train):
     finish_checkpoint(checkpoint, {**read_state(checkpoint), **state})
     with pytest.raises(InputError, match=message):
         train(**fields, resume=checkpoint)

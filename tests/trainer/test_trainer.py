@@ -208,7 +208,7 @@ def test_an_infinite_reward_saves_what_was_computed(train, output):
     assert (output / "checkpoint-2").exists()
 
 
-def test_of_a_reward_that_fails_in_the_first_step_nothing_is_saved(train, output):
+def test_a_reward_that_fails_in_the_first_step_leaves_nothing_saved(train, output):
     with pytest.raises(RewardError):
         train(failing(1))
     assert not list(output.glob("checkpoint-*"))

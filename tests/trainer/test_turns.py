@@ -70,7 +70,7 @@ def _last_words(batch):
     return found
 
 
-def test_what_the_environment_wrote_carries_nothing(walked):
+def test_tokens_of_the_environment_carry_no_advantage(walked):
     advantages, tool_mask = walked.run.rollouts["advantages"], walked.run.rollouts["tool_mask"]
     written_by_it = walked.run.credited.completion_mask.bool() & (tool_mask == 0)
     assert written_by_it.sum() > 100
@@ -400,7 +400,7 @@ class Judges(Walk):
         return {1: None, 4: float("nan")}.get(self.place, 1.0)
 
 
-def test_none_leaves_a_row_out_and_so_does_nan_with_a_word(tmp_path, caplog):
+def test_a_none_leaves_a_row_out_and_so_does_a_nan_with_a_warning(tmp_path, caplog):
     trainer = build(tmp_path, environment_factory=Judges)
     trainer.train()
     assert trainer.credited.rewards.isnan().tolist() == [False, False, True, True] * 2

@@ -56,7 +56,7 @@ def test_a_prompt_with_a_token_that_was_added_is_refused(
         construct(str(tmp_path), prompts)
 
 
-def test_of_a_model_in_memory_its_embeddings_count(extended, construct):
+def test_the_embeddings_of_a_model_in_memory_count(extended, construct):
     model = tiny_model(tiny_tokenizer())
     with pytest.raises(InputError, match="'<think>'"):
         construct(model, ONE_THINKS, extended)
@@ -72,7 +72,7 @@ def test_special_tokens_are_used_by_every_run(kind, saved_model, construct, with
         construct(saved_model, PLAIN, tokenizer)
 
 
-def test_what_no_prompt_uses_is_allowed(extended, saved_model, construct):
+def test_new_tokens_that_no_prompt_uses_are_allowed(extended, saved_model, construct):
     construct(saved_model, PLAIN, extended).train()
 
 

@@ -36,7 +36,7 @@ def test_loss_and_gradient_agree_with_the_specification(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(full=True)[:48])
-def test_every_combination(case):
+def test_every_combination_of_settings_passes(case):
     assert run_case(case).gradient_difference <= TOLERANCE
 
 

@@ -279,7 +279,7 @@ class TestShippedModel:
         assert tokenizer.get_vocab() == build_tokenizer().get_vocab()
         assert tokenizer.chat_template == build_tokenizer().chat_template
 
-    def test_it_starts_fluent_and_faulty(self, shipped):
+    def test_the_shipped_model_starts_fluent_and_faulty(self, shipped):
         drawn = task.make_problems(128, "held_out")
         numbers, texts = evaluate(*shipped, drawn, sample=True)
         assert 0.15 < numbers["accuracy"] < 0.45
@@ -297,7 +297,7 @@ class TestShippedModel:
 
 
 class TestEvaluate:
-    def test_numbers(self, shipped):
+    def test_evaluate_counts_accuracy_and_lengths(self, shipped):
         model, tokenizer = shipped
         drawn = task.make_problems(20, "held_out")
         greedy, texts = evaluate(model, tokenizer, drawn, sample=False)

@@ -420,7 +420,7 @@ def test_a_server_that_is_not_there_or_answers_something_else(tokenizer):
         ({"rows": [{"prompt": "?", "values": 1}]}, "dataset_name: got a column 'values'"),
     ],
 )
-def test_what_does_not_fit_is_said_before_a_model_loads(changes, message):
+def test_bad_search_settings_are_refused_before_a_model_loads(changes, message):
     given = {"strategy": "puct", "budget_tokens": 64, "max_completion_length": 64, "verifier": has_a, **changes}
     rows = given.pop("rows", [{"prompt": "?"}])
     with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-r"""What one update would do to the length of correct and incorrect answers: `trl-drgrpo bias`.
+r"""Effect of one update on the length of correct and incorrect answers: `trl-drgrpo bias`.
 
 **Objectives.** On policy (ratio 1, no KL) every objective of this family has a gradient of one form,
 
@@ -78,7 +78,7 @@ class Objective:
     def token_weights(
         self, rewards: np.ndarray, lengths: np.ndarray, num_generations: int, loss_normalizer: float
     ) -> np.ndarray:
-        """`c_i`, the weight of every token of row i in the update direction, `(B,)`.
+        """Return `c_i`, the weight of every token of row i in the update direction, `(B,)`.
 
         Args:
             rewards (`np.ndarray` of shape `(B,)`): Rewards.
@@ -102,7 +102,7 @@ OBJECTIVES = {
 
 
 def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
-    """`sum_i |A_i|` of a group with k correct answers, for k = 0 to G: the pull of the update on such a prompt.
+    """Return `sum_i |A_i|` of a group with k correct answers, for k = 0 to G: the pull of the update on such a prompt.
 
     Args:
         num_generations (`int`): G.
@@ -121,8 +121,11 @@ def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
     ```
     """
     objective = Objective("", divides_by_std, "constant")
-    groups = [np.array([1.0] * right + [0.0] * (num_generations - right)) for right in range(num_generations + 1)]
-    return [float(np.abs(objective.advantages(group, num_generations)).sum()) for group in groups]
+    weights = []
+    for correct in range(num_generations + 1):
+        rewards = np.array([1.0] * correct + [0.0] * (num_generations - correct))
+        weights.append(float(np.abs(objective.advantages(rewards, num_generations)).sum()))
+    return weights
 
 
 def _grouped(values: np.ndarray, num_generations: int) -> np.ndarray:
@@ -163,12 +166,17 @@ class Rollouts:
     stopped: np.ndarray
 
     def direction_weights(self) -> np.ndarray:
-        """Per objective, the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
-        given = self.rewards, self.lengths, self.num_generations, self.loss_normalizer
-        return np.stack([objective.token_weights(*given) for objective in OBJECTIVES.values()])
+        """Return per objective the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
+        weights = []
+        for objective in OBJECTIVES.values():
+            weights.append(
+                objective.token_weights(self.rewards, self.lengths, self.num_generations, self.loss_normalizer)
+            )
+        return np.stack(weights)
 
     def quantity_weights(self) -> np.ndarray:
-        """The same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion has."""
+        """Return the same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion
+        has."""
         # The group's other members as baseline: the same expectation, less noise.
         scale = self.num_generations / (self.num_generations - 1) / len(self.lengths)
 
@@ -176,13 +184,14 @@ class Rollouts:
             groups = values.astype(float).reshape(-1, self.num_generations)
             return scale * (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
 
-        given = [self._given(self.right), self._given(~self.right)]
-        return np.stack([*given, centered(self.lengths), centered(self.right)])
-
-    def _given(self, chosen: np.ndarray) -> np.ndarray:
-        if not chosen.any():
-            return np.full(len(chosen), np.nan)
-        return np.where(chosen, self.lengths - self.lengths[chosen].mean(), 0.0) / chosen.sum()
+        weights = []
+        for chosen in (self.right, ~self.right):
+            if chosen.any():
+                # The gradient of a mean length among the chosen, see the module.
+                weights.append(np.where(chosen, self.lengths - self.lengths[chosen].mean(), 0.0) / chosen.sum())
+            else:
+                weights.append(np.full(len(chosen), np.nan))
+        return np.stack([*weights, centered(self.lengths), centered(self.right)])
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,8 @@ def changes_per_step(directions: np.ndarray, gradients: np.ndarray) -> Changes:
     norms = np.linalg.norm(directions, axis=2, keepdims=True)
     units = np.divide(directions, norms, out=np.zeros_like(directions), where=norms > 0)
     products = np.einsum("aon,bqn->aboq", units, gradients)  # (K, K, O, Q)
-    right, wrong = QUANTITIES.index("length_right"), QUANTITIES.index("length_wrong")
+    right = QUANTITIES.index("length_right")
+    wrong = QUANTITIES.index("length_wrong")
     gap = products[..., wrong : wrong + 1] - products[..., right : right + 1]
     products = np.concatenate([products, gap], axis=3)
     reference = list(OBJECTIVES).index(REFERENCE)
@@ -248,20 +258,21 @@ def _expected_length(vectors: np.ndarray) -> float:
 def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
     """Mean over pairs of different batches, and its jackknife standard error; `products` is `(K, K, O, Q)`."""
     batches = len(products)
+    # Only pairs of different batches: within one batch the noise of both factors is correlated.
     off_diagonal = products * (1 - np.eye(batches))[:, :, None, None]
     total = off_diagonal.sum(axis=(0, 1))
     mean = total / (batches * (batches - 1))
     without = total - off_diagonal.sum(axis=0) - off_diagonal.sum(axis=1)  # (K, O, Q): one batch left out
     left_out = without / ((batches - 1) * (batches - 2))
     errors = np.sqrt((batches - 1) / batches * ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0))
-    return {
-        objective: {quantity: Estimate(float(mean[o, q]), float(errors[o, q])) for q, quantity in enumerate(REPORTED)}
-        for o, objective in enumerate(OBJECTIVES)
-    }
+    estimates = {}
+    for objective, means_of_row, errors_of_row in zip(OBJECTIVES, mean.tolist(), errors.tolist(), strict=True):
+        estimates[objective] = dict(zip(REPORTED, map(Estimate, means_of_row, errors_of_row), strict=True))
+    return estimates
 
 
 def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
-    """The whole measurement.
+    """Measure the changes from batches.
 
     Args:
         batches (`Iterable[tuple[Rollouts, Callable]]`): K independent batches of one policy, each with a function
@@ -271,7 +282,8 @@ def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
     Returns:
         [`Changes`].
     """
-    directions, gradients = [], []
+    directions = []
+    gradients = []
     for rollouts, score_sums in batches:
         sums = score_sums(np.concatenate([rollouts.direction_weights(), rollouts.quantity_weights()]))
         directions.append(sums[: len(OBJECTIVES)])
@@ -313,14 +325,15 @@ def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lamb
 def _sample(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> Iterator[tuple[Rollouts, ScoreSums]]:
     trainer.model.train()
     for batch, inputs in islice(sampled_batches(trainer), batches):
-        tokens, mask, right = token_batch(inputs), batch.trained_mask, _right(trainer, batch)
-        rollouts = _reduced(batch, mask, right, trainer)
+        tokens = token_batch(inputs)
+        mask = batch.trained_mask
+        rollouts = _reduced(batch, mask, _right(trainer, batch), trainer)
         on_batch(rollouts, tokens, mask)
         yield rollouts, partial(score_sums, trainer, tokens, mask)
 
 
 def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, weights: np.ndarray) -> np.ndarray:
-    """`sum_i w_i grad log pi(o_i)` over a batch, for several weights at once.
+    """Return `sum_i w_i grad log pi(o_i)` over a batch, for several weights at once.
 
     Args:
         trainer ([`DrGRPOTrainer`]): Owns the policy.
@@ -333,18 +346,22 @@ def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, w
     """
     parameters = [p for p in trainer.model.parameters() if p.requires_grad]
     sums = np.zeros((len(weights), sum(p.numel() for p in parameters)), dtype=np.float32)
-    known = [w for w in range(len(weights)) if np.isfinite(weights[w]).all()]
-    sums[[w for w in range(len(weights)) if w not in known]] = np.nan
+    is_finite = np.isfinite(weights).all(axis=1)
+    sums[~is_finite] = np.nan
+    finite_weights = np.flatnonzero(is_finite)
     size = trainer.args.per_device_train_batch_size
     for first in range(0, len(mask), size):
         rows = slice(first, first + size)
         part = TokenBatch(tokens.input_ids[rows], tokens.attention_mask[rows], tokens.completion_width)
         log_probs = trainer.score_tokens(trainer.model, part)[0]
         per_row = (log_probs * mask[rows]).sum(dim=1)
-        for position, w in enumerate(known):
+        for w in finite_weights:
             factors = torch.as_tensor(weights[w, rows], dtype=per_row.dtype, device=per_row.device)
-            last = position == len(known) - 1
-            grads = torch.autograd.grad(factors @ per_row, parameters, retain_graph=not last, materialize_grads=True)
+            # One forward serves all weights; the last backward frees its graph.
+            is_last = w == finite_weights[-1]
+            grads = torch.autograd.grad(
+                factors @ per_row, parameters, retain_graph=not is_last, materialize_grads=True
+            )
             sums[w] += torch.cat([grad.float().flatten().cpu() for grad in grads]).numpy()
     return sums
 
@@ -384,7 +401,7 @@ def _check(trainer: DrGRPOTrainer, batches: int) -> None:
 
 
 def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, TrainedRows]]:
-    """Generation batches as the training loop would see them, with the tensors that TRL trains on; without end.
+    """Yield generation batches as the training loop would see them, with the tensors that TRL trains on; without end.
 
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer; its model does not change.
@@ -411,25 +428,22 @@ _SCALES = {"pass_rate": 100.0}  # shares become percentage points
 
 
 def changes_table(changes: Changes) -> str:
-    """A Markdown table of changes, one of their differences from Dr. GRPO, each with its standard error.
+    """Return a Markdown table of changes, one of their differences from Dr. GRPO, each with its standard error.
 
     Args:
         changes ([`Changes`]): Of the measurement.
     """
-    return "\n".join(
-        [
-            f"Change per update of unit length, {changes.batches} batches, ± standard error:\n",
-            *_rows(changes.changes, OBJECTIVES),
-            f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n",
-            *_rows(changes.differences_from_dr_grpo, [name for name in OBJECTIVES if name != REFERENCE]),
-        ]
-    )
+    lines = [f"Change per update of unit length, {changes.batches} batches, ± standard error:\n"]
+    lines += _rows(changes.changes, OBJECTIVES)
+    lines.append(f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n")
+    lines += _rows(changes.differences_from_dr_grpo, [name for name in OBJECTIVES if name != REFERENCE])
+    return "\n".join(lines)
 
 
 def pushes(
     batches: Sequence[Rollouts], decisions: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 ) -> dict[str, dict[str, Push]]:
-    """The push of an update on the decision to stop, see `features/diagnostics/statistics.py`.
+    """Return the push of an update on the decision to stop, see `features/diagnostics/statistics.py`.
 
     Args:
         batches (`Sequence[Rollouts]`): Batches that say which completions stopped.
@@ -439,31 +453,36 @@ def pushes(
     Returns:
         `dict`: Per key of `OBJECTIVES` the push of the `correct` and of the `incorrect` completions.
     """
-    size = batches[0].num_generations
-    names = ("lengths", "right", "stopped")
-    lengths, right, stopped = (np.concatenate([getattr(b, name) for b in batches]) for name in names)
-    batch = np.repeat(np.arange(len(batches)), [len(b.lengths) for b in batches])
-    group = np.arange(len(lengths)) // size
+    lengths = np.concatenate([rollouts.lengths for rollouts in batches])
+    right = np.concatenate([rollouts.right for rollouts in batches])
+    stopped = np.concatenate([rollouts.stopped for rollouts in batches])
+    weights = np.concatenate([rollouts.direction_weights() for rollouts in batches], axis=1)  # (O, rows)
+    batch = np.repeat(np.arange(len(batches)), [len(rollouts.lengths) for rollouts in batches])
+    group = np.arange(len(lengths)) // batches[0].num_generations
     decided = lengths if decisions is None else decisions(lengths, stopped)
     scores = decision_scores(decided, stopped, group, batch)
-    found = {}
-    for name, objective in OBJECTIVES.items():
-        weights = [objective.token_weights(b.rewards, b.lengths, size, b.loss_normalizer) for b in batches]
-        kinds = {"correct": right, "incorrect": ~right}
-        found[name] = {kind: stop_push(np.concatenate(weights), scores, of, group) for kind, of in kinds.items()}
-    return found
+    pushes_of_objectives = {}
+    for name, weights_of_rows in zip(OBJECTIVES, weights, strict=True):
+        pushes_of_objectives[name] = {
+            "correct": stop_push(weights_of_rows, scores, right, group),
+            "incorrect": stop_push(weights_of_rows, scores, ~right, group),
+        }
+    return pushes_of_objectives
 
 
-def push_table(found: dict[str, dict[str, Push]]) -> str:
-    """The same as a Markdown table, with its intervals (95%)."""
-    groups = max(push.groups for of_objective in found.values() for push in of_objective.values())
+def push_table(pushes_of_objectives: dict[str, dict[str, Push]]) -> str:
+    """Return the same as a Markdown table, with its intervals (95%)."""
+    groups = 0
+    rows = {}
+    for name, push in pushes_of_objectives.items():
+        groups = max(groups, push["correct"].groups, push["incorrect"].groups)
+        rows[name] = [_interval(push["correct"]), _interval(push["incorrect"])]
     title = f"Push to go on instead of stopping, in decisions per unit of weight, {groups} live groups, ± 95%:\n"
-    rows = {name: [_interval(of[kind]) for kind in ("correct", "incorrect")] for name, of in found.items()}
     return "\n".join([title, *_table(["correct answers", "incorrect answers"], rows)])
 
 
 def plain(value: object) -> Any:
-    """Estimates, however nested, as plain types for JSON; unknown values (NaN) are `None`."""
+    """Return estimates, however nested, as plain types for JSON; unknown values (NaN) are `None`."""
     if dataclasses.is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):
@@ -479,15 +498,18 @@ def _interval(push: Push) -> str:
 
 
 def _rows(estimates: dict[str, dict[str, Estimate]], objectives: Iterable[str]) -> list[str]:
-    rows = {name: [_cell(estimates[name][each], _SCALES.get(each, 1.0)) for each in REPORTED] for name in objectives}
-    return _table([_HEADINGS[each] for each in REPORTED], rows)
+    rows = {}
+    for name in objectives:
+        rows[name] = [_cell(estimates[name][quantity], _SCALES.get(quantity, 1.0)) for quantity in REPORTED]
+    return _table([_HEADINGS[quantity] for quantity in REPORTED], rows)
 
 
 def _table(headings: list[str], rows: dict[str, list[str]]) -> list[str]:
     """Lines of a Markdown table, a row per key of `OBJECTIVES`."""
-    lines = [["objective", *headings], *([OBJECTIVES[name].label, *cells] for name, cells in rows.items())]
-    first, *others = (f"| {' | '.join(line)} |" for line in lines)
-    return [first, "|---" * len(lines[0]) + "|", *others]
+    lines = [" | ".join(["| objective", *headings]) + " |", "|---" * (1 + len(headings)) + "|"]
+    for name, cells in rows.items():
+        lines.append(" | ".join([f"| {OBJECTIVES[name].label}", *cells]) + " |")
+    return lines
 
 
 def _cell(estimate: Estimate, scale: float) -> str:

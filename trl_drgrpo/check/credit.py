@@ -79,7 +79,7 @@ class CreditCase:
 
 
 def credit_cases() -> list[CreditCase]:
-    """The lines of the table."""
+    """Return the lines of the table."""
     of_rows = (_stop_or_go, _outcome, _truncated, _value_baseline, _two_turns, _shared_states)
     environments = (*of_rows, _forks, _unscorable, _prompts)
     return [case for environment in environments for case in environment()]
@@ -89,7 +89,8 @@ def _stop_or_go() -> Iterator[CreditCase]:
     policies = [stop_or_go(0.2), stop_or_go(0.8)]
     merged = [policy.map(Trajectory.with_eos_in_last_step) for policy in policies]
     at_once = [stop_or_go(0.2, at_once=True), stop_or_go(0.8, at_once=True)]
-    to_go, alone = TrainerCredit(), TrainerCredit(step_baseline="none")
+    to_go = TrainerCredit()
+    alone = TrainerCredit(step_baseline="none")
     increments = TrainerCredit(step_credit="min_increments")
     line = partial(_line, "stop or go")
     yield line("to_go", policies, to_go)
@@ -124,8 +125,9 @@ def _outcome() -> Iterator[CreditCase]:
 
 
 def _truncated() -> Iterator[CreditCase]:
-    """Truncated rows masked. Their group's mean keeps them, so being cut off is worth the mean reward."""
-    policy, chance = reasoning(), 0.25
+    """Mask truncated rows. Their group's mean keeps them, so being cut off is worth the mean reward."""
+    policy = reasoning()
+    chance = 0.25
     short = reasoning(max_steps=2)
     at_times = short.at_times_unscorable(chance)
     masked = TrainerCredit(None, advantage_baseline="leave_one_out", mask_truncated_completions=True)
@@ -153,14 +155,14 @@ def _truncated() -> Iterator[CreditCase]:
 
 
 def if_complete(objective: Objective, policy: SmallPolicy) -> Objective:
-    """The objective, its mean under the policy (a constant) for a truncated row."""
+    """Return the objective, its mean under the policy (a constant) for a truncated row."""
     chances = policy.probabilities().tolist()
     mean = sum(chance * objective(row) for chance, row in zip(chances, policy.rows, strict=True))
     return lambda row: objective(row) if row.closing else mean
 
 
 def without_truncated(credit: Credit) -> Credit:
-    """The same credit without a gradient in truncated rows."""
+    """Return the same credit without a gradient in truncated rows."""
 
     def of_complete_rows(rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
         is_complete = torch.tensor([[row.closing] for row in rows])
@@ -174,25 +176,24 @@ def _value_baseline() -> Iterator[CreditCase]:
     policy = reasoning(max_steps=2)  # 6 rows, and so 6 ** 4 batches of two groups of two
     values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
     line = partial(_line, "PRM as baseline")
-    fit = partial(TrainerCredit, process_role="baseline", advantage_baseline="leave_one_out")
+    baseline = partial(TrainerCredit, process_role="baseline", advantage_baseline="leave_one_out")
     for name, value in values.items():
-        known = fit(value, fitted=0.75)
-        yield line(f"V {name}, c of earlier batches", [policy], known, outcome, prompts=1)
-    fitted = fit(adversarial_value)
-    yield line("V adversarial, c of the other group", [policy], fitted, outcome, group_sizes=(2,), prompts=2)
-    mean = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="group_mean")
+        # Fitted to earlier batches, c is a constant for this one.
+        yield line(f"V {name}, c of earlier batches", [policy], baseline(value, fitted=0.75), outcome, prompts=1)
+    fitted_here = baseline(adversarial_value)
+    yield line("V adversarial, c of the other group", [policy], fitted_here, outcome, group_sizes=(2,), prompts=2)
+    mean = baseline(adversarial_value, fitted=0.75, advantage_baseline="group_mean")
     yield line("V adversarial, group_mean, times G/(G-1)", [policy], mean, outcome, share=_with_own_row, prompts=1)
-    known = fit(hindsight, fitted=0.75)
-    yield line("V of later text", [policy], known, outcome, control=True, prompts=1)
-    for name, value, is_causal in (("of the text so far", random_value, True), ("of later text", hindsight, False)):
+    yield line("V of later text", [policy], baseline(hindsight, fitted=0.75), outcome, control=True, prompts=1)
+    for name, value in (("of the text so far", random_value), ("of later text", hindsight)):
         alone = TrainerCredit(value, outcome_weight=0.0)
-        yield line(f"scores {name}, paid alone", [policy], alone, paid(value), control=not is_causal)
+        yield line(f"scores {name}, paid alone", [policy], alone, paid(value), control=value is hindsight)
     for name, value in values.items():
         yield line(f"V {name}, paid as a reward", [policy], TrainerCredit(value), outcome, control=True)
 
 
 def exact_value(policy: SmallPolicy) -> Judge:
-    """The expected outcome after each step."""
+    """Return a judge of the expected outcome after each step."""
     mass: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row, probability in zip(policy.rows, policy.probabilities().tolist(), strict=True):
         for text in accumulate(str(row.text).splitlines(keepends=True)):
@@ -240,11 +241,14 @@ def _shared_states() -> Iterator[CreditCase]:
 
 def _forks() -> Iterator[CreditCase]:
     """Two parents, cut behind a step: every tree is a parent with the branches that go on from its cuts."""
-    policy, at_once, deep = reasoning(max_steps=2), stop_or_go(0.2, at_once=True, max_steps=2), until_a_mistake()
+    policy = reasoning(max_steps=2)
+    at_once = stop_or_go(0.2, at_once=True, max_steps=2)
+    deep = until_a_mistake()
     rewarded = TrainerCredit(None)
-    to_go, increments = (TrainerCredit(outcome_weight=0.0, step_credit=c) for c in ("return_to_go", "min_increments"))
+    to_go = TrainerCredit(outcome_weight=0.0, step_credit="return_to_go")
+    increments = TrainerCredit(outcome_weight=0.0, step_credit="min_increments")
     both = TrainerCredit(outcome_weight=0.5, process_weight=0.25)
-    others = over_all_leaves(TrainerCredit(None, advantage_baseline="leave_one_out"))
+    leave_one_out = TrainerCredit(None, advantage_baseline="leave_one_out")
 
     def line(
         name: str,
@@ -266,7 +270,7 @@ def _forks() -> Iterator[CreditCase]:
     yield line("min_increments, cut twice", deep, increments, lowest, depth=2)
     yield line("outcome and to_go", policy, both, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
     yield line("mean over all leaves", policy, over_all_leaves(rewarded), control=True)
-    yield line("mean over the other leaves", policy, others, control=True)
+    yield line("mean over the other leaves", policy, over_all_leaves(leave_one_out), control=True)
     yield line("to_go over all leaves", policy, over_all_leaves(to_go), total, control=True)
     yield line("only what failed is cut", policy, rewarded, rule=only_failures, control=True)
     yield line("shared tokens weigh 1 of G", policy, trained_in_one_leaf(rewarded), control=True)
@@ -275,11 +279,14 @@ def _forks() -> Iterator[CreditCase]:
 def _unscorable() -> Iterator[CreditCase]:
     """Rows without an outcome: by chance, or because of what they wrote."""
     chance = 0.25
-    short, turns = reasoning(max_steps=2).at_times_unscorable(chance), shared_states().at_times_unscorable(chance)
+    short = reasoning(max_steps=2).at_times_unscorable(chance)
+    turns = shared_states().at_times_unscorable(chance)
     alone = TrainerCredit(None, advantage_baseline="leave_one_out")
     fitted = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="leave_one_out")
     both = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
-    reward, steps = if_scorable(outcome), if_scorable(total)
+    reward = if_scorable(outcome)
+    steps = if_scorable(total)
+    # A row whose group has no other scorable one has no baseline, and no gradient.
     line = partial(_line, "unscorable by chance", share=lambda group_size: 1 - chance ** (group_size - 1))
     yield line("leave_one_out", [short], alone, reward)
     yield line("V adversarial as baseline", [short], fitted, reward, group_sizes=(3,), prompts=1)
@@ -362,5 +369,8 @@ def run_credit_case(case: CreditCase) -> CreditResult:
 
 def _difference_at_best(gradient: torch.Tensor, exact: torch.Tensor) -> float:
     """The difference of the positive multiple of g that comes closest."""
-    along, length = (gradient @ exact).item(), (gradient @ gradient).item()
-    return relative_difference(gradient * (along / length if along > 0 else 0.0), exact)
+    scale = 0.0
+    along = (gradient @ exact).item()
+    if along > 0:
+        scale = along / (gradient @ gradient).item()
+    return relative_difference(gradient * scale, exact)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from math import comb, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
@@ -58,7 +58,7 @@ class Tree:
 def behind_the_first_step(row: Trajectory, after: int) -> int | None:
     """Cut of `fork_at="drawn"` in a first batch; a further cut lies behind the second step, and so on."""
     places = _places(row)
-    return first_above(places, places, 0.0, after)
+    return first_above(places, places, 0.0, after)  # every place is above 0: the first one behind `after`
 
 
 def behind_a_bad_step(row: Trajectory, after: int) -> int | None:
@@ -95,32 +95,42 @@ def compare_forked(
     Returns:
         Iterator over pairs: the expected gradient, and the exact one.
     """
-    trees = list(_trees(policy, rule, branches, depth))
-    groups = list(product(trees, repeat=PARENTS))
+    batches = []
+    cuts = []
+    probabilities = []
+    for group in product(_trees(policy, rule, branches, depth), repeat=PARENTS):
+        leaves = []
+        for tree in group:
+            leaves += tree.leaves
+            cuts += tree.cuts
+        batches.append(tuple(leaves))
+        probabilities.append(prod(tree.probability for tree in group))
     size = PARENTS * branches**depth
-    batches = [tuple(leaf for tree in group for leaf in tree.leaves) for group in groups]
-    forks = Forks(branches, [cuts for group in groups for tree in group for cuts in tree.cuts])
-    advantages = credit([policy.rows[leaf] for batch in batches for leaf in batch], size, forks)
-    probabilities = torch.tensor([prod(tree.probability for tree in group) for group in groups], dtype=torch.float64)
-    gradient = policy.expected_gradient(batches, advantages.view(len(batches), size, -1), probabilities)
+    # One call for all groups: credit of a group does not depend on the others.
+    advantages = credit([policy.rows[leaf] for leaf in chain(*batches)], size, Forks(branches, cuts))
+    advantages = advantages.view(len(batches), size, -1)
+    gradient = policy.expected_gradient(batches, advantages, torch.tensor(probabilities, dtype=torch.float64))
     yield gradient / share(size), policy.gradient(objective)
 
 
 def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
-    """The same credit, with each shared token in the first of its leaves alone, where it weighs 1 of G."""
+    """Return the same credit, with each shared token in the first of its leaves alone, where it weighs 1 of G."""
 
     def once(rows: Sequence[Trajectory], num_generations: int, forks: Forks) -> torch.Tensor:
         advantages = credit(rows, num_generations, forks).clone()
         for i, cuts in enumerate(forks.cuts):
-            shared = [cut for level, cut in enumerate(cuts) if i % forks.branches ** (forks.depth - level)]
-            advantages[i, : max(shared, default=0)] = 0.0
+            for level, cut in enumerate(cuts):
+                # Leaves of a node are consecutive, and each node of this level has so many.
+                is_first_leaf = i % forks.branches ** (forks.depth - level) == 0
+                if not is_first_leaf:
+                    advantages[i, :cut] = 0.0
         return advantages
 
     return once
 
 
 def over_all_leaves(credit: Callable[[Sequence[Trajectory], int], torch.Tensor]) -> ForkedCredit:
-    """Credit that takes leaves for independent rows."""
+    """Return credit that takes leaves for independent rows."""
     return lambda rows, num_generations, forks: credit(rows, num_generations)
 
 
@@ -128,25 +138,32 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
     chances = policy.probabilities().tolist()
 
     def forked(leaf: int, cuts: tuple[int, ...], probability: float) -> Iterator[Tree]:
-        """All trees below a leaf that was cut as often as this."""
+        """Yield all trees below a leaf that was cut `len(cuts)` times."""
         if len(cuts) == depth:
             yield Tree((leaf,), (cuts,), probability)
             return
         row = policy.rows[leaf]
         cut = rule(row, cuts[-1] if cuts else 0)
-        if cut is None:  # the row once more, though perhaps not judged once more
-            alike = [i for i, other in enumerate(policy.rows) if other.text == row.text]
-        else:
-            alike = [i for i, other in enumerate(policy.rows) if str(other.text).startswith(str(row.text)[:cut])]
+        siblings = []
+        for i, candidate in enumerate(policy.rows):
+            if cut is None:  # the row once more, though perhaps not judged once more
+                is_sibling = candidate.text == row.text
+            else:
+                is_sibling = str(candidate.text).startswith(str(row.text)[:cut])
+            if is_sibling:
+                siblings.append(i)
         cuts = (*cuts, len(row.log_probs) if cut is None else cut)
-        begun = sum(chances[i] for i in alike)
-        for others in product(alike, repeat=branches - 1):
-            sampled = prod(chances[i] / begun for i in others)
-            below = [list(forked(branch, cuts, 1.0)) for branch in (leaf, *others)]
-            for parts in product(*below):
-                leaves = tuple(i for part in parts for i in part.leaves)
-                all_cuts = tuple(each for part in parts for each in part.cuts)
-                yield Tree(leaves, all_cuts, probability * sampled * prod(part.probability for part in parts))
+        chance_of_beginning = sum(chances[i] for i in siblings)
+        # The parent goes on as it was sampled; the other branches are sampled given what they begin with.
+        for sampled in product(siblings, repeat=branches - 1):
+            chance = prod(chances[i] / chance_of_beginning for i in sampled)
+            below = [list(forked(branch, cuts, 1.0)) for branch in (leaf, *sampled)]
+            for subtrees in product(*below):
+                yield Tree(
+                    tuple(chain.from_iterable(tree.leaves for tree in subtrees)),
+                    tuple(chain.from_iterable(tree.cuts for tree in subtrees)),
+                    probability * chance * prod(tree.probability for tree in subtrees),
+                )
 
     for parent, chance in enumerate(chances):
         yield from forked(parent, (), chance)
@@ -160,8 +177,10 @@ def _places(row: Trajectory) -> list[int]:
 
 # Prompts -------------------------------------------------------------------------------------------------------------
 
-NOW, LATER = (0.05, 0.3, 0.8), (0.5, 0.6, 0.95)  # pass rates
-GROUPS = 2  # of a batch
+# Pass rates of the three prompts.
+NOW = (0.05, 0.3, 0.8)
+LATER = (0.5, 0.6, 0.95)
+GROUPS = 2  # of a batch: fewer than prompts, so that the choice matters
 CURRICULUM_Q_MIN = 0.2
 
 
@@ -171,7 +190,7 @@ def chosen_prompts(
     weighted: bool = True,
     mean_over_live: bool = False,
 ) -> Iterator[Gradients]:
-    """Expected and exact gradient of batches that are filled by a rule, for each group size.
+    """Yield the expected and the exact gradient of batches that are filled by a rule, for each group size.
 
     Args:
         dynamic (`bool`, *optional*, defaults to `True`): Draw until groups are live.
@@ -179,69 +198,76 @@ def chosen_prompts(
         weighted (`bool`, *optional*, defaults to `True`): Whether groups are weighted by their inverse probability.
         mean_over_live (`bool`, *optional*, defaults to `False`): DAPO's weights.
     """
-    kept = [1.0] * len(NOW) if estimates is None else [keep_probability(each, CURRICULUM_Q_MIN) for each in estimates]
+    keep_chances = [1.0] * len(NOW)
+    if estimates is not None:
+        keep_chances = [keep_probability(estimate, CURRICULUM_Q_MIN) for estimate in estimates]
     orders = list(permutations(range(len(NOW))))
 
     def expected(rates: Sequence[float], group_size: int) -> torch.Tensor:
-        drawn = [_drawn(rate, q, group_size, dynamic) for rate, q in zip(rates, kept, strict=True)]
+        draws_of_prompts = []
+        for rate, keep_chance in zip(rates, keep_chances, strict=True):
+            draws = []
+            if keep_chance != 1:  # the curriculum skips the prompt: no group, no gradient
+                draws.append(Draw(1 - keep_chance, False, 0.0))
+            for group in _groups(rate, group_size):
+                draws.append(Draw(keep_chance * group.probability, group.is_candidate or not dynamic, group.gradient))
+            draws_of_prompts.append(draws)
         total = torch.zeros(len(rates), dtype=torch.float64)
         for order in orders:
-            for draws in product(*(drawn[prompt] for prompt in order)):
-                selection = select_groups(
-                    [is_candidate for _, is_candidate, _ in draws],
-                    GROUPS,
-                    len(draws),
-                    [kept[prompt] for prompt in order] if weighted else None,
-                    mean_over_live=mean_over_live,
-                )
-                probability = prod(chance for chance, _, _ in draws) / len(orders)
+            weights = [keep_chances[prompt] for prompt in order] if weighted else None
+            for draws in product(*(draws_of_prompts[prompt] for prompt in order)):
+                are_candidates = [draw.is_candidate for draw in draws]
+                selection = select_groups(are_candidates, GROUPS, len(draws), weights, mean_over_live=mean_over_live)
+                probability = prod(draw.probability for draw in draws) / len(orders)
                 for i, weight in zip(selection.draws, selection.weights, strict=True):
-                    total[order[i]] += probability * weight * draws[i][2] / GROUPS
+                    total[order[i]] += probability * weight * draws[i].gradient / GROUPS
         return total
 
     for group_size in GROUP_SIZES:
-        yield (
-            torch.cat([expected(rates, group_size) for rates in (NOW, LATER)]),
-            torch.cat([_exact(NOW), _exact(LATER)]),
-        )
+        expected_gradient = torch.cat([expected(NOW, group_size), expected(LATER, group_size)])
+        yield expected_gradient, _exact_now_and_later()
 
 
-def _drawn(rate: float, kept: float, group_size: int, dynamic: bool) -> list[tuple[float, bool, float]]:
-    """What can come of drawing a prompt: its probability, whether the group is a candidate for the batch, and the
-    gradient of the prompt's logit, 0 where the group was not generated or is dead."""
-    groups = [
-        (kept * probability, is_live or not dynamic, gradient)
-        for probability, is_live, gradient in _groups(rate, group_size)
-    ]
-    return groups if kept == 1 else [(1 - kept, False, 0.0), *groups]
+class Draw(NamedTuple):
+    """One result of drawing a prompt: its probability, whether the group may enter the batch, and the gradient of the
+    prompt's logit, 0 where the group was not generated or has equal rewards."""
+
+    probability: float
+    is_candidate: bool
+    gradient: float
 
 
 def retried_until_mixed() -> Iterator[Gradients]:
-    """Each prompt sampled again until its rewards differ: hard prompts weigh more."""
+    """Sample each prompt again until its rewards differ: hard prompts weigh more."""
     for group_size in GROUP_SIZES:
         gradients = []
         for rate in (*NOW, *LATER):
-            live = [(probability, gradient) for probability, is_live, gradient in _groups(rate, group_size) if is_live]
-            mean = sum(probability * gradient for probability, gradient in live) / sum(p for p, _ in live)
-            gradients.append(mean / len(NOW))
-        yield torch.tensor(gradients, dtype=torch.float64), torch.cat([_exact(NOW), _exact(LATER)])
+            gradient = 0.0
+            probability = 0.0
+            for group in _groups(rate, group_size):
+                if group.is_candidate:
+                    gradient += group.probability * group.gradient
+                    probability += group.probability
+            gradients.append(gradient / probability / len(NOW))
+        yield torch.tensor(gradients, dtype=torch.float64), _exact_now_and_later()
 
 
-def _groups(rate: float, group_size: int) -> list[tuple[float, bool, float]]:
-    """Probability, whether the group is live, and gradient of the logit, for each number of correct completions."""
+def _groups(rate: float, group_size: int) -> list[Draw]:
+    """Draws of a prompt, one for each number of correct completions; candidates are groups with different rewards."""
     groups = []
     for correct in range(group_size + 1):
         rewards = torch.tensor([1.0] * correct + [0.0] * (group_size - correct), dtype=torch.float64)
         advantages = group_advantages(rewards, group_size, "leave_one_out")
         probability = comb(group_size, correct) * rate**correct * (1 - rate) ** (group_size - correct)
         gradient = (advantages * (rewards - rate)).mean().item()  # d log p / d logit = (1 or 0) - rate
-        groups.append((probability, bool((advantages != 0).any()), gradient))
+        groups.append(Draw(probability, bool((advantages != 0).any()), gradient))
     return groups
 
 
-def _exact(rates: Sequence[float]) -> torch.Tensor:
-    logits = torch.logit(torch.tensor(rates, dtype=torch.float64)).requires_grad_()
-    return torch.autograd.grad(logits.sigmoid().mean(), logits)[0]
+def _exact_now_and_later() -> torch.Tensor:
+    """Gradient of the mean pass rate over the prompts, once for each model."""
+    logits = torch.logit(torch.tensor([NOW, LATER], dtype=torch.float64)).requires_grad_()
+    return torch.autograd.grad(logits.sigmoid().mean(dim=1).sum(), logits)[0].flatten()
 
 
 # Credit --------------------------------------------------------------------------------------------------------------
@@ -251,12 +277,12 @@ Judge = Callable[[Sequence[str]], Sequence[float | None]]
 
 
 def good_steps(steps: Sequence[str]) -> list[float]:
-    """1 for a good step, 0 for a bad one."""
+    """Score a good step 1, a bad one 0."""
     return [float(step.startswith(GOOD)) for step in steps]
 
 
 def seen_steps(steps: Sequence[str]) -> list[float | None]:
-    """The same, with no score for a step that holds no mark: an EOS alone, as process reward models have it."""
+    """Score the same, but leave out a step that holds no mark: an EOS alone, as process reward models have it."""
     return [float(step[0] == GOOD) if step[0] in (GOOD, BAD) else None for step in steps]
 
 
@@ -281,8 +307,10 @@ class TrainerCredit:
 
     def __call__(self, rows: Sequence[Trajectory], num_generations: int, forks: Forks | None = None) -> torch.Tensor:
         """Advantages `(B, T)` of one generation batch: rows in groups of `num_generations`, which may be forked."""
+        # An enumeration repeats its few rows in many groups, so each is read once.
         self._read([row for row in dict.fromkeys(rows) if row not in self._scored])
-        ids, rows = [self._ids[row] for row in rows], [self._scored[row] for row in rows]
+        ids = [self._ids[row] for row in rows]
+        rows = [self._scored[row] for row in rows]
         lengths = torch.tensor([len(row.log_probs) for row in rows])
         mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()  # (B, T)
         if self.settings.get("mask_truncated_completions"):
@@ -309,10 +337,12 @@ class TrainerCredit:
         )
         if self.judge is None:
             batch = replace(batch, step_rewards=None, step_ends=None)
-        trainer = self.trainer
+        trainer = self.trainer  # built before, in float32 as its model is
         with _float64():
             advantages = trainer.compute_advantages(batch)
-        return advantages if advantages.dim() == 2 else advantages.unsqueeze(1) * mask
+        if advantages.dim() == 1:
+            return advantages.unsqueeze(1) * mask
+        return advantages
 
     @cached_property
     def trainer(self) -> DrGRPOTrainer:
@@ -336,7 +366,8 @@ class TrainerCredit:
             ids: Any = [0] * len(row.log_probs)
             if row.text is not None:
                 ids = [*self.tokenizer.encode(row.text), *[self.tokenizer.eos_token_id] * row.closing]
-            self._ids[row], self._scored[row] = ids, row
+            self._ids[row] = ids
+            self._scored[row] = row
         rows = [row for row in rows if row.text is not None and self.judge]
         scorer = self.trainer.step_scorer
         if not rows or scorer is None:
@@ -345,8 +376,10 @@ class TrainerCredit:
         scores = scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
         for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
             closing = steps.closing is not None
-            paid: Any = (*rewards, 0.0) if closing else tuple(rewards)
-            self._scored[row] = replace(row, step_ends=tuple(ends), step_rewards=paid, closing=closing)
+            if closing:  # a step of an EOS alone is paid 0
+                rewards = [*rewards, 0.0]
+            step_rewards: Any = tuple(rewards)
+            self._scored[row] = replace(row, step_ends=tuple(ends), step_rewards=step_rewards, closing=closing)
 
     def _judge_all(self, steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float | None]]:
         return [list(self.judge(texts)) for texts in steps] if self.judge else []

@@ -126,7 +126,7 @@ class CaseResult:
 
 
 def cases(full: bool = False) -> list[Case]:
-    """The matrix. All passed = the trainer computes Dr. GRPO in this environment.
+    """Return the matrix. All passed = the trainer computes Dr. GRPO in this environment.
 
     Args:
         full (`bool`, *optional*, defaults to `False`): All combinations (about a minute) instead of one case per value
@@ -135,14 +135,16 @@ def cases(full: bool = False) -> list[Case]:
     Returns:
         `list[Case]`.
     """
-    return [*(_all_combinations() if full else _one_of_each()), *_special(), *_controls()]
+    combinations = _all_combinations() if full else _one_of_each()
+    return [*combinations, *_special(), *_controls()]
 
 
 def _all_combinations() -> Iterator[Case]:
-    for (micro, accum), reuse, iterations, beta, lora in product(
-        ((8, 1), (4, 2), (2, 4)), (1, 2), (1, 2), (0.0, 0.1), (False, True)
+    batches = ((8, 1), (4, 2), (2, 4))  # micro-batches that make 8 rows per optimizer step
+    for (micro_batch, accumulation), reuse, iterations, beta, lora in product(
+        batches, (1, 2), (1, 2), (0.0, 0.1), (False, True)
     ):
-        yield Case("", micro, accum, accum * reuse, iterations, beta, lora)
+        yield Case("", micro_batch, accumulation, accumulation * reuse, iterations, beta, lora)
 
 
 def _one_of_each() -> Iterator[Case]:
@@ -206,21 +208,29 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
         prompts=LONG_PROMPTS if case.long_prompts else PROMPTS,
         **settings,
     )
-    losses, gradients, cosines = [], [], []
+    losses = []
+    gradients = []
+    cosines = []
+    residuals = []
     for index, step in enumerate(recording.steps):
-        loss, gradient = _specification(case, settings, recording, step, index)
-        got, exact = (
-            torch.cat([each[name].double().flatten() for name in gradient]) for each in (step.gradients, gradient)
-        )
+        loss, exact = _specification(case, settings, recording, step, index)
+        gradient = torch.cat([step.gradients[name].double().flatten() for name in exact])
+        exact = torch.cat([part.double().flatten() for part in exact.values()])
         losses.append(abs(sum(step.losses) - loss))
-        gradients.append(relative_difference(got, exact))
-        cosines.append(torch.nn.functional.cosine_similarity(got, exact, dim=0).item())
-    worst = max(gradients) if _all_were_trained(case, settings, recording) else math.inf
-    loss_difference = torch.tensor(losses, dtype=torch.float64).max().item()  # NaN, if one is
-    equal = worst <= case.tolerance and loss_difference <= case.tolerance
+        gradients.append(relative_difference(gradient, exact))
+        cosine = torch.nn.functional.cosine_similarity(gradient, exact, dim=0).item()
+        cosines.append(cosine)
+        residuals.append(math.sqrt(max(0.0, 1 - cosine**2)))  # rounding may take a cosine above 1
+    worst = max(gradients)
+    if not _all_were_trained(case, settings, recording):
+        worst = math.inf
+    loss_difference = torch.tensor(losses, dtype=torch.float64).max().item()  # NaN, if one is: Python's max is not
+    residual = math.fsum(residuals) / len(residuals)
+    if case.control:
+        passed = residual > CONTROL_FLOOR and worst < math.inf
+    else:
+        passed = worst <= case.tolerance and loss_difference <= case.tolerance
     cosine = math.fsum(cosines) / len(cosines)
-    residual = math.fsum(math.sqrt(max(0.0, 1 - each**2)) for each in cosines) / len(cosines)
-    passed = residual > CONTROL_FLOOR and worst < math.inf if case.control else equal
     return CaseResult(case, len(recording.steps), loss_difference, worst, passed, cosine, residual)
 
 
@@ -229,26 +239,36 @@ def _specification(
 ) -> tuple[float, Weights]:
     """Loss and gradient of one optimizer step by the written-down objective, without the trainer."""
     policy, tokenizer = build_policy(case.lora)
-    scored = [_scored_row(row, rollouts, tokenizer, settings) for row, rollouts in step.rows]
-    rows = [row for row, _ in scored]
-    old_logps = [_logps(policy, r.weights, [row])[0].detach() for row, (_, r) in zip(rows, step.rows, strict=True)]
-    ref_logps = [logps.detach() for logps in _logps(policy, recording.initial_weights, rows)]
-    logps = _logps(policy, step.weights, rows)
-    lengths = torch.tensor([len(completion) for (_, completion), _ in step.rows])  # 0 for a row that was masked
+    rows = []
+    advantages = []
+    lengths = []  # 0 for a row that was masked
+    old_logps = []
+    for recorded_row, rollouts in step.rows:
+        row, advantage = _scored_row(recorded_row, rollouts, tokenizer, settings)
+        rows.append(row)
+        advantages.append(advantage)
+        lengths.append(len(recorded_row[1]))
+        # The rows of one step may come from several generations, each sampled by other weights.
+        old_logps += _logps(policy, rollouts.weights, [row])
+    ref_logps = _padded(_logps(policy, recording.initial_weights, rows)).detach()
+    logps = _padded(_logps(policy, step.weights, rows))  # (B, T); last, as each call loads its weights
+    beta = case.beta
     warmup_steps = settings.get("beta_warmup_steps", 0)
-    nominal_rows = case.micro_batch * case.accumulation  # also rows without advantage, which may have been skipped
+    if warmup_steps:
+        beta *= min(1.0, (index + 1) / warmup_steps)
     loss = dr_grpo_loss(
-        _padded(logps),
-        _padded(old_logps),
-        torch.tensor([advantage for _, advantage in scored], dtype=torch.float64),
-        torch.arange(max(len(row_logps) for row_logps in logps)) < lengths.unsqueeze(1),  # (B, T)
+        logps,
+        _padded(old_logps).detach(),
+        torch.tensor(advantages, dtype=torch.float64),
+        torch.arange(logps.size(1)) < torch.tensor(lengths).unsqueeze(1),  # (B, T)
         settings.get("loss_normalizer") or settings["max_completion_length"],
         epsilon_low=settings.get("epsilon", 0.2),
         epsilon_high=settings.get("epsilon_high"),
-        beta=case.beta * (min(1.0, (index + 1) / warmup_steps) if warmup_steps else 1.0),
-        ref_per_token_logps=_padded(ref_logps),
+        beta=beta,
+        ref_per_token_logps=ref_logps,
     )
-    loss = loss * len(rows) / nominal_rows
+    # The nominal rows are the divisor, also of a step from which rows without advantage were skipped.
+    loss = loss * len(rows) / (case.micro_batch * case.accumulation)
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(loss, list(trained.values()))
     return loss.item(), dict(zip(trained, gradients, strict=True))
@@ -263,17 +283,21 @@ def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording
         for row, advantage in _scored_rows(rollouts, build_policy(False)[1], settings):
             if row[1] and (advantage != 0 or case.beta):
                 expected[row] += case.num_iterations
-        if settings.get("mask_truncated_completions"):
-            expected = Counter({row: count for row, count in expected.items() if row in rollouts.trained})
-        if any(rollouts.trained[row] < count for row, count in expected.items()):
-            return False
+        for row, count in expected.items():
+            if settings.get("mask_truncated_completions") and row not in rollouts.trained:
+                continue
+            if rollouts.trained[row] < count:
+                return False
     return True
 
 
 def _scored_row(row: Row, rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -> tuple[Row, float]:
     """A row with its advantage. One without tokens adds nothing: one of its group stands in for it."""
-    candidates = _scored_rows(rollouts, tokenizer, settings)
-    return next(c for c in candidates if c[0] == row or (not row[1] and c[0][0] == row[0]))
+    prompt, completion = row
+    for candidate, advantage in _scored_rows(rollouts, tokenizer, settings):
+        if candidate == row or (not completion and candidate[0] == prompt):
+            return candidate, advantage
+    raise LookupError(f"a row that was trained but never generated: {row}")
 
 
 def _scored_rows(rollouts: Rollouts, tokenizer: Any, settings: dict[str, Any]) -> list[tuple[Row, float]]:

@@ -10,6 +10,7 @@ step. Those are not part of the package's objective.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
@@ -44,7 +45,7 @@ class Trajectory:
     closing: bool = False
 
     def with_eos_in_last_step(self) -> "Trajectory":
-        """The same row, its EOS paid together with the step before it; nobody reads it again."""
+        """Return the same row, its EOS paid together with the step before it; nobody reads it again."""
         if not self.closing or len(self.step_ends) == 1:
             return self
         ends = (*self.step_ends[:-2], self.step_ends[-1])
@@ -73,7 +74,7 @@ def outcome(row: Trajectory) -> float:
 
 
 def if_scorable(objective: Objective) -> Objective:
-    """The objective, 0 for an unscorable row."""
+    """Return the objective, 0 for an unscorable row."""
     return lambda row: 0.0 if math.isnan(row.outcome) else objective(row)
 
 
@@ -90,16 +91,15 @@ class SmallPolicy:
     rows: tuple[Trajectory, ...]
 
     def at_times_unscorable(self, chance: float) -> "SmallPolicy":
-        """The same policy, each row unscorable with a probability that does not depend on what is written."""
-        rows = [
-            replace(row, chance=row.chance * odds, outcome=worth)
-            for row in self.rows
-            for odds, worth in ((1 - chance, row.outcome), (chance, math.nan))
-        ]
+        """Return the same policy, each row unscorable with a probability that does not depend on what is written."""
+        rows = []
+        for row in self.rows:
+            rows.append(replace(row, chance=row.chance * (1 - chance)))
+            rows.append(replace(row, chance=row.chance * chance, outcome=math.nan))
         return replace(self, rows=tuple(rows))
 
     def map(self, change: Callable[[Trajectory], Trajectory]) -> "SmallPolicy":
-        """The same policy with every trajectory changed: its rewards, or where its steps end."""
+        """Return the same policy with every trajectory changed: its rewards, or where its steps end."""
         return replace(self, rows=tuple(change(row) for row in self.rows))
 
     def probabilities(self) -> torch.Tensor:
@@ -107,14 +107,14 @@ class SmallPolicy:
         return torch.stack([row.chance * row.log_probs.sum().exp() for row in self.rows])
 
     def gradient(self, objective: Objective) -> torch.Tensor:
-        """The exact gradient of the expected objective, in the logits."""
+        """Return the exact gradient of the expected objective, in the logits."""
         worth = torch.tensor([objective(row) for row in self.rows], dtype=torch.float64)
         return torch.autograd.grad((self.probabilities() * worth).sum(), self.logits, retain_graph=True)[0]
 
     def expected_gradient(
         self, batches: Sequence[tuple[int, ...]], advantages: torch.Tensor, probabilities: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The gradient that an estimator gives on average, in the logits.
+        """Return the gradient that an estimator gives on average, in the logits.
 
         Args:
             batches (`M` tuples of `R` ints): The rows of every batch that can be drawn.
@@ -129,6 +129,7 @@ class SmallPolicy:
             probabilities = self.probabilities()[drawn].prod(dim=1)  # (M,)
         padded = torch.nn.utils.rnn.pad_sequence([row.log_probs for row in self.rows], batch_first=True)  # (N, T)
         credited = (advantages.double()[..., : padded.size(1)] * padded[drawn]).sum(dim=(1, 2))  # (M,)
+        # Detached: the estimator differentiates its surrogate only, the batch is already drawn.
         surrogate = (probabilities.detach() * credited).sum() / drawn.size(1)
         return torch.autograd.grad(surrogate, self.logits, retain_graph=True)[0]
 
@@ -160,26 +161,31 @@ def compare(
     for policy in policies:
         exact = policy.gradient(objective)
         for group_size in group_sizes:
-            batches = list(product(range(len(policy.rows)), repeat=group_size * (prompts or 1)))
-            rows = [[policy.rows[i] for i in batch] for batch in batches]
+            batch_size = group_size * (prompts or 1)
+            batches = list(product(range(len(policy.rows)), repeat=batch_size))
             if prompts is None:
-                advantages = credit([row for batch in rows for row in batch], group_size)
+                advantages = credit([policy.rows[i] for i in chain(*batches)], group_size)
                 advantages = advantages.view(len(batches), group_size, -1)
             else:
-                width = max(len(row.log_probs) for row in policy.rows)
-                credited = [credit(batch, group_size) for batch in rows]
-                advantages = torch.stack([torch.nn.functional.pad(a, (0, width - a.size(1))) for a in credited])
+                # A batch's advantages are as wide as its own longest row.
+                columns = []
+                for batch in product(policy.rows, repeat=batch_size):
+                    columns.append(credit(batch, group_size).T)
+                advantages = torch.nn.utils.rnn.pad_sequence(columns, batch_first=True).mT
             gradient = policy.expected_gradient(batches, advantages)
             yield gradient / share(group_size), exact
 
 
 # Policies ------------------------------------------------------------------------------------------------------------
 
-GOOD, BAD, SEPARATOR = "+", "-", "\n"
+GOOD = "+"
+BAD = "-"
+SEPARATOR = "\n"
 
 
 def stop_or_go(good: float, at_once: bool = False, max_steps: int = 3) -> SmallPolicy:
-    """After each step the policy decides whether to write another one; the reward is the number of good steps.
+    """Build a policy that decides after each step whether to write another one; the reward is the number of good
+    steps.
 
     Rows end with EOS behind a separator, a step of its own, or are cut after the last step.
 
@@ -200,8 +206,11 @@ def reasoning(max_steps: int = 3) -> SmallPolicy:
     The parameters are the logits of another step, of a good step after a good one, and of one after a bad one.
     """
     logits = _logits(0.5, 0.75, 0.3)
-    rows = _written(logits[0], lambda marks: logits[2 if marks.endswith(BAD) else 1], max_steps, at_once=False)
-    return SmallPolicy(logits, tuple(rows))
+
+    def good_after(marks: str) -> torch.Tensor:
+        return logits[2] if marks.endswith(BAD) else logits[1]
+
+    return SmallPolicy(logits, tuple(_written(logits[0], good_after, max_steps, at_once=False)))
 
 
 def until_a_mistake() -> SmallPolicy:
@@ -221,19 +230,23 @@ def two_turns() -> SmallPolicy:
     The parameters are the logits of action 1: in the first turn, and in either state of the second.
     """
     logits = _logits(0.4, 0.7, 0.2)
+    # Of the episode's end and of either state, after action 0 and after action 1.
+    chances = ((0.5, 0.25, 0.25), (0.2, 0.2, 0.6))
     rows = []
     for action in (0, 1):
         first = _choice(logits[0], action)
-        for state, chance in ((None, (0.5, 0.2)[action]), (0, (0.25, 0.2)[action]), (1, (0.25, 0.6)[action])):
-            paid = 0.5 * action - (0.25 if state == 1 else 0.0)
+        for state, chance in zip((None, 0, 1), chances[action], strict=True):
+            first_reward = 0.5 * action
+            if state == 1:
+                first_reward -= 0.25
             if state is None:
-                rows.append(Trajectory(first[None], (0,), (paid,), chance=chance))
+                rows.append(Trajectory(first[None], (0,), (first_reward,), chance=chance))
                 continue
             for reaction in (0, 1):
                 log_probs = torch.stack([first, _choice(logits[1 + state], reaction)])
                 for luck, odds in ((0.0, 0.75), (2.0, 0.25)):
                     reward = luck + (1.0 if reaction == state else -0.5)
-                    rows.append(Trajectory(log_probs, (0, 1), (paid, reward), chance=chance * odds))
+                    rows.append(Trajectory(log_probs, (0, 1), (first_reward, reward), chance=chance * odds))
     return SmallPolicy(logits, tuple(rows))
 
 
@@ -248,7 +261,6 @@ def shared_states() -> SmallPolicy:
 
 
 _ROOMS = {"hall": (0.0, 1.0), "cellar": (0.25, 3.0)}  # reward for staying, and for leaving
-_NEXT = {"hall": "cellar", "cellar": "hall"}
 
 
 def _walks(
@@ -259,17 +271,19 @@ def _walks(
     rooms: tuple[str, ...],
     chance: float,
 ) -> Iterator[Trajectory]:
-    """All walks from here on: every second stay leads to the other room."""
+    """Yield all walks from here on: every second stay leads to the other room."""
     staying, leaving = _ROOMS[room]
-    decided = [torch.cat([log_probs, _choice(logits[list(_ROOMS).index(room)], stays)[None]]) for stays in (0, 1)]
+    logit = logits[list(_ROOMS).index(room)]
+    left = torch.cat([log_probs, _choice(logit, 0)[None]])
+    stayed = torch.cat([log_probs, _choice(logit, 1)[None]])
     rooms = (*rooms, room)
     ends = tuple(range(len(rooms)))
-    yield Trajectory(decided[0], ends, (*rewards, leaving), chance=chance, state_keys=rooms)
+    yield Trajectory(left, ends, (*rewards, leaving), chance=chance, state_keys=rooms)
     if len(rooms) == 3:
-        yield Trajectory(decided[1], ends, (*rewards, staying), chance=chance, state_keys=rooms)
+        yield Trajectory(stayed, ends, (*rewards, staying), chance=chance, state_keys=rooms)
         return
-    for following in (room, _NEXT[room]):
-        yield from _walks(logits, following, decided[1], (*rewards, staying), rooms, chance / 2)
+    for following in _ROOMS:
+        yield from _walks(logits, following, stayed, (*rewards, staying), rooms, chance / 2)
 
 
 def _written(
@@ -295,20 +309,24 @@ def _written(
         may_stop = at_once or marks != ""
         if may_stop:
             yield _row(marks, [*log_probs, _choice(go, 0)], closing=True)
+        goes_on = _choice(go, 1) if may_stop else certain
         good = good_after(marks)
-        for mark in (GOOD, BAD) if good is not None else (BAD,):
-            written = certain if good is None else _choice(good, int(mark == GOOD))
-            written = written + (_choice(go, 1) if may_stop else certain)
-            yield from continued(marks + mark, [*log_probs, written, certain])
+        if good is None:
+            yield from continued(marks + BAD, [*log_probs, goes_on, certain])
+            return
+        for mark in (GOOD, BAD):
+            # The mark also says that the row goes on; its separator is certain.
+            yield from continued(marks + mark, [*log_probs, _choice(good, int(mark == GOOD)) + goes_on, certain])
 
     return continued("", [])
 
 
 def _row(marks: str, log_probs: list[torch.Tensor], closing: bool) -> Trajectory:
-    ends = [2 * k + 1 for k in range(len(marks))]
+    ends = [2 * k + 1 for k in range(len(marks))]  # at the separators
     rewards = [float(mark == GOOD) for mark in marks]
     if closing:
-        ends, rewards = [*ends, 2 * len(marks)], [*rewards, 0.0]
+        ends.append(2 * len(marks))
+        rewards.append(0.0)
     return Trajectory(
         torch.stack(log_probs),
         tuple(ends),
@@ -347,9 +365,11 @@ def published_credit(
 
 def worst_to_go(group: Group) -> list[list[float]]:
     """PURE's value of a step (arXiv 2504.15275), the worst reward from it on, minus the rows' mean worst one."""
-    values = [[min(row.step_rewards[k:]) for k in range(len(row.step_rewards))] for row in group]
-    mean = sum(row[0] for row in values) / len(values)
-    return [[value - mean for value in row] for row in values]
+    mean = sum(min(row.step_rewards) for row in group) / len(group)
+    credited = []
+    for row in group:
+        credited.append([min(row.step_rewards[k:]) - mean for k in range(len(row.step_rewards))])
+    return credited
 
 
 def same_turn_z_score(group: Group) -> list[list[float]]:
@@ -370,18 +390,19 @@ def state_z_score(group: Group) -> list[list[float]]:
 def _among_peers(
     group: Group, keys: Sequence[Sequence[Hashable]], compared: Callable[[float, list[float]], float]
 ) -> list[list[float]]:
-    """Each step's return to go, compared with those of all steps that have the same key."""
-    keyed = [
-        [(key, sum(row.step_rewards[k:])) for k, key in enumerate(own)] for row, own in zip(group, keys, strict=True)
-    ]
-    peers: dict[Hashable, list[float]] = {}
-    for key, value in chain.from_iterable(keyed):
-        peers.setdefault(key, []).append(value)
-    return [[compared(value, peers[key]) for key, value in row] for row in keyed]
+    """Compare each step's return to go with those of all steps that have the same key."""
+    peers: dict[Hashable, list[float]] = defaultdict(list)
+    for row, row_keys in zip(group, keys, strict=True):
+        for k, key in enumerate(row_keys):
+            peers[key].append(sum(row.step_rewards[k:]))
+    credited = []
+    for row, row_keys in zip(group, keys, strict=True):
+        credited.append([compared(sum(row.step_rewards[k:]), peers[key]) for k, key in enumerate(row_keys)])
+    return credited
 
 
 def _standardized(value: float, peers: list[float]) -> float:
-    """`(x - mean) / std`; 0 where the peers are one, or all equal."""
+    """Return `(x - mean) / std`; 0 where the peers are one, or all equal."""
     if min(peers) == max(peers):
         return 0.0
     mean = sum(peers) / len(peers)

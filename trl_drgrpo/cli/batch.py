@@ -117,9 +117,12 @@ def completed_rows(
     beside = path.with_suffix(f".{kind}.json")
     with sole_writer(field, path, is_file=True):
         groups = _whole_groups(path, beside, kind, facts, field)
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        rows = list(takewhile(bool, map(_read, lines)))
-        groups = [(done, end) for done, end in groups if end <= len(rows)]
+        lines = []
+        if path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+        rows = list(takewhile(bool, map(_read, lines)))  # up to a line that was torn off
+        while groups[-1][1] > len(rows):  # the note has a group that the file lost
+            groups.pop()
         first, end = groups[-1]
         rows = rows[:end]
 
@@ -180,8 +183,10 @@ def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any],
 
 def _read(line: bytes) -> Row:
     """Return the row in a line of the file; an empty one where the line was torn off."""
+    if not line.endswith(b"\n"):
+        return {}
     try:
-        row = json.loads(line) if line.endswith(b"\n") else {}
+        row = json.loads(line)
     except (ValueError, RecursionError):
         return {}
     return row if isinstance(row, dict) else {}

@@ -81,17 +81,18 @@ def print_result(text: str) -> None:
 def print_numbers(numbers: Mapping[str, Any], **files: Any) -> None:
     """Print the results of a command on stdout, one per line, and where they are."""
     for name, value in {**numbers, **files}.items():
-        number = f"{value:g}" if isinstance(value, float) else value
-        print(f"{name} {number}")
+        if isinstance(value, float):
+            value = f"{value:g}"
+        print(f"{name} {value}")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table; the first column is aligned to the left, numbers behind it to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Return the lines of a table; the first column is aligned to the left, numbers behind it to the right."""
+    first_width, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *numbers]).rstrip())
+    for first, *cells in rows:
+        line = [first.ljust(first_width), *map(str.rjust, cells, widths)]
+        lines.append("  ".join(line).rstrip())
     return lines
 
 
@@ -101,7 +102,8 @@ def add_model(parser: argparse.ArgumentParser, text: str, **options: Any) -> Non
 
 
 def stdout_to_stderr() -> AbstractContextManager[Any]:
-    """For calls of what prints progress, tables and logs on stdout: TRL, transformers, the user's rewards."""
+    """Send stdout to stderr while a library prints progress, tables and logs: TRL, transformers, the user's
+    rewards."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -135,8 +137,8 @@ def _first_of_machine() -> bool:
 
 @contextmanager
 def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
-    """Inside the block a call `show(status)` says that one more is done, `show(status, done)` how many are. Where
-    there is no terminal, a line every 10 seconds has the time left.
+    """Show progress: in the block a call `show(status)` says that one more is done, `show(status, done)` how many.
+    Where there is no terminal, a line every 10 seconds has the time left.
 
     Args:
         total (`int`): Problems.
@@ -150,12 +152,15 @@ def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
     columns = (TextColumn(noun), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
     bar = Progress(*columns, TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
     task = bar.add_task(noun, total=total, completed=done, status="")
-    began = printed = time.monotonic()
+    began = time.monotonic()
+    printed = began
     now = done
 
     def show(status: str, now_done: int | None = None) -> None:
         nonlocal now, printed
-        now = now + 1 if now_done is None else now_done
+        now += 1
+        if now_done is not None:
+            now = now_done
         bar.update(task, completed=now, status=status)
         if not stderr.is_terminal and time.monotonic() - printed > 10:
             printed = time.monotonic()

@@ -91,8 +91,8 @@ def load_data(
 
 
 def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> AnyDataset:
-    """One split of what [`load_data`] returned, or a part of one, such as `test[:128]`; `source` is for the message.
-    Refuses a split that is missing or empty."""
+    """Return one split of what [`load_data`] returned, or a part of one, such as `test[:128]`; `source` is for the
+    message. Refuses a split that is missing or empty."""
     name = split.partition("[")[0]
     if name not in splits:
         names = ", ".join(map(str, splits)) or "none"
@@ -102,7 +102,9 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
         elif source.startswith("reasoning_gym:") and split == "test":
             remedy = "A test split needs test_size above 0 and questions that are not among the training questions"
         raise InputError("dataset split", f"{split!r} of {source}", f"one of its splits: {names}", f"{remedy}.")
-    dataset = splits[name] if name == split else _part(splits[name], name, split)
+    dataset = splits[name]
+    if name != split:
+        dataset = _part(dataset, name, split)
     if first_row(dataset) is None:
         raise _empty(f"{source}, split {split}")
     return dataset
@@ -124,7 +126,7 @@ def _part(dataset: Any, name: str, split: str) -> Any:
 
 def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str]:
     """
-    The column names of a split, whose column `prompt` must hold text or messages.
+    Return the column names of a split, whose column `prompt` must hold text or messages.
 
     Looks at every row; of a stream, at those that [`check_prompt_values`] reads. `source` is for the message.
     """
@@ -133,8 +135,12 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
     if "prompt" not in columns:
         likely = [column for column in _LIKELY_PROMPTS if column in columns]
         near = likely or get_close_matches("prompt", columns, n=1, cutoff=0.6)
-        remedy = f"{near[0]!r} looks like it: rename" if near else "Rename the one that holds the prompts"
-        remedy += f" it with `rename_columns: [{near[0] if near else '<column>'}=prompt]` in a recipe, or with "
+        column = "<column>"
+        remedy = "Rename the one that holds the prompts"
+        if near:
+            column = near[0]
+            remedy = f"{column!r} looks like it: rename"
+        remedy += f" it with `rename_columns: [{column}=prompt]` in a recipe, or with "
         got = f"{source} with the columns {', '.join(columns)}"
         raise InputError("dataset_name", got, "a column 'prompt'", remedy + "dataset.rename_column in Python.")
     check_prompt_values(dataset, "prompt", f" of {source}")
@@ -150,8 +156,8 @@ def rename_columns(dataset: Any, renamings: Iterable[str]) -> Any:
 
 
 def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Old and new names, each written `old=new`. Refuses a malformed renaming, a missing column and a name that is
-    taken."""
+    """Yield old and new names, each written `old=new`. Refuses a malformed renaming, a missing column and a name that
+    is taken."""
     names = list(columns)
     for renaming in renamings:
         old, equals, new = renaming.partition("=")
@@ -168,7 +174,7 @@ def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Itera
 
 
 def first_row(dataset: "Dataset | IterableDataset") -> dict[str, Any] | None:
-    """The first row, or `None` if there is none. A stream is read here for the first time."""
+    """Return the first row, or `None` if there is none. A stream is read here for the first time."""
     rows = iter(dataset)
     with reading("dataset_name", "a dataset", "data that can be read", "Correct its files."):
         return next(rows, None)
@@ -204,7 +210,8 @@ def _generated(source: str, with_test: bool) -> dict[str, "Dataset"]:
 
 
 def _parse_query(source: str) -> tuple[str, dict[str, str]]:
-    """`prefix:task?a=1&b=2` -> `("task", {"a": "1", "b": "2"})`; `%26` and the like are decoded, `+` stays a plus."""
+    """Read `prefix:task?a=1&b=2` as `("task", {"a": "1", "b": "2"})`; `%26` and the like are decoded, `+` stays a
+    plus."""
     task, _, query = source.partition(":")[2].partition("?")
     options: dict[str, str] = {}
     for option in filter(None, query.split("&")):
@@ -220,7 +227,7 @@ def _parse_query(source: str) -> tuple[str, dict[str, str]]:
 
 
 def check_source(source: str) -> None:
-    """Checks, without importing anything, that a local source of [`load_data`] exists and is of a supported type."""
+    """Check, without importing anything, that a local source of [`load_data`] exists and is of a supported type."""
     if source.startswith(_GENERATED) or is_hub_id(source):
         return
     path = user_path(source)
@@ -295,7 +302,7 @@ def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: A
 
 
 def load_mixture(mixture: Any) -> Any:
-    """The splits of TRL's mixture of datasets."""
+    """Return the splits of TRL's mixture of datasets."""
     from trl import get_dataset  # pyright: ignore[reportPrivateImportUsage]
 
     try:
@@ -397,18 +404,21 @@ def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: st
 
 def check_slots(columns: Iterable[str], prompt_template: str | None) -> None:
     """Refuse names in braces that are no column: a slip of the pen would stand in every prompt as it is."""
+    if prompt_template is None:
+        return
     columns = list(columns)
-    for name in _NAMES.findall(template_text(prompt_template)) if prompt_template is not None else ():
+    for name in _NAMES.findall(template_text(prompt_template)):
         if name not in columns:
+            remedy = f"If it is meant as text, double the braces: {{{{{name}}}}}."
             near = get_close_matches(name, columns, n=1, cutoff=0.6)
-            remedy = f"Did you mean {{{near[0]}}}? " if near else ""
-            remedy += f"If it is meant as text, double the braces: {{{{{name}}}}}."
+            if near:
+                remedy = f"Did you mean {{{near[0]}}}? {remedy}"
             expected = f"one of the columns {', '.join(columns)}"
             raise InputError("prompt_template", f"the slot {{{name}}}", expected, remedy)
 
 
 def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prompt: str | None) -> dict[str, Any]:
-    """The `prompt` of a row as the model is to see it."""
+    """Return the `prompt` of a row as the model is to see it."""
     prompt = row["prompt"]
     if prompt_template is not None:
         if not isinstance(prompt, str):
@@ -418,7 +428,9 @@ def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prom
         prompt = _SLOTS.sub(lambda slot: _value(row, slot), template_text(prompt_template))
     if system_prompt is None:
         return {"prompt": prompt}
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    messages = list(prompt)
     if messages and messages[0].get("role") == "system":
         expected = "prompts without a system message"
         remedy = "Remove system_prompt, or the message from the data."
@@ -427,17 +439,20 @@ def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prom
 
 
 def _value(row: Mapping[str, Any], slot: re.Match) -> str:
-    """Text for a slot: the column's value, or the slot's own text where there is no such column."""
+    """Return the text for a slot: the column's value, or the slot's own text where there is no such column."""
     in_double_braces = slot[1]
     if in_double_braces and in_double_braces not in row:
         return f"{{{in_double_braces}}}"
     value = row.get(in_double_braces or slot[2], slot[0])
-    text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return f"{{{text}}}" if in_double_braces else text
+    if isinstance(value, list | tuple):
+        value = "\n".join(map(str, value))
+    return f"{{{value}}}" if in_double_braces else str(value)
 
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
     """Write the pass rates of prompts, for `prior_pass_rates`, and say so. `by`: of which reward."""
     written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
-    left_out = f"; {unjudged} without a score are left out" if unjudged else ""
-    console.log(f"Pass rates of {written} prompts{by}: {path}{left_out}")
+    message = f"Pass rates of {written} prompts{by}: {path}"
+    if unjudged:
+        message += f"; {unjudged} without a score are left out"
+    console.log(message)

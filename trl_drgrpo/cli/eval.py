@@ -177,7 +177,10 @@ class _Task:
         self.output = _output(args, settings)
         values = settings.values
         source = values["dataset_name"]
-        self.rewards = {reward_name(reward): reward for reward in map(resolve_reward, values["reward_funcs"])}
+        self.rewards = {}
+        for spec in values["reward_funcs"]:
+            reward = resolve_reward(spec)
+            self.rewards[reward_name(reward)] = reward
         refuse_outside("correct_threshold", values.get("correct_threshold"), RANGES["correct_threshold"])
         CorrectnessRule(list(self.rewards), values.get("correct_reward"))
         splits: Any = data.load_data(source, name=values.get("dataset_config"))
@@ -216,8 +219,8 @@ class _Task:
         path = self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl"
         passed: list[bool] = []
 
-        def status(of_prompt: list[Row]) -> str:
-            passed.extend(verdict for verdict in self.judged(of_prompt) if verdict is not None)
+        def status(rows_of_prompt: list[Row]) -> str:
+            passed.extend(verdict for verdict in self.judged(rows_of_prompt) if verdict is not None)
             return f"correct {sum(passed) / len(passed):.0%}" if passed else ""
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
@@ -239,11 +242,15 @@ class _Task:
     def _depends(self, model: str, group: int) -> dict[str, Any]:
         """Return what a model's samples and rewards depend on: they are used again where all of it is the same."""
         specs = str(self.settings.values["reward_funcs"])
-        files = {name: user_path(name) for name in re.findall(r"[\w./~-]+\.py\b", specs)}
+        files = {}
+        for name in re.findall(r"[\w./~-]+\.py\b", specs):
+            path = user_path(name)
+            if path.is_file():
+                files[name] = digest(path.read_text("utf-8"))
         return {
             **self.facts,
             "rewards": specs,
-            "reward_files": {name: digest(path.read_text("utf-8")) for name, path in files.items() if path.is_file()},
+            "reward_files": files,
             "version": __version__,
             "model": model,
             "weights": models.weights_mark(model_path(model)),
@@ -258,11 +265,10 @@ class _Task:
         about = provenance(redacted_command(["trl-drgrpo", *arguments]))
         reward, threshold = self.rule.values()
         how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
-        models_of = {
-            role: ({"name": name, "weights": models.weights_mark(model_path(name))}, rows)
-            for role, (name, rows) in sampled.items()
-        }
-        return results({**about, **self.facts, "correct": how}, models_of, self.args.k)
+        models_by_role = {}
+        for role, (name, rows) in sampled.items():
+            models_by_role[role] = {"name": name, "weights": models.weights_mark(model_path(name))}, rows
+        return results({**about, **self.facts, "correct": how}, models_by_role, self.args.k)
 
     def path(self, names: dict[str, str]) -> Path:
         """Return the file of the result. `names`: of the models, by role."""
@@ -277,6 +283,7 @@ def _answers(samples: dict[str, list[Row]], task: _Task, prompts: int) -> list[s
     signs = {True: "+", False: "-", None: "?"}
     width = max(map(len, samples))
     some_rows = next(iter(samples.values()))
+    # The first completion of each prompt; all models have the same prompts in the same places.
     places = [place for place, row in enumerate(some_rows) if row[KIND]["row"] == 0]
     lines = []
     for place in places[:prompts]:
@@ -310,11 +317,10 @@ def _put_into_card(settings: CallSettings, output: Path, content: dict[str, Any]
         console.log(f"Not stated in the model card, as it is of the first {prompts} prompts only.")
         return
     weights = content["models"][-1]["weights"]
-    evaluations = [
-        evaluation
-        for evaluation in read_results(output)
-        if evaluation["models"][-1].get("weights") == weights and is_whole(evaluation)
-    ]
+    evaluations = []
+    for evaluation in read_results(output):
+        if evaluation["models"][-1].get("weights") == weights and is_whole(evaluation):
+            evaluations.append(evaluation)
     try:
         put_into_card(readme, evaluations)
         console.log(f"Stated in the model card: {readme}")

@@ -91,12 +91,15 @@ def read_flags() -> dict[str, Flag]:
 def dataclass_flags(name: str) -> dict[str, Flag]:
     """Return the keys of one dataclass, by name, from the source files of it and its bases. Bases come first, an
     overridden field keeps its place."""
-    node = next(node for node in _parsed(_home(name)).body if isinstance(node, ast.ClassDef) and node.name == name)
+    classes = {node.name: node for node in _parsed(_home(name)).body if isinstance(node, ast.ClassDef)}
+    node = classes[name]
     flags: dict[str, Flag] = {}
     # Dataclasses collect fields in reverse method resolution order; with single bases that is base first.
     for base in reversed(node.bases):
         flags |= dataclass_flags(ast.unparse(base).rpartition(".")[2])
-    texts = descriptions(ast.get_docstring(node) or "") if _HOMES[name][0] == "trl_drgrpo" else {}
+    texts = {}
+    if _HOMES[name][0] == "trl_drgrpo":  # TRL has the help of a field in its metadata
+        texts = descriptions(ast.get_docstring(node) or "")
     for statement in node.body:
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
@@ -109,7 +112,10 @@ def dataclass_flags(name: str) -> dict[str, Flag]:
         metadata = arguments.get("metadata", {})
         text = texts.get(key) or str(metadata.get("help", "")).replace("%%", "%")
         choices = metadata.get("choices")
-        choices = tuple(choices) if isinstance(choices, list | tuple) else literal_choices(annotation)
+        if isinstance(choices, list | tuple):
+            choices = tuple(choices)
+        else:
+            choices = literal_choices(annotation)
         flags[key] = Flag(key, annotation, arguments.get("default", dataclasses.MISSING), text, choices, owner=name)
     return flags
 
@@ -122,7 +128,10 @@ def _parsed(path: Path) -> ast.Module:
 @functools.cache
 def _home(name: str) -> Path:
     """Return the file with a class: where it used to be, or wherever its package has it now."""
-    for package, file in [_HOMES[name]] if name in _HOMES else [("trl", ""), ("transformers", "")]:
+    homes = [("trl", ""), ("transformers", "")]
+    if name in _HOMES:
+        homes = [_HOMES[name]]
+    for package, file in homes:
         spec = importlib.util.find_spec(package)  # of a top-level package: locates it without running it
         folder = Path(next(iter((spec and spec.submodule_search_locations) or ["none"])))
         for path in [folder / file, *folder.rglob("*.py")]:
@@ -152,7 +161,8 @@ def _arguments(field: ast.AnnAssign) -> dict[str, Any]:
 def _literal(node: ast.expr) -> Any:
     """Return the value of an expression, of an f-string its fixed part; [`Unread`] where only running would tell."""
     if isinstance(node, ast.Dict):
-        return {_literal(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+        items = zip(node.keys, node.values, strict=True)
+        return {_literal(key): _literal(value) for key, value in items if key}  # no key: `**options`
     if isinstance(node, ast.JoinedStr):
         return "".join(str(piece.value) for piece in node.values if isinstance(piece, ast.Constant))
     try:
@@ -164,13 +174,18 @@ def _literal(node: ast.expr) -> Any:
 def literal_choices(annotation: str) -> tuple | None:
     """Return the values of `Literal[...]`, alone or beside `None`; `None` for any other annotation."""
     head, bracket, values = annotation.removeprefix("typing.").removesuffix(" | None").partition("[")
-    return ast.literal_eval(f"({values.removesuffix(']')},)") if head == "Literal" and bracket else None
+    if head != "Literal" or not bracket:
+        return None
+    return ast.literal_eval(f"({values.removesuffix(']')},)")
 
 
 def kinds(annotation: str) -> dict[str, str]:
     """Return the alternatives of `A | B[C] | None`, each with the text in its brackets."""
-    parts = [member.partition("[") for member in re.split(r" \| (?![^\[]*\])", annotation)]
-    return {name.rpartition(".")[2]: inner.removesuffix("]") for name, _, inner in parts}
+    alternatives = {}
+    for member in re.split(r" \| (?![^\[]*\])", annotation):  # at no bar inside of brackets
+        name, _, inner = member.partition("[")
+        alternatives[name.rpartition(".")[2]] = inner.removesuffix("]")
+    return alternatives
 
 
 def import_dataclass(name: str) -> type:
@@ -193,7 +208,9 @@ def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
         options["nargs"] = "+"
     elif stands_alone:
         options |= {"nargs": "?", "const": "true"}
-    metavar = "STR" if flag.choices else re.split(r" \| |\[", flag.annotation.replace("None | ", ""))[0].upper()
+    metavar = "STR"
+    if not flag.choices:
+        metavar = re.split(r" \| |\[", flag.annotation.replace("None | ", ""))[0].upper()
     group.add_argument(f"--{flag.name}", metavar=metavar, help=help_text(flag), **options)
     dashed = flag.name.replace("_", "-")
     if dashed != flag.name:

@@ -82,7 +82,8 @@ def check_names(values: dict[str, Any]) -> None:
 
 @contextmanager
 def run_folder(values: dict[str, Any], dry_run: bool) -> Iterator[None]:
-    """Inside the block the run's folder is this run's alone, unless it is a dry run, and a run may start there."""
+    """Keep a run's folder for this run alone inside the block, unless it is a dry run; refuse one where none may
+    start."""
     output_dir = Path(values.get("output_dir") or "trainer_output")
     resume = values.get("resume_from_checkpoint")
     overwrite = bool(values.get("overwrite_output_dir"))
@@ -112,7 +113,9 @@ def _input_folders(values: Mapping[str, Any]) -> dict[str, str]:
 
 def prepare(values: dict[str, Any]) -> Job:
     """Build the dataclasses, resolve rewards and load data; no model. `values` have passed [`check_names`]."""
-    preset = preset_values(values["preset"], values) if values.get("preset") is not None else {}
+    preset = {}
+    if values.get("preset") is not None:
+        preset = preset_values(values["preset"], values)
     script, training, model, mixture = (build(name, {**preset, **values}) for name in flags.DATACLASSES)
     model.model_name_or_path = model_path(model.model_name_or_path)
     refuse_out_of_range(vars(model))
@@ -260,8 +263,9 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     with show_progress(trainer):
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     # Only a Hub id belongs into the model card's metadata.
-    name = job.script.dataset_name
-    dataset_name = name if name and data.is_hub_id(name) else None
+    dataset_name = job.script.dataset_name
+    if not dataset_name or not data.is_hub_id(dataset_name):
+        dataset_name = None
     with trainer.writing(Path(args.output_dir)):
         with swapped(args, push_to_hub=False):  # saving does not push: that comes next, and once
             trainer.save_model(args.output_dir)
@@ -325,9 +329,13 @@ def derived(job: Job) -> dict[str, Any]:
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
     factors = (
         f"{args.per_device_train_batch_size} per device x {args.gradient_accumulation_steps} accumulated x "
-        f"{processes} process{'es' if processes > 1 else ''}"
+        f"{processes} process"
     )
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "full precision"
+    if processes > 1:
+        factors += "es"
+    precision = "full precision"
+    if args.bf16 or args.fp16:
+        precision = "bf16" if args.bf16 else "fp16"
     facts: dict[str, Any] = {
         "rows per optimizer step": f"{rows} ({factors})",
         "prompts per optimizer step": f"{rows / args.num_generations:g}",
@@ -409,14 +417,18 @@ def closing(
             lines.append(f"  {name}: {form.format(values[0])} -> {form.format(values[-1])} (first and last logged)")
     folder = shlex.quote(output_dir)
     name = shlex.quote(Path(output_dir).name)
-    has_remote_code = needs_trust_recipe("trust_remote_code", recipe)
-    trust_model = " --trust_recipe" if has_remote_code else ""
-    trust_rewards = " --trust_recipe" if has_remote_code or needs_trust_recipe("reward_funcs", recipe) else ""
+    evaluate = f"  trl-drgrpo eval --model {folder} --num_samples 8"
+    generate = f"  trl-drgrpo generate --model {folder}"
+    # Code that came with the recipe runs again only if the user says so: a model's own in both, a reward's in `eval`.
+    if needs_trust_recipe("trust_remote_code", recipe):
+        evaluate += " --trust_recipe"
+        generate += " --trust_recipe"
+    elif needs_trust_recipe("reward_funcs", recipe):
+        evaluate += " --trust_recipe"
     lines += ["Next:", f"  trl-drgrpo report {folder}"]
     if run_log:
-        lines.append(f"  trl-drgrpo eval --model {folder} --num_samples 8{trust_rewards}")
-    lines.append(f"  trl-drgrpo generate --model {folder}{trust_model}")
-    lines.append(f"  hf upload YOUR_NAME/{name} {folder} {UPLOAD_EXCLUDES}")
+        lines.append(evaluate)
+    lines += [generate, f"  hf upload YOUR_NAME/{name} {folder} {UPLOAD_EXCLUDES}"]
     return "\n".join(lines)
 
 

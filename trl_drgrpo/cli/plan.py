@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,7 +110,9 @@ def run(args: argparse.Namespace) -> int:
         remedy = "Set it, or a --config that does."
         raise InputError("--model_name_or_path", "none", "a model's folder or Hub id", remedy)
     preset = args.planned_preset or values.get("preset")
-    of_preset = {} if preset in (None, "full") else preset_values(preset, values, device)
+    of_preset = {}
+    if preset not in (None, "full"):
+        of_preset = preset_values(preset, values, device)
     path = model_path(name)
     goes_on = is_adapter(path)
     of_saved_adapter: dict[str, Any] = {}
@@ -142,11 +145,17 @@ def run(args: argparse.Namespace) -> int:
                 longest_completion = with_any_length.estimate.setup.completion
     finally:
         gc.enable()
-    new_keys = {key: value for key, value in of_preset.items() if key not in of_saved_adapter}
-    recipe = {**new_keys, **{key: values[key] for key in KEYS if key in values}, **proposal.keys}
+    # A saved adapter brings its own settings; they are no keys of a run that goes on from it.
+    recipe = {key: value for key, value in of_preset.items() if key not in of_saved_adapter}
+    for key in KEYS:
+        if key in values:
+            recipe[key] = values[key]
+    recipe |= proposal.keys
     if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
         del recipe["steps_per_generation"]  # TRL takes one of them
-    probe = run_probe(model_path(name), recipe, device, setup.prompt) if args.probe else None
+    probe = None
+    if args.probe:
+        probe = run_probe(model_path(name), recipe, device, setup.prompt)
     estimate = proposal.estimate
     host = planner.host()
     if args.json:
@@ -169,12 +178,17 @@ def run(args: argparse.Namespace) -> int:
             content["probe"] = probe._asdict()
         print(json.dumps(content, indent=2))
     else:
-        room = f"{card + ', ' if card else ''}{readable(memory)} less a margin of {readable(margin)}"
+        room = f"{readable(memory)} less a margin of {readable(margin)}"
+        if card:
+            room = f"{card}, {room}"
         source = ""
         if not args.max_prompt_length:
-            source = f" ({'measured' if measured else 'assumed'}: --max_prompt_length sets it)"
+            origin = "measured" if measured else "assumed"
+            source = f" ({origin}: --max_prompt_length sets it)"
         counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
-        phases = {f"{phase}{'*' * (phase == estimate.peak)}": parts for phase, parts in estimate.phases.items()}
+        phases = {}
+        for phase, parts in estimate.phases.items():
+            phases[f"{phase}*" if phase == estimate.peak else phase] = parts
         verdict = f"Fits {room}: the peak is {readable(estimate.total)}."
         if not proposal.fits:
             missing = readable(estimate.total - (memory - margin))
@@ -184,7 +198,9 @@ def run(args: argparse.Namespace) -> int:
             )
         size, largest = max((size, part) for part, size in estimate.phases[estimate.peak].items())
         decides = f"Most of it in {estimate.peak}: {largest}, {readable(size)}."
-        lines = [f"{name}: {counts}", *_table("on the device", phases), *(_table("on the host", host) if host else ())]
+        lines = [f"{name}: {counts}", *_table("on the device", phases)]
+        if host:
+            lines += _table("on the host", host)
         print(*lines, f"{verdict} {decides}", sep="\n", file=sys.stderr)
         prompts = f"prompts up to {estimate.setup.prompt} tokens{source}. An estimate, not a measurement."
         text = f"# {name} on {room}: planned peak {readable(estimate.total)}, {prompts}\n"
@@ -208,10 +224,10 @@ def _with_totals(phases: Phases) -> dict[str, dict[str, int]]:
 
 def _table(title: str, phases: Phases) -> list[str]:
     """Return the lines of a table: components down, phases across."""
-    summed = _with_totals(phases).values()
+    sizes_of_phases = _with_totals(phases).values()
     lines = [[title, *phases]]
-    for part in [*dict.fromkeys(part for phase in phases.values() for part in phase), "total"]:
-        lines.append([part, *(readable(sizes[part]) if part in sizes else "-" for sizes in summed)])
+    for part in [*dict.fromkeys(chain(*phases.values())), "total"]:
+        lines.append([part, *(readable(sizes[part]) if part in sizes else "-" for sizes in sizes_of_phases)])
     return console.aligned(lines)
 
 
@@ -300,7 +316,9 @@ class Probe(NamedTuple):
         """The measurement beside the closed form's number; where memory ran out, what to lower."""
         run = f"Probe on {self.device}, {self.weights} weights"
         if self.ended_in:
-            lower = [f"{key} ({recipe[key]})" if key in recipe else key for key in LOWER[self.ended_in]]
+            lower = []
+            for key in LOWER[self.ended_in]:
+                lower.append(f"{key} ({recipe[key]})" if key in recipe else key)
             return f"{run}: out of memory in {self.ended_in}. Lower {', then '.join(lower)}."
         took = ", ".join(f"{readable(size)} {what}" for what, size in self.took.items())
         planned = f"{readable(estimate.tensors)} in tensors, {readable(estimate.total)} in all"
@@ -427,8 +445,8 @@ def _prompt(tokenizer: Any, number: int, tokens: int) -> str:
 def _resident() -> int:
     """Return the most bytes that this process had resident."""
     try:
-        peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-        return int(peak.split()[1]) * 1024
+        peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2]
+        return int(peak.split()[0]) * 1024
     except OSError:  # not Linux
         import resource
 

@@ -81,7 +81,8 @@ def read_recipe(path: str, places: Places | None = None) -> Recipe:
         loader, document = strict_yaml.compose(text)
         if not isinstance(document, yaml.MappingNode):
             kinds_of_node = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value", type(None): "nothing"}
-            got = f"{kinds_of_node.get(type(document), 'something else')} in {path}"
+            kind = kinds_of_node.get(type(document), "something else")
+            got = f"{kind} in {path}"
             raise InputError("--config", got, "a YAML mapping of keys to values", "Write one `key: value` per line.")
         strict_yaml.refuse_duplicates(document)
         loader.flatten_mapping(document)
@@ -96,11 +97,15 @@ def read_recipe(path: str, places: Places | None = None) -> Recipe:
             raise _unknown_keys(unknown, path)
         if places is not None:
             places |= {key: f"{path}, line {line}" for key, line in lines.items()}
-        env = _environment(loader, nodes.pop("env")) if "env" in nodes else {}
+        env = {}
+        if "env" in nodes:
+            env = _environment(loader, nodes.pop("env"))
         values = {key: loader.construct_object(node, deep=True) for key, node in nodes.items()}
     except yaml.YAMLError as error:
+        got = f"{path}, which is not valid YAML"
         mark = isinstance(error, yaml.MarkedYAMLError) and (error.problem_mark or error.context_mark)
-        got = f"{path}, which is not valid YAML{f', line {mark.line + 1}' if mark else ''}"
+        if mark:
+            got += f", line {mark.line + 1}"
         remedy = f"YAML error: {getattr(error, 'problem', None) or error}. Check colons, quotes and indentation."
         raise InputError("--config", got, "a YAML mapping", remedy) from error
     typed = {}
@@ -159,7 +164,9 @@ def _unknown_keys(unknown: list[tuple[str, int]], path: str) -> InputError:
 
 def dump(values: Mapping[str, Any]) -> str:
     """Return a mapping as YAML in its order, ending in a line break; nothing for an empty mapping."""
-    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=1000) if values else ""
+    if not values:  # YAML's empty mapping is `{}`
+        return ""
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=1000)
 
 
 # Types ---------------------------------------------------------------------------------------------------------------
@@ -269,8 +276,9 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
             if flag.name in _TEXT_OR_BOOLEAN and word in ("true", "false"):
                 return _BOOLEANS[word]
             if not isinstance(value, dict | list):
-                as_written = text is not None and not isinstance(value, str)
-                return _plain_text(str(text if as_written else value))
+                if text is not None and not isinstance(value, str):  # `1e3` as it was written, not 1000.0
+                    value = text
+                return _plain_text(str(value))
             reason = "Write a single value."
         case "Any":
             return value
@@ -297,8 +305,10 @@ def _refuse_old_numbers(value: Any, name: str) -> None:
     """Refuse numbers that versions of YAML disagree on inside a mapping, where nothing says that a text is due."""
     if isinstance(value, OldNumber):
         raise InputError(name, value, "a decimal number", strict_yaml.remedy_for_old_number(value))
-    parts: list[Any] = value if isinstance(value, list) else []
-    if isinstance(value, dict):
+    parts: list[Any] = []
+    if isinstance(value, list):
+        parts = value
+    elif isinstance(value, dict):
         parts = [*value.keys(), *value.values()]
     for part in parts:
         _refuse_old_numbers(part, name)

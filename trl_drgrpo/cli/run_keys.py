@@ -43,7 +43,9 @@ def model_path(name: str) -> str:
         return str(MODEL_DIR)
     if name == SMOLLM2:
         return smollm2_folder()
-    return str(user_path(name)) if name.startswith("~") else name
+    if name.startswith("~"):
+        return str(user_path(name))
+    return name
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path") -> None:
@@ -89,12 +91,12 @@ class CallSettings:
 
     @property
     def prompting(self) -> dict[str, Any]:
-        """How a row becomes a prompt."""
+        """Keys that make a row a prompt."""
         return {key: self.values.get(key) for key in PROMPT_KEYS}
 
     @property
     def template(self) -> dict[str, Any]:
-        """More that the chat template is given: of the recipe, or JSON after the flag."""
+        """Further arguments of the chat template: of the recipe, or JSON after the flag."""
         options = self.values.get("chat_template_kwargs") or {}
         if not isinstance(options, dict):
             remedy = "For example '{\"enable_thinking\": false}'."
@@ -143,8 +145,9 @@ def read_settings(args: argparse.Namespace) -> CallSettings:
     start = recipe.get("model_name_or_path")
     if model is None:
         model = start
-        output = recipe.get("output_dir") if args.config else None
-        if output and holds_model(user_path(output)):
+        # The model that the recipe has trained, if it is there.
+        output = recipe.get("output_dir")
+        if args.config and output and holds_model(user_path(output)):
             model = output
     if not model:
         remedy = "Name it: --model_name_or_path runs/first, or --config recipe.yaml."
@@ -228,8 +231,11 @@ def run_folder(model: str) -> Path | None:
     folder = user_path(model)
     if (folder / LOG_FOLDER).is_dir():
         return folder
-    run = folder.absolute().parent  # of any other folder it is a place for downloads, or everybody's
-    return run if folder.absolute().name.startswith("checkpoint-") and (run / LOG_FOLDER).is_dir() else None
+    # Of a checkpoint only: the parent of any other folder is a place for downloads, or everybody's.
+    run = folder.absolute().parent
+    if folder.absolute().name.startswith("checkpoint-") and (run / LOG_FOLDER).is_dir():
+        return run
+    return None
 
 
 def kept_recipe(model: str) -> Path | None:

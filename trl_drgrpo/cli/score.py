@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,19 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     recipe, specs = _specs(args)
     # Before anything heavy is imported.
-    rows_of = {name: _read(args, recipe, path) for name, path in _sources(args.data).items()}
+    rows_of_models = {name: _read(args, recipe, path) for name, path in _sources(args.data).items()}
+    parts = []
     with console.stdout_to_stderr():
-        rewards, step_rewards = (_resolved(rewards, field) for field, rewards in specs.items())
-        parts = [_scored_part(args, recipe, name, rows, rewards, step_rewards) for name, rows in rows_of.items()]
-    all_scores = [scores for part in parts for scores in part.scores + part.step_scores]
-    for scores in all_scores:
-        if scores.traceback:
-            console.log(f"{scores.name}, its first failure:\n{scores.traceback.rstrip()}")
+        rewards = _resolved(specs[FIELDS[0]], FIELDS[0])
+        step_rewards = _resolved(specs[FIELDS[1]], FIELDS[1])
+        for name, rows in rows_of_models.items():
+            parts.append(_scored_part(args, recipe, name, rows, rewards, step_rewards))
+    has_failed = False
+    for part in parts:
+        for scores in part.scores + part.step_scores:
+            has_failed |= scores.num_failed > 0
+            if scores.traceback:
+                console.log(f"{scores.name}, its first failure:\n{scores.traceback.rstrip()}")
     trained = parts[-1]
     if args.json:
         content = trained.content()
@@ -146,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
             part.print(args.show)
     # Files come last: what was scored is on the terminal, should a disk be full.
     if args.output is not None:
-        write_rows(args.output, (row for part in parts for row in _with_scores(part)))
+        write_rows(args.output, chain.from_iterable(map(_with_scores, parts)))
     if args.plot is not None:
         from trl_drgrpo.evaluation.steps import draw
 
@@ -158,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
             remedy = "Set the lowest reward that passes: --correct_threshold."
             raise InputError("pass_rates", f"rewards of {scores.name} other than 0 and 1", "pass or fail", remedy)
         write_rates(args.pass_rates, trained.rows, correct, f" by {scores.name}")
-    return int(any(scores.num_failed for scores in all_scores))
+    return int(has_failed)
 
 
 def _scored_part(
@@ -251,30 +257,35 @@ def _sources(path: str) -> dict[str, str]:
     """Return paths of the completions by the model that wrote them, the trained one last; one with an empty name where
     they are not the samples of an evaluation. One rate over a baseline and the trained model would be of neither."""
     path = _in_run(path)
-    about_of = {str(file): read_object(file.with_suffix(f".{KIND}.json")) for file in Path(path).glob("*.jsonl")}
-    if any(about is None for about in about_of.values()) or len(about_of) < 2:
+    models = {}
+    for file in Path(path).glob("*.jsonl"):
+        models[file] = read_object(file.with_suffix(f".{KIND}.json"))
+    if None in models.values() or len(models) < 2:
         return {"": path}
     roles = {}
     for evaluation in read_results(Path(path).parent):
         for model in evaluation["models"]:
             roles[model["name"], model.get("weights")] = model["role"]
     ranked = []
-    for file, about in about_of.items():
-        about = about or {}
-        role = roles.get((about.get("model"), about.get("weights")), "")
-        name = f"{role}: {about.get('model')}".removeprefix(": ")
-        ranked.append((role == "model", role != "baseline", Path(file).stat().st_mtime, name, file))
+    for file, model in models.items():
+        role = roles.get((model.get("model"), model.get("weights")), "")
+        name = f"{role}: {model.get('model')}".removeprefix(": ")
+        # Baselines first, the trained model last, among their kind by age.
+        ranked.append((role == "model", role != "baseline", file.stat().st_mtime, name, str(file)))
     names = [name for *_, name, _ in ranked]
     sources = {}
     for *_, name, file in sorted(ranked):
-        sources[name if names.count(name) == 1 else f"{name} ({Path(file).name})"] = file
+        if names.count(name) > 1:
+            name = f"{name} ({Path(file).name})"
+        sources[name] = file
     return sources
 
 
 def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
     """Return the completions at a path, with the columns of the dataset, each row with every column."""
     is_recorded = Path(path, LOG_FOLDER).is_dir()
-    rows = (_recorded(Path(path)) if is_recorded else scoring.read_rows(path))[: args.limit]
+    rows = _recorded(Path(path)) if is_recorded else scoring.read_rows(path)
+    rows = rows[: args.limit]
     is_table = all(column in rows[0] for column in scoring.TABLE_COLUMNS)
     source = args.dataset or (is_table and recipe.get("dataset_name"))
     if source:
@@ -283,7 +294,7 @@ def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
             prompts = {logged_prompt(row["prompt"]): row["prompt"] for row in dataset}
             rows = [{**row, "prompt": prompts.get(row["prompt"], row["prompt"])} for row in rows]
         rows = scoring.with_columns_of(rows, dataset)
-    for old, new in checked_renamings(args.columns, dict.fromkeys(name for row in rows for name in row)):
+    for old, new in checked_renamings(args.columns, dict.fromkeys(chain(*rows))):
         rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
     for number, row in enumerate(rows, start=1):
         if row.get("steps") is not None:
@@ -291,7 +302,7 @@ def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
             if row.get("completion") is None:  # as `label-steps` writes them
                 row["completion"] = "\n".join(step.rstrip("\n") for step in row["steps"])
     scoring.check_completions(rows)
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = dict.fromkeys(chain(*rows))
     return [{name: row.get(name) for name in names} for row in rows]
 
 
@@ -300,8 +311,10 @@ def _check_steps(row: Row, field: str) -> None:
     labels = row.get("labels")
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise InputError(field, "steps of another form", "a list of texts", "Rename the column, or fix the row.")
+    if labels is None:
+        return
     is_list = isinstance(labels, list) and len(labels) == len(steps)
-    if labels is not None and not (is_list and all(label in (True, False, None) for label in labels)):
+    if not is_list or any(label not in (True, False, None) for label in labels):
         expected = f"{len(steps)} labels, one per step: true, false or null"
         raise InputError(field, f"the labels {labels!r:.80}", expected, "Fix the row, or rename the column.")
 
@@ -325,8 +338,9 @@ def _recorded(run: Path) -> Rows:
     """Return the training groups of a run log, a row per completion as in TRL's table: without special tokens, with
     the columns that are recorded whole."""
     recorded = read_run(run).completions
-    groups = recorded if isinstance(recorded, RecordedCompletions) else ()
-    groups = [group for group in groups if group.mode == "train"]
+    groups = []
+    if isinstance(recorded, RecordedCompletions):
+        groups = [group for group in recorded if group.mode == "train"]
     if not groups:
         remedy = f"Train with record_groups above 0, or sample some: `trl-drgrpo eval --model {run}`."
         raise InputError("data", f"{run}, a run that recorded no completions", "completions", remedy)
@@ -352,7 +366,9 @@ def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:
     for text, spec in specs.items():
         reward = resolve(spec, field)
         name = reward_name(reward)
-        rewards[text if name in rewards else name] = reward
+        if name in rewards:
+            name = text
+        rewards[name] = reward
     return rewards
 
 
@@ -382,7 +398,7 @@ def _with_steps(rows: Rows, separator: str | Sequence[str]) -> Rows:
         if steps is None:
             steps = list(segmenter.of_text(completion_text(row["completion"])))
         else:
-            steps = [segmenter.rule.with_end(step) for step in steps[:-1]] + steps[-1:]
+            steps = [*map(segmenter.rule.with_end, steps[:-1]), *steps[-1:]]
         rows_with_steps.append({**row, "steps": steps})
     return rows_with_steps
 
@@ -429,7 +445,9 @@ def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> RewardS
 
 def _summary(scores: RewardScores) -> dict[str, Any]:
     """Return the results of a reward, ready for JSON."""
-    failures = [{"row": row + 1, "reason": reason} for row, reason in sorted(scores.failures.items())]
+    failures = []
+    for row, reason in sorted(scores.failures.items()):
+        failures.append({"row": row + 1, "reason": reason})
     return {**scores.summary(), "failures": failures}
 
 
@@ -441,8 +459,15 @@ def _step_summaries(
         return {}
     from trl_drgrpo.evaluation.steps import compared
 
-    verdicts = [row.get("correct") for row in rows]
-    correct: Any = [verdict if isinstance(verdict, bool) else None for verdict in verdicts]
+    correct: Any = []
+    labels = []
+    prompts = []
+    for row in rows:
+        verdict = row.get("correct")
+        correct.append(verdict if isinstance(verdict, bool) else None)
+        labels_of_row = row.get("labels")
+        labels.append(labels_of_row and [label if label is None else bool(label) for label in labels_of_row])
+        prompts.append(prompt_key(row["prompt"]))
     if scores:
         correct = _judged(scores[0], args.correct_threshold)
         if correct is None:
@@ -450,16 +475,11 @@ def _step_summaries(
                 f"{scores[0].name} gave other rewards than 0 and 1: set --correct_threshold to compare with it."
             )
             correct = [None] * len(rows)
-    labels = []
-    for row in rows:
-        of_row = row.get("labels")
-        labels.append(of_row and [label if label is None else bool(label) for label in of_row])
-    prompts = [prompt_key(row["prompt"]) for row in rows]
-    return {
-        of_reward.name: _summary(of_reward)
-        | compared(of_reward.rewards, labels, correct, prompts, args.step_threshold)
-        for of_reward in step_scores
-    }
+    summaries = {}
+    for of_reward in step_scores:
+        comparison = compared(of_reward.rewards, labels, correct, prompts, args.step_threshold)
+        summaries[of_reward.name] = _summary(of_reward) | comparison
+    return summaries
 
 
 def _judged(scores: RewardScores, threshold: float | None) -> list[bool | None] | None:
@@ -488,7 +508,9 @@ def _print_summaries(summaries: dict[str, Any], num_rows: int, show: int) -> Non
             )
         )
         # Failures have a column of their own.
-        metrics += [f"  {key} {value:g}" for key, value in summary["metrics"].items() if "/failed_frac" not in key]
+        for key, value in summary["metrics"].items():
+            if "/failed_frac" not in key:
+                metrics.append(f"  {key} {value:g}")
     print("\n".join([*console.aligned(table), *metrics]))
     for name, summary in summaries.items():
         failures = summary["failures"]
@@ -500,9 +522,10 @@ def _print_summaries(summaries: dict[str, Any], num_rows: int, show: int) -> Non
         if unscored:
             print(f"\n{name} gave None to {len(unscored)} of {num_rows} rows, with these gold values:")
             for row in unscored[:show]:
-                golds = ", ".join(f"{column} {value}" for column, value in row["columns"].items())
-                reason = f" ({scoring.one_line(row['reason'], 200)})" if row["reason"] else ""
-                print(f"  row {row['row']}: {golds or 'no column'}{reason}")
+                golds = ", ".join(f"{column} {value}" for column, value in row["columns"].items()) or "no column"
+                if row["reason"]:
+                    golds += f" ({scoring.one_line(row['reason'], 200)})"
+                print(f"  row {row['row']}: {golds}")
 
 
 def _print_disagreement(disagreement: Row, rows: Rows, values: dict[str, list], show: int) -> None:
@@ -511,10 +534,14 @@ def _print_disagreement(disagreement: Row, rows: Rows, values: dict[str, list], 
     second = disagreement["second"]
     print(f"\n{first} and {second} differ on {disagreement['count']} of {len(rows)} rows")
     for row in disagreement["rows"][:show]:
-        rewards = [values[name][row - 1] for name in (first, second)]
-        numbers = " and ".join("None" if reward is None else f"{reward:g}" for reward in rewards)
+        numbers = []
+        for name in (first, second):
+            reward = values[name][row - 1]
+            numbers.append("None" if reward is None else f"{reward:g}")
         text = " ".join(completion_text(rows[row - 1]["completion"])[-400:].split())  # the answer is at its end
-        print(f"  row {row}: {numbers}: {text if len(text) <= 100 else '...' + text[-97:]}")
+        if len(text) > 100:
+            text = f"...{text[-97:]}"
+        print(f"  row {row}: {' and '.join(numbers)}: {text}")
 
 
 def _print_steps(scores: RewardScores, summary: dict[str, Any], rows: Rows, show: int) -> None:
@@ -532,10 +559,8 @@ def _print_steps(scores: RewardScores, summary: dict[str, Any], rows: Rows, show
     print("\n" + "\n".join(console.aligned(table)))
     first = summary["first_error"]
     if first["incorrect"] + first["correct"]:
-        incorrect, correct = (
-            f"{_digits(first[f'{kind}_accuracy'])} of {first[kind]} {kind}" for kind in ("incorrect", "correct")
-        )
-        result = f"{incorrect}, {correct} completions; F1 {_digits(first['f1'])}"
+        shares = [f"{_digits(first[f'{kind}_accuracy'])} of {first[kind]} {kind}" for kind in ("incorrect", "correct")]
+        result = f"{', '.join(shares)} completions; F1 {_digits(first['f1'])}"
         print(f"first error (a score below {first['threshold']:g}): {result}")
     errors = []
     for row, of_steps in enumerate(scores.rewards):
@@ -554,12 +579,19 @@ def _digits(value: float | None, decimals: int = 3) -> str:
 
 def _with_scores(part: _Part) -> Iterator[Row]:
     """Yield the rows as they are written to a file, each with its scores."""
-    all_scores = part.scores + part.step_scores
     for index, row in enumerate(part.rows):
-        written = {**row, "data": part.name} if part.name else dict(row)
-        written["scores"] = {scores.name: scores.rewards[index] for scores in all_scores}
-        written["seconds"] = {scores.name: round(scores.seconds[index], 6) for scores in all_scores}
-        failures = {scores.name: scores.failures[index] for scores in all_scores if index in scores.failures}
+        rewards = {}
+        seconds = {}
+        failures = {}
+        for scores in part.scores + part.step_scores:
+            rewards[scores.name] = scores.rewards[index]
+            seconds[scores.name] = round(scores.seconds[index], 6)
+            if index in scores.failures:
+                failures[scores.name] = scores.failures[index]
+        written = dict(row)
+        if part.name:
+            written["data"] = part.name
+        written |= {"scores": rewards, "seconds": seconds}
         if failures:
             written["failures"] = failures
         yield written

@@ -176,10 +176,12 @@ def run_label_steps(args: argparse.Namespace) -> int:
         rewards = {reward_name(reward): reward for reward in map(resolve_reward, specs)}
         verifier = rewards[CorrectnessRule(list(rewards), values.get("correct_reward")).name]
         rows = prompt_rows(values, [(reward_name(verifier), verifier, ())])
-        labeled_rows = [dict(row) for row in rows]
-        for row in labeled_rows:
-            if "steps" in row and not row["steps"]:
-                del row["steps"]
+        labeled_rows = []
+        for row in rows:
+            labeled_row = dict(row)
+            if "steps" in row and not row["steps"]:  # a null beside rows that have some: this one is sampled
+                del labeled_row["steps"]
+            labeled_rows.append(labeled_row)
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
             from trl_drgrpo.evaluation.models import load_model, load_tokenizer
@@ -207,13 +209,11 @@ def run_label_steps(args: argparse.Namespace) -> int:
             labels = _labels(labeled)
             return f"{sum(labels)} of the last {len(labels)} steps are good"
 
-        facts = facts_of(args, rows) | {
-            **{key: values.get(key) for key in ("model_name_or_path", "dataset_name", "reward_funcs", *_KEYS)},
-            **asdict(decoding),
-            **asdict(settings.loading),
-            "step_separator": segmenter.name,
-            "chat_template_kwargs": settings.template,
-        }
+        facts = facts_of(args, rows)
+        for key in ("model_name_or_path", "dataset_name", "reward_funcs", *_KEYS):
+            facts[key] = values.get(key)
+        facts |= asdict(decoding) | asdict(settings.loading)
+        facts |= {"step_separator": segmenter.name, "chat_template_kwargs": settings.template}
         labeled = completed_rows(args.output, "labeling", facts, len(rows), GROUP, "prompts", more, status)
     labels = _labels(labeled)
     correct = sum(row["values"][-1] == 1.0 for row in labeled)

@@ -13,8 +13,8 @@ from trl_drgrpo.demo import STOCK_OBJECTIVES
 
 
 def stay_offline_and_quiet() -> None:
-    """No network, no wall of notices, set before the heavy imports, which read the environment once; and one thread:
-    so small a model gains nothing from more, and they stall where cores are shared."""
+    """Switch off the network and most notices, before the heavy imports, which read the environment once; and one
+    thread: so small a model gains nothing from more, and they stall where cores are shared."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch

@@ -59,7 +59,8 @@ def smoothed(values: Sequence[float | None]) -> list[float]:
     decay = 0.0
     if points >= _FEWEST:
         decay = 1 - 2 / (max(1.0, points * _SPAN) + 1)
-    total = weight = 0.0
+    total = 0.0
+    weight = 0.0  # of the values so far: dividing by it takes away the bias towards a start at 0
     result = []
     for value in values:
         if value is None:
@@ -104,13 +105,11 @@ def draw_histories(histories: Mapping[str, Sequence[Mapping[str, Any]]], metrics
     Raises:
         `ImportError`: matplotlib is not installed.
     """
-    panels = {
-        metric: {
-            name: [(entry["step"], entry[metric]) for entry in history if metric in entry]
-            for name, history in histories.items()
-        }
-        for metric in metrics
-    }
+    panels = {}
+    for metric in metrics:
+        panels[metric] = {}
+        for name, history in histories.items():
+            panels[metric][name] = [(entry["step"], entry[metric]) for entry in history if metric in entry]
     return draw_panels(panels, 4.5, 3.2)
 
 

@@ -46,7 +46,9 @@ def did_you_mean(
     from difflib import get_close_matches  # only on the way to an error
 
     nearest = get_close_matches(str(name), list(names), n=most, cutoff=cutoff)
-    return f"Did you mean {' or '.join(map(form.format, nearest))}?" if nearest else otherwise
+    if not nearest:
+        return otherwise
+    return f"Did you mean {' or '.join(map(form.format, nearest))}?"
 
 
 _LONGEST = 500
@@ -74,7 +76,10 @@ class InputError(ValueError):
         if len(got) > _LONGEST:  # a model's name of 5,000 characters
             got = got[:_LONGEST] + "..."
         super().__init__(without_credentials(f"{field}: got {got}; expected {expected}. {remedy}"))
-        self.field, self.got, self.expected, self.remedy = field, got, expected, remedy
+        self.field = field
+        self.got = got
+        self.expected = expected
+        self.remedy = remedy
 
     def under(self, field: str) -> "InputError":
         """Return the same error about another field."""
@@ -180,7 +185,8 @@ def require_package(module: str, field: str, got: str, extra: str) -> None:
 
 def require_for_quantization(config: Any) -> None:
     """Refuse a quantization configuration (object or mapping) that asks for 4 or 8 bits without bitsandbytes."""
-    settings = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+    if not isinstance(config, dict):
+        config = getattr(config, "__dict__", {})
     for bits in (4, 8):
-        if settings.get(f"load_in_{bits}bit") or settings.get(f"_load_in_{bits}bit"):
+        if config.get(f"load_in_{bits}bit") or config.get(f"_load_in_{bits}bit"):
             require_package("bitsandbytes", "quantization_config", f"a base in {bits} bits", "qlora")

@@ -43,7 +43,10 @@ def first_not_finite(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str | Non
     largest = torch.nn.utils.get_total_norm([values for _, values in local], norm_type=math.inf)
     if largest.isfinite():
         return None
-    return next((name for name, values in local if not values.isfinite().all()), None)
+    for name, values in local:
+        if not values.isfinite().all():
+            return name
+    return None
 
 
 def refuse_not_finite(model: "torch.nn.Module", field: str, name: str) -> None:

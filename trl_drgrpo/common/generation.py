@@ -85,7 +85,9 @@ def end_tokens(*values: Any) -> list[int]:
     """Return the ids that end a completion: all of several values, each an id, a list of ids, or `None`."""
     ids: dict[int, None] = {}  # in order, without repetitions
     for value in values:
-        for token in value if isinstance(value, (list, tuple)) else [value]:
+        if not isinstance(value, (list, tuple)):
+            value = [value]
+        for token in value:
             if token is not None:
                 ids[int(token)] = None
     return list(ids)

@@ -18,9 +18,12 @@ def attach(package: str) -> None:
     import <name> as <name>`.
     """
     namespace = vars(sys.modules[package])
+    homes = {}
     with open(namespace["__file__"], encoding="utf-8") as source:
-        imports = [line.split() for line in source if line.startswith("    from ")]
-    homes = {words[-1]: words[1] for words in imports}
+        for line in source:
+            if line.startswith("    from "):
+                words = line.split()
+                homes[words[-1]] = words[1]
 
     def resolve(name: str) -> Any:
         if name in homes:

@@ -44,8 +44,9 @@ def code(text: Any) -> str:
 
 def fenced(text: str, language: str = "") -> str:
     """Return a block of code, with a fence longer than any in the text."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "```"
+    while fence in text:
+        fence += "`"
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
@@ -61,7 +62,8 @@ def head(cells: Sequence[str]) -> str:
 
 def table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ("", "")) -> str:
     """Return rows of texts as a table; under a header the first column is code."""
-    return "\n".join([head(header), *(row(cells, code if header[0] else plain) for cells in rows)])
+    first = code if header[0] else plain
+    return "\n".join([head(header), *(row(cells, first) for cells in rows)])
 
 
 def template(package: str, name: str, filters: Mapping[str, Callable[..., Any]], **options: Any) -> Any:

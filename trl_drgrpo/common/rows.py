@@ -7,6 +7,7 @@ looked at are checked when a batch comes (`check_batch`).
 
 import inspect
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,10 +58,12 @@ def _refuse_bad(prompts: Iterable[Any], field: str, where: str = "") -> None:
     if not problems:
         return
     first = min(problems)
-    and_others = f" and in {len(problems) - 1} more" if len(problems) > 1 else ""
+    got = f"{problems[first]} as the prompt in row {first} (the first is 0){where}"
+    if len(problems) > 1:
+        got += f" and in {len(problems) - 1} more"
     raise InputError(
         field,
-        f"{problems[first]} as the prompt in row {first} (the first is 0){where}{and_others}",
+        got,
         "a non-empty string, or a list of messages with role and content",
         'Drop such rows, or convert the column; a message is {"role": "user", "content": "..."}.',
     )
@@ -126,18 +129,22 @@ def prompt_rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     if "prompt" not in columns or {"image", "images"}.intersection(columns):
         return
     names = [name for name in ("prompt", "environment") if name in columns]
-    rows = (values for batch in _batches(dataset, names) for values in zip(*batch.values(), strict=True))
-    for number, values in enumerate(rows):
-        if values[0] is not None:
-            yield number, dict(zip(names, values, strict=True))
+    number = 0
+    for batch in _batches(dataset, names):
+        for values in zip(*batch.values(), strict=True):
+            if values[0] is not None:
+                yield number, dict(zip(names, values, strict=True))
+            number += 1
 
 
 def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
     """Return the contents of a split's columns, by name; empty for rows made on the fly."""
-    kinds: dict[str, set[str]] = {name: set() for name in names}
-    nulls: dict[str, list[int]] = {name: [] for name in names}
+    if not names:
+        return {}
+    kinds: dict[str, set[str]] = defaultdict(set)
+    nulls: dict[str, list[int]] = defaultdict(list)
     rows = 0
-    for batch in _batches(dataset, names, raw=True) if names else ():
+    for batch in _batches(dataset, names, raw=True):
         for name, values in batch.items():
             kinds[name].update(map(_kind, values))
             nulls[name] += [row for row, value in enumerate(values, rows) if _is_nothing(value)]
@@ -146,18 +153,22 @@ def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]
         return {}
     contents = {}
     for name in names:
-        kinds_of_values = kinds[name] - {"null"} or {"null"}
-        kind = kinds_of_values.pop() if len(kinds_of_values) == 1 else "other"
-        first_null = nulls[name][0] if nulls[name] else None
-        contents[name] = ColumnValues(kind, rows, len(nulls[name]), first_null)
+        kind, *more_kinds = kinds[name] - {"null"} or {"null"}
+        if more_kinds:
+            kind = "other"
+        contents[name] = ColumnValues(kind, rows, len(nulls[name]), next(iter(nulls[name]), None))
     return contents
 
 
 def first_row(dataset: Any) -> dict[str, Any] | None:
     """Return the first row of a split; `None` for rows made on the fly, and for none."""
     if not hasattr(dataset, "__len__"):
-        return None if dataset.info.builder_name == "generator" else next(iter(dataset), None)
-    return dataset[0] if len(dataset) and dataset.format["type"] != "custom" else None
+        if dataset.info.builder_name == "generator":
+            return None
+        return next(iter(dataset), None)
+    if not len(dataset) or dataset.format["type"] == "custom":
+        return None
+    return dataset[0]
 
 
 def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[dict[str, list[Any]]]:
@@ -195,8 +206,10 @@ def can_be_read_again(stream: Any) -> bool:
 
 def _generators(node: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
     """Yield the functions behind a stream, with their options. `datasets` wraps an iterable once per operation."""
+    wrapped = getattr(node, "ex_iterables", [])
     inner = getattr(node, "ex_iterable", None)
-    wrapped = [inner] if inner is not None else getattr(node, "ex_iterables", [])
+    if inner is not None:
+        wrapped = [inner]
     for part in wrapped:
         yield from _generators(part)
     if not wrapped:
@@ -246,8 +259,8 @@ def check_images(dataset: Any, field: str) -> None:
     transformers ends in a traceback where some rows have a picture and others have none.
     """
     columns = dataset.column_names or []
-    column = next((name for name in ("images", "image") if name in columns), None)
-    if column is None or "prompt" not in columns:
+    column = "images" if "images" in columns else "image"
+    if column not in columns or "prompt" not in columns:
         return
     row = 0
     first_empty: int | None = None

@@ -85,7 +85,9 @@ def without_credentials(text: str) -> str:
 
     def parameter(match: re.Match[str]) -> str:
         name = match[2].lower()
-        return f"{match[1]}{match[2]}={_HIDDEN if is_secret(name) or _SECRET_PARAMETER.search(name) else match[3]}"
+        if is_secret(name) or _SECRET_PARAMETER.search(name):
+            return f"{match[1]}{match[2]}={_HIDDEN}"
+        return match[0]
 
     def pair(match: re.Match[str]) -> str:
         quote, name, between, _ = match.groups()
@@ -129,8 +131,9 @@ def _shown_value(name: str, text: str) -> str:
     if is_secret(name):
         return _HIDDEN
     if name.lower().endswith(_ADDRESSES) and "://" not in text:  # `user:password@host`
-        before, at, host = text.rpartition("@")
-        text = f"{_HIDDEN}@{host}" if at and before else text
+        user, at, host = text.rpartition("@")
+        if at and user:
+            text = f"{_HIDDEN}@{host}"
     return without_credentials(text)
 
 
@@ -164,6 +167,7 @@ def redacted(content: Any, values: Mapping[str, Any]) -> Any:
     for name, value in os.environ.items():
         if name.lower().endswith(_ENVIRONMENT) and len(value) >= _SHORTEST:
             secrets.add(value)
+    # The longest first: a short one may be a part of it, whose rest would stay.
     return _replaced(content, sorted(secrets, key=len, reverse=True))
 
 

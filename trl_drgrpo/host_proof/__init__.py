@@ -10,7 +10,7 @@ is_proving: ContextVar[bool] = ContextVar("trl_drgrpo_is_proving", default=False
 
 @contextmanager
 def proving() -> Iterator[None]:
-    """Inside the block trainers ask for no proof: they are part of one, or of a check that must not be refused."""
+    """Ask for no proof of trainers in the block: they are part of one, or of a check that must not be refused."""
     before = is_proving.set(True)
     try:
         yield

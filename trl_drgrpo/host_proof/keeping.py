@@ -72,8 +72,9 @@ def hosts() -> dict[str, str]:
     """Return what a proof holds for: versions, the commit of a checkout of this package, and texts that TRL no longer
     contains."""
     installed = installed_versions(tuple(dict.fromkeys([*LIBRARIES, *TESTED])))
-    if (own_commit := commit()) is not None:
-        installed["commit"] = own_commit
+    commit_of_checkout = commit()
+    if commit_of_checkout is not None:
+        installed["commit"] = commit_of_checkout
     for name, texts in vanished_texts().items():
         installed[f"trl {name}"] = in_words(texts)
     return installed
@@ -85,7 +86,10 @@ def file_of(installed: Mapping[str, str]) -> Path:
     Raises:
         `RuntimeError`: The user has no home folder.
     """
-    versions = [f"{package}-{installed[package]}" for package in (*LIBRARIES, "peft") if package in installed]
+    versions = []
+    for package in (*LIBRARIES, "peft"):
+        if package in installed:
+            versions.append(f"{package}-{installed[package]}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "trl_drgrpo" / "host_proofs" / f"{'_'.join(versions)}.json"
 
@@ -144,7 +148,10 @@ def require_proof(
     """
     if is_proving.get():
         return {}
-    needed = {text for setting, texts in _UNDER.items() if settings[setting] for text in texts}
+    needed = set()
+    for setting, texts in _UNDER.items():
+        if settings[setting]:
+            needed.update(texts)
     unproven = {name: in_words(texts) for name, texts in vanished.items() if needed.intersection(texts)}
     if unproven:
         raise moved_seams(unproven)
@@ -171,10 +178,8 @@ def _on_the_first_rank(trainer_class: type, args: Any) -> tuple[HostProof | None
     results: list[Any] = [(None, "")]
     is_distributed = args.world_size > 1 and torch.distributed.is_initialized()  # the first builds the process group
     if not is_distributed or args.process_index == 0:
-        proof, failure = kept_proof(), ""
-        if proof is None:
-            proof, failure = prove_apart(trainer_class)
-        results = [(proof, failure)]
+        proof = kept_proof()
+        results = [(proof, "") if proof else prove_apart(trainer_class)]
     if is_distributed:
         torch.distributed.broadcast_object_list(results, src=0)
     return results[0]

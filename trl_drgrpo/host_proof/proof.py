@@ -75,8 +75,9 @@ class HostProof:
         for name, words in COMPARED.items():
             difference = self.differences[name]
             if not difference <= TOLERANCE:  # also where it is NaN
-                ends = f", which ends in {self.errors[name]}" if name in self.errors else ""
-                wrong[name] = words.format(f"{difference:.1e}") + ends
+                wrong[name] = words.format(f"{difference:.1e}")
+                if name in self.errors:
+                    wrong[name] += f", which ends in {self.errors[name]}"
         return wrong
 
     @property
@@ -137,7 +138,9 @@ def _off_policy_difference(trainer_class: Callable[..., Any], model: Any, **sett
     come to the same steps as TRL's: but only if TRL's loss reads both numbers where this package puts them. The KL
     term has no gradient in the first step, in which the policy is the reference.
     """
-    learning_rate, beta, length = 0.1, 4.0, SETTINGS["max_completion_length"]
+    learning_rate = 0.1
+    beta = 4.0
+    length = SETTINGS["max_completion_length"]
     common: dict[str, Any] = {"gradient_accumulation_steps": 1, "num_iterations": 2}
     of_trl = {**SETTINGS, **common, "beta": beta, "learning_rate": learning_rate}
     del of_trl["run_log"]
@@ -183,11 +186,12 @@ def _merged_difference() -> float:
         report = merge_adapter(f"{folder}/adapter", f"{folder}/merged", base=f"{folder}/base")
     with merged_while_read(adapted):
         adapted.merge_adapter()
-        sent = {name: weight.detach().clone() for name, weight in adapted.named_parameters()}
+        merged = {}
+        for name, weight in adapted.named_parameters():
+            if ".lora_" not in name:
+                merged[name.removeprefix("base_model.model.").replace(".base_layer", "")] = weight.detach().clone()
         adapted.unmerge_adapter()
-    own_name = {name: name.removeprefix("base_model.model.").replace(".base_layer", "") for name in sent}
-    weights = {own_name[name]: weight for name, weight in sent.items() if ".lora_" not in name}
-    base.load_state_dict(weights)
+    base.load_state_dict(merged)
     ids = torch.arange(1, 33)[None] % len(tokenizer)
     with torch.no_grad():
         apart = (base.eval()(input_ids=ids).logits - adapted(input_ids=ids).logits).abs().max().item()

@@ -75,7 +75,8 @@ def use_plain_lm_head(model: Any) -> None:
         kwargs.update(use_cache=False)
         logits = fused_forward(*args, **kwargs).logits
         if shift_labels is None:
-            logits, shift_labels = logits[:, :-1], labels[:, 1:]
+            logits = logits[:, :-1]
+            shift_labels = labels[:, 1:]
         log_probs = logits.log_softmax(dim=-1)  # (B, T - 1, V)
         unscored = shift_labels == -100
         token_log_probs = log_probs.gather(-1, shift_labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -131,7 +132,7 @@ class Recording:
 
 
 def build_policy(lora: bool) -> tuple[Any, Any]:
-    """The tiny model in float64, with random adapters if asked for, and its tokenizer."""
+    """Return the tiny model in float64, with random adapters if asked for, and its tokenizer."""
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
     if not lora:
@@ -142,8 +143,12 @@ def build_policy(lora: bool) -> tuple[Any, Any]:
 
 
 def completion_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-    """A reward that varies, ties, and is sometimes missing: 0, 0.5 or 1 by the sum of the ids, `None` for some."""
-    return [None if sum(ids) % 11 == 0 else (sum(ids) % 3) / 2 for ids in completion_ids]
+    """Reward completions so that rewards vary, tie, and are sometimes missing: 0, 0.5 or 1 by the sum of the ids."""
+    rewards: list[float | None] = []
+    for ids in completion_ids:
+        total = sum(ids)
+        rewards.append(None if total % 11 == 0 else (total % 3) / 2)
+    return rewards
 
 
 def record(
@@ -206,8 +211,10 @@ def record(
             steps[-1].weights = snapshot()
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
-                    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-                    steps[-1].gradients[name] = gradient
+                    gradient = parameter.grad
+                    if gradient is None:  # no row of the step had an advantage
+                        gradient = torch.zeros_like(parameter)
+                    steps[-1].gradients[name] = gradient.clone()
 
     initial_weights = snapshot()
     with tempfile.TemporaryDirectory() as folder:
@@ -233,15 +240,19 @@ def record(
                     use_plain_lm_head(served)
         # So that micro-batches stay planned, unless the loss that is watched is somebody's own.
         vars(recorded_loss)["watches_only"] = "compute_loss" not in getattr(trainer, "own_losses", ())
-        compute_loss, trainer.compute_loss = trainer.compute_loss, recorded_loss
+        compute_loss = trainer.compute_loss
+        trainer.compute_loss = recorded_loss
         trainer.train()
     return Recording(steps, initial_weights, rollouts, None if fast_path is None else fast_path.speed)
 
 
 def relative_difference(got: torch.Tensor, exact: torch.Tensor) -> float:
-    """`|got - exact| / |exact|`; infinite where it is NaN, and without a gradient to compare: that proves nothing."""
+    """Return `|got - exact| / |exact|`; infinite where it is NaN, and without a gradient to compare: that proves
+    nothing."""
     scale = exact.norm().item()
-    difference = (got - exact).norm().item() / scale if scale > 0 else math.inf
+    if not scale > 0:  # also where it is NaN
+        return math.inf
+    difference = (got - exact).norm().item() / scale
     return math.inf if math.isnan(difference) else difference
 
 

@@ -117,7 +117,7 @@ def test_the_axis_of_tokens_and_of_time(opened, texts):
     assert "no run is shown" in texts("#hero .now")[0]
 
 
-def test_downloads(opened, browser, tmp_path):
+def test_a_chart_downloads_as_csv_and_picture(opened, browser, tmp_path):
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})

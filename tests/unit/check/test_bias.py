@@ -102,7 +102,7 @@ def z(estimate):
     return estimate.value / estimate.standard_error
 
 
-def test_it_sees_the_bias_of_a_divisor_per_row_and_none_of_a_constant_one():
+def test_a_divisor_per_row_is_biased_and_a_constant_one_is_not():
     changes = measured(40).changes
     for name in ("grpo", "grpo_without_std"):
         assert z(changes[name]["length_wrong"]) > 10
@@ -112,7 +112,7 @@ def test_it_sees_the_bias_of_a_divisor_per_row_and_none_of_a_constant_one():
         assert abs(z(changes[name]["length_right"])) < 3
 
 
-def test_it_agrees_with_a_step_that_is_taken():
+def test_the_estimate_agrees_with_a_step_that_is_taken():
     """The mean over many single steps of length `epsilon` along a batch's direction, lengths computed exactly."""
     rng, epsilon = np.random.default_rng(1), 1e-3
     grpo = list(OBJECTIVES).index("grpo")
@@ -241,7 +241,7 @@ def test_a_threshold_says_what_is_correct_of_a_continuous_reward(build):
     assert all(((rollouts.rewards >= 2) == rollouts.right).all() for rollouts in seen)
 
 
-def test_nothing_is_trained(build):
+def test_a_measurement_trains_no_weight(build):
     trainer = build(reward=even_sum)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     measure_model(trainer, 3)
@@ -249,7 +249,7 @@ def test_nothing_is_trained(build):
     assert all(p.grad is None for p in trainer.model.parameters())
 
 
-def test_of_a_lora_run_only_the_adapter_is_looked_at(build):
+def test_a_lora_run_is_measured_on_its_adapter_alone(build):
     trainer = build(peft_config=LoraConfig(r=2, target_modules="all-linear"))
     trainer.model.train()
     batch, inputs = next(sampled_batches(trainer))

@@ -207,6 +207,6 @@ BOTH = {"prompt_template": "r1", "system_prompt": "x"}
         (PROBLEMS.to_iterable_dataset(), SLIP, NO_SOLUTON),
     ],
 )
-def test_what_cannot_be_meant_is_refused(dataset, options, message):
+def test_a_template_that_cannot_be_meant_is_refused(dataset, options, message):
     with pytest.raises(InputError, match=message):
         prompted(dataset, **options)

@@ -103,7 +103,7 @@ def train(data: str, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_data(name, place, capsys):
+def test_commands_refuse_hostile_data(name, place, capsys):
     path = str(put(place / name, DATA[name]))
     refused(train(path), capsys)
     refused(train(path, "--dataset_streaming", "true"), capsys)
@@ -215,7 +215,7 @@ BROKEN = broken_models()
 
 
 @pytest.mark.parametrize("name", [*BROKEN, "weights cut", "weights of another shape", "weights a pipe"])
-def test_models(name, model_copy, capsys):
+def test_commands_refuse_broken_models(name, model_copy, capsys):
     file, content = BROKEN.get(name, ("model.safetensors", b""))
     path = model_copy / file
     whole = path.read_bytes()
@@ -246,7 +246,7 @@ def test_models(name, model_copy, capsys):
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", "{}", JUNK, DEEP, '{"peft_type": "ZZ"}', '{"peft_type": 3}']
 )
-def test_adapters(content, place, capsys):
+def test_commands_refuse_broken_adapters(content, place, capsys):
     adapter = str(put(place / "adapter" / "adapter_config.json", content).parent)
     refused(["merge", adapter, "--output", "out"], capsys)
     refused(["generate", "1", "--model", adapter], capsys)

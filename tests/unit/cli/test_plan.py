@@ -95,7 +95,7 @@ def test_a_card_has_fewer_bytes_than_its_name(seven, capsys):
         assert code == expected, (memory, margin)
 
 
-def test_nothing_fits(seven, capsys):
+def test_a_plan_that_does_not_fit_is_commented_out(seven, capsys):
     code, out, err = plan(capsys, "--model", seven, "--memory", "16GB", "--preset", "full")
     assert code == 1
     assert "Does not fit 16.0 GB less a margin of 0.8 GB: the smallest settings tried need" in err
@@ -157,7 +157,7 @@ def test_a_probe_that_the_system_kills_is_out_of_memory_too(monkeypatch):
         ("training", "per_device_train_batch_size (8), then max_completion_length."),
     ],
 )
-def test_what_to_lower(ended_in, lower):
+def test_a_probe_names_the_keys_to_lower(ended_in, lower):
     recipe = {"steps_per_generation": 4, "per_device_train_batch_size": 8}
     said = Probe("NVIDIA L4", "real", ended_in).sentence(recipe, None)
     assert said.startswith(f"Probe on NVIDIA L4, real weights: out of memory in {ended_in}. Lower {lower}")

@@ -22,14 +22,14 @@ def recipe(tmp_path):
 
 
 @pytest.mark.parametrize(("_", "text", "key", "value"), cases("cli.tsv", "values"))
-def test_values(recipe, _, text, key, value):
+def test_a_recipe_value_has_the_type_of_its_field(recipe, _, text, key, value):
     result, due = read_recipe(recipe(text)).values[key], ast.literal_eval(value)
     assert result == due
     assert type(result) is type(due)
 
 
 @pytest.mark.parametrize(("_", "text", "message"), cases("cli.tsv", "recipes"))
-def test_errors(recipe, _, text, message, capsys):
+def test_a_bad_recipe_is_one_error(recipe, _, text, message, capsys):
     assert main(["train", "--config", recipe(text)]) == 2
     assert re.search(message, capsys.readouterr().err.rstrip())
 

@@ -227,7 +227,7 @@ def test_step_rewards_of_plain_completions_and_of_a_recipe(here, capsys):
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "json"])
-def test_other_files_hold_the_same(report, ending):
+def test_csv_parquet_and_json_give_the_same_report(report, ending):
     rows = ROWS[:3]
     if ending == "csv":
         with open("rows.csv", "w", newline="") as file:

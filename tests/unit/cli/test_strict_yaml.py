@@ -28,7 +28,7 @@ from trl_drgrpo.common.errors import InputError
         ("'0100'", "0100"),
     ],
 )
-def test_values(text, value):
+def test_scalars_are_read_with_their_types(text, value):
     read = strict_yaml.load(text)
     assert read == value
     assert type(read) is type(value)

@@ -31,7 +31,7 @@ def write(folder, error):
         (SafetensorError("I/O error: No space left on device (os error 28)"), "the weights in {folder}"),
     ],
 )
-def test_every_way_to_say_it(error, file, tmp_path):
+def test_every_error_of_a_full_disk_is_one_error(error, file, tmp_path):
     (tmp_path / "config.json").touch()
     file = re.escape(file.format(folder=tmp_path))
     message = rf"^disk full: {file} could not be written, [\d,]+\.\d MB are free there\. All is safe\.$"

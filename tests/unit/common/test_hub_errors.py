@@ -47,7 +47,7 @@ def raised(cause, kind=OSError):
         (errors.HfHubHTTPError, 503, "a/b, for which the Hub answered with status 503"),
     ],
 )
-def test_what_the_hub_answers(kind, status, message):
+def test_every_refusal_of_the_hub_has_its_message(kind, status, message):
     assert re.search(message, raised(answered(kind, status)))
 
 

@@ -145,7 +145,7 @@ def test_an_input_is_not_replaced(here):
         ("report run --format md --output {}", "output"),
     ],
 )
-def test_every_command_asks(command, field, here, saved_model, capfd):
+def test_every_command_refuses_to_overwrite_foreign_files(command, field, here, saved_model, capfd):
     (here / "victim").write_text("mine")
     (here / "link.md").symlink_to("victim")
     (here / "config.json").write_text("mine")

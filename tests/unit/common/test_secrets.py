@@ -41,7 +41,7 @@ CANARY = "cAnArY7531"
         f"{{judge_reward: {{password: {CANARY}, model: m}}}}",
     ],
 )
-def test_texts(text):
+def test_credentials_in_texts_are_scrubbed(text):
     assert CANARY not in without_credentials(text)
     assert CANARY not in scrubbed({"a": [{"b": (text,)}]})["a"][0]["b"][0]
     assert CANARY not in redacted_command(["eval", "--x", text, f"--y={text}"])
@@ -60,7 +60,7 @@ def test_what_holds_no_secret_stays(text):
     assert without_credentials(text) == text
 
 
-def test_values_by_their_names():
+def test_values_with_a_secret_name_are_scrubbed():
     values = {"aws_secret_access_key": CANARY, "password": 7531, "cookie": [CANARY], "client-secret": CANARY}
     values |= {"PGPASSWORD": CANARY, "api_keys": {"openai": CANARY}, "passwd": CANARY.encode(), "auth": ("u", CANARY)}
     assert set(scrubbed(values).values()) == {None}
@@ -153,7 +153,7 @@ def test_no_file_of_a_run_has_them_and_it_resumes(here, recipe, monkeypatch, cap
     assert found == [str(here / "recipe.yaml")]  # the user's own
 
 
-def test_what_rows_depend_on(here):
+def test_rows_do_not_depend_on_a_secret(here):
     facts = {"vllm_server_base_url": f"http://user:{CANARY}@host", "reward_funcs": f"{{judge: {{token: {CANARY}}}}}"}
 
     def rows(password):

@@ -135,7 +135,7 @@ def test_what_is_assigned_later_is_refused_where_the_trainer_takes_it(field, val
 
 
 @pytest.mark.parametrize("field", ["gradient_accumulation_steps", "learning_rate", "max_steps", "temperature"])
-def test_what_fits_may_be_assigned_later(field):
+def test_a_valid_value_may_be_assigned_later(field):
     config = DrGRPOConfig(use_cpu=True)
     setattr(config, field, 2)
     config.scale_rewards = False

@@ -70,7 +70,7 @@ def test_a_number_out_of_its_range_is_named_with_its_range(field, values):
         assert str(error.value).startswith(f"{field}: got {value!r}; expected {RANGES[field]}")
 
 
-def test_values_with_a_meaning_stay():
+def test_values_inside_a_range_are_accepted():
     refuse_out_of_range({"epsilon": 10**400})
     for field, values in CASES["inside"].items():
         for value in values:

@@ -225,7 +225,7 @@ def credited(forks, completions, advantages):
     )
 
 
-def test_what_is_logged():
+def test_forks_log_their_share_and_the_weight_behind_cuts():
     forks, metrics = feature()
     completions, _ = forks.completing(rows_of(PROMPTS, 4), 4, Backend([4, 2, 8, 1, 2, 6]))
     assert [len(row) for row in completions] == [4, 4, 2, 2, 8, 8, 1, 1]

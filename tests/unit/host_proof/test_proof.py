@@ -20,7 +20,7 @@ USED = set(SpeedPart) - {SpeedPart.RECORDED_STEPS, SpeedPart.JOINED_ADAPTERS}  #
 ON_A_CPU = USED.intersection(GENERATION)
 
 
-def test_it_passes_here():
+def test_the_proof_passes_on_the_installed_libraries():
     proof = prove(DrGRPOTrainer, {"trl": "1.16.0"})
     assert proof.errors == proof.wrong == proof.off == {}
     assert max(proof.differences.values()) < TOLERANCE / 10

@@ -70,7 +70,7 @@ def test_asynchronous_functions_also_inside_a_running_loop(tokenizer, loop_is_ru
         *[torch.tensor([[1.0], [float("nan")]]), np.array([[1.0], [np.nan]]), [Decimal(1), Decimal("nan")]],
     ],
 )
-def test_whatever_holds_numbers_is_accepted(row):
+def test_every_container_of_numbers_is_accepted(row):
     assert validate_step_rewards([row, [0]], TWO, "f", "s") == [[1.0, None], [0.0]]
 
 

@@ -72,7 +72,7 @@ def test_two_folders_in_a_recipe(tmp_path):
         ImplicitRewardScorer(options["model"], options["reference"], device="cpu")
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_models_that_cannot_be_compared_are_refused():
     tokenizer = tiny_tokenizer()
     model = built(Qwen2ForCausalLM, config(tokenizer))
     small = built(Qwen2ForCausalLM, config(tokenizer, vocab_size=100, pad_token_id=None, eos_token_id=None))

@@ -196,7 +196,7 @@ def test_a_step_never_ends_inside_a_character():
     ],
 )
 @pytest.mark.parametrize("name", ["sentencepiece", "metaspace"])
-def test_sentencepiece(name, text, texts, ends):
+def test_a_sentencepiece_tokenizer_keeps_the_spaces_of_steps(name, text, texts, ends):
     tokenizer = TOKENIZERS[name]
     assert cut(text, tokenizer=tokenizer) == Steps(tuple(texts), tuple(ends))
 
@@ -264,7 +264,7 @@ def test_the_segmenter_follows_the_tokenizer_it_is_given():
         ("turn", "abc", ["abc"]),
     ],
 )
-def test_rules(spec, text, texts):
+def test_every_rule_cuts_a_text_into_its_steps(spec, text, texts):
     steps = cut(text, spec)
     assert list(steps.texts) == texts
     check_partition(steps, encode(BYTES, text), BYTES)

@@ -68,7 +68,7 @@ BY_LENGTH = ("Weight by length", ["shortest quarter", "second", "third", "longes
         (["reward"], [("Reward", [""])], []),
     ],
 )
-def test_what_was_logged_is_drawn(metrics, panels, others):
+def test_logged_metrics_are_drawn_in_their_panels(metrics, panels, others):
     found = panels_for(set(metrics))
     assert [(panel.title, [line.label for line in panel.lines]) for panel in found] == panels
     assert other_metrics(metrics, found) == others

@@ -152,7 +152,7 @@ def test_another_format_is_refused(folder):
         ("model.safetensors", "a file"),
     ],
 )
-def test_what_is_no_run(tmp_path, name, got):
+def test_a_folder_without_a_run_is_refused(tmp_path, name, got):
     (tmp_path / "model.safetensors").write_text("")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=f"got {got}"):

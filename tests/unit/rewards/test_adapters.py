@@ -97,7 +97,7 @@ def test_a_verl_function_gets_what_verl_passes():
         ({"answer_column": "meta.gold"}, {"meta.gold": ["4"]}),
     ],
 )
-def test_where_the_ground_truth_stands(options, columns):
+def test_the_ground_truth_is_read_from_its_column(options, columns):
     adapted = adapters.from_verl(equal, data_source="s", **options)
     check_columns(adapted, ["prompt", *columns], "equal")
     assert adapted(completions=["4"], **columns) == [1.0]
@@ -125,7 +125,7 @@ def test_a_path_into_something_that_is_no_mapping():
         adapted(completions=["4"], answer=["4"])
 
 
-def test_other_names_for_the_text():
+def test_a_verl_function_may_name_the_text_otherwise():
     def geometry(predict_str, ground_truth, bonus=0.5):
         return bonus * (predict_str == ground_truth)
 
@@ -289,7 +289,7 @@ class AsyncOrm:
         return [float(text == gold) for text, gold in zip(completions, solution, strict=True)]
 
 
-def test_orms():
+def test_an_orm_of_swift_is_called_with_its_columns():
     adapted = adapters.from_swift(Orm, args={"limit": 2})
     check_columns(adapted, ["prompt", "solution"], "Orm")
     with pytest.raises(InputError, match="a column 'solution', which the function requires"):

@@ -163,7 +163,7 @@ def test_a_wrapped_reward_complains_before_training(around):
         ask(reward, "check")
 
 
-def test_what_is_named_is_asked_too(tmp_path, monkeypatch):
+def test_a_reward_inside_another_is_asked_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "named.py").write_text(
         "class Named:\n    def __call__(self, completions, **kwargs): return [0.0] * len(completions)\n"
@@ -183,7 +183,7 @@ class Unrelated:
 
 
 @pytest.mark.parametrize("reward", [Unrelated(), "some/model", torch.nn.Linear(1, 1), max, len])
-def test_nobody_else_is_asked(reward):
+def test_objects_of_other_libraries_are_not_asked(reward):
     ask(reward, "check")
     ask(reward, "check_columns", COLUMNS)
 

@@ -43,7 +43,7 @@ def call(reward_func, count=2, on_error="raise", **kwargs):
         [torch.tensor(True), torch.tensor(float("nan"), dtype=torch.float16)],
     ],
 )
-def test_whatever_holds_numbers_is_accepted(output):
+def test_every_container_of_numbers_is_accepted(output):
     assert validate_rewards(output, 2, "f") == [1.0, None]
 
 
@@ -196,7 +196,7 @@ def test_the_reward_of_an_environment_is_called_by_hand_as_trls():
     assert checked(environments=[1, 2]) == [1.0, 2.0]
 
 
-def test_those_who_opted_in_lose_the_call_and_not_the_run(caplog):
+def test_an_error_costs_the_call_and_not_the_run_where_the_user_opted_in(caplog):
     outcomes = iter([[1.0, 0.0], RuntimeError("server gone"), [1.0], [0.5, None]])
     metrics = []
 

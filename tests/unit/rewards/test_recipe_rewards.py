@@ -69,7 +69,7 @@ def test_names_of_what_was_built():
 
 
 @pytest.mark.parametrize(("section", "text", "message"), REFUSED)
-def test_what_a_recipe_may_not_write(section, text, message):
+def test_a_bad_reward_of_a_recipe_is_refused(section, text, message):
     spec = yaml.safe_load(text)
     with pytest.raises(InputError, match=message):
         resolve_reward(spec)
@@ -97,7 +97,7 @@ def test_what_a_recipe_may_not_write(section, text, message):
         (lambda: resolve_reward({"isolate": {"reward": 5}}, "reward"), "^reward: isolate.reward: got 5"),
     ],
 )
-def test_what_python_may_not_pass(build, message):
+def test_a_bad_argument_of_a_reward_is_refused(build, message):
     with pytest.raises(InputError, match=message):
         build()
 
@@ -138,7 +138,7 @@ def test_a_column_that_one_of_several_may_hold_is_missed_before_a_model_loads(tm
     assert "expected the ground truth in one of the columns reward_model.ground_truth" in capsys.readouterr().err
 
 
-def test_whatever_takes_on_error_refuses_nonsense():
+def test_every_reward_with_on_error_refuses_an_unknown_value():
     tried = {name for section, text, _ in REFUSED if section == "on_error" for name in yaml.safe_load(text)}
     for name, entry in REWARDS.items():
         factory = entry.factory and REWARDS.load(name, entry.factory)
@@ -161,5 +161,5 @@ def test_soft_overlong_punishment_has_trls_values():
 
 
 @pytest.mark.parametrize("spec", ["mine.length", "mine.py:length", "{}/mine.py:length"])
-def test_paths(tmp_path, spec):
+def test_a_path_names_a_reward(tmp_path, spec):
     assert resolve_reward(spec.format(tmp_path))(completions=["a"]) == [1]

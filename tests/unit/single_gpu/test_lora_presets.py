@@ -60,7 +60,7 @@ def _fields(cls):
     return {field.name for field in dataclasses.fields(cls)}
 
 
-def test_what_is_given_wins(tmp_path):
+def test_given_values_win_over_a_preset(tmp_path):
     values = preset_values("qlora", {"learning_rate": 3e-5, "lora_r": 4, "optim": "sgd", "dtype": "bfloat16"})
     assert not {"learning_rate", "lora_r", "optim", "dtype"} & values.keys()
     assert values["load_in_4bit"] is True

@@ -230,7 +230,7 @@ def test_names_of_cards():
     ("text", "gigabytes", "margin"),
     [(None, 10, 0.7), (None, 20, 1.0), ("8%", 100, 8.0), ("1.5GB", 8, 1.5), ("0", 8, 0)],
 )
-def test_margins(text, gigabytes, margin):
+def test_a_margin_is_an_amount_or_a_share(text, gigabytes, margin):
     assert parse_margin(text, gigabytes * 2**30) == int(margin * 2**30)
 
 

@@ -116,7 +116,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_variants(base, tmp_path, changes):
+def test_every_variant_of_lora_merges(base, tmp_path, changes):
     assert_merged(save_adapter(base, tmp_path / "a", **changes), tmp_path / "m", base)
 
 

@@ -62,7 +62,7 @@ def adapter(targets, **options):
         ({"rewards": ["some/reward"]}, "reward_funcs: got some/reward, which is not in the local cache"),
     ],
 )
-def test_what_the_configuration_knows(saved_model, options, message):
+def test_a_bad_setting_is_refused_by_the_configuration_alone(saved_model, options, message):
     with pytest.raises(InputError, match=message.replace("?", r"\?")):
         check(saved_model, **options)
 
@@ -84,7 +84,7 @@ def test_what_the_configuration_knows(saved_model, options, message):
         {"peft_config": adapter(None)},
     ],
 )
-def test_what_works_passes(saved_model, options):
+def test_good_settings_pass(saved_model, options):
     check(saved_model, **options)
 
 

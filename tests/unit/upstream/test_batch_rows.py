@@ -30,7 +30,7 @@ def test_rows_of_two_batches_become_one():
         assert torch.equal(joined[key], value), key
 
 
-def test_what_has_a_value_per_token_keeps_it():
+def test_tensors_with_a_value_per_token_keep_it():
     more = {"advantages": torch.tensor([[0.1, 0.2]]), "importance_sampling_ratio": torch.tensor([[1.5]])}
     row = row_of(batch([[1]], [[2, 3]], old_per_token_logps=torch.tensor([[-1.0, -2.0]]), **more), 0)
     other = row_of(batch([[1]], [[2, 3]], old_per_token_logps=torch.zeros(1, 2), **more), 0)
@@ -40,7 +40,7 @@ def test_what_has_a_value_per_token_keeps_it():
     assert torch.equal(joined["old_per_token_logps"][0], torch.tensor([-1.0, -2.0]))
 
 
-def test_what_cannot_be_cut_is_named():
+def test_a_tensor_that_cannot_be_cut_into_rows_is_named():
     images = batch([[1]], [[2]], pixel_values=torch.zeros(3, 4), image_grid=None)
     assert unknown_keys(images) == ["pixel_values"]
     with pytest.raises(ValueError, match="advantages: a row of"):

@@ -35,7 +35,7 @@ def test_a_model_takes_and_gives_its_cache_under_the_name(tokenizer):
     assert cache.get_seq_length() == 3
 
 
-def test_what_decoding_relies_on_is_where_it_was():
+def test_the_methods_that_decoding_relies_on_are_where_they_were():
     assert set(check_decoding().values()) == {""}
     assert moved_in_decoding() is None
 
@@ -47,7 +47,7 @@ def test_what_decoding_relies_on_is_where_it_was():
         (None, "GenerationMixin.prepare_inputs_for_generation is gone"),
     ],
 )
-def test_what_has_moved_is_named(method, said, monkeypatch):
+def test_a_moved_part_of_decoding_is_named(method, said, monkeypatch):
     monkeypatch.setattr(kv_cache.GenerationMixin, "prepare_inputs_for_generation", method)
     assert said in moved_in_decoding()
 

@@ -50,7 +50,7 @@ def elsewhere(self, model, inputs):
         (elsewhere, "no longer contains 'size(0) * self.max_completion_length'"),
     ],
 )
-def test_what_has_moved_is_named(method, said):
+def test_a_moved_seam_is_named(method, said):
     moved = type("Moved", (GRPOTrainer,), {"_compute_loss": method})
     assert said in check_upstream(moved)["_compute_loss"]
 

@@ -94,14 +94,15 @@ def _factory_of(task: str) -> tuple[Any, Any]:
 
 
 def _read_options(task: str, config_class: type, options: dict[str, str]) -> dict[str, Any]:
-    """The task's configuration from the query and our own options: every key known, every value of its default's
-    type."""
-    defaults: dict[str, Any] = {
-        entry.name: entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
-        for entry in dataclasses.fields(config_class)
-    }
-    defaults |= {"seed": DEFAULT_SEED, "size": defaults.get("size", 500), **_OWN_OPTIONS}
-    config = {key: defaults[key] for key in ("seed", "size", *_OWN_OPTIONS)}
+    """Return the task's configuration from the query and our own options: every key known, every value of its
+    default's type."""
+    defaults: dict[str, Any] = {}
+    for entry in dataclasses.fields(config_class):
+        defaults[entry.name] = entry.default
+        if entry.default_factory is not dataclasses.MISSING:
+            defaults[entry.name] = entry.default_factory()
+    config = {"seed": DEFAULT_SEED, "size": defaults.get("size", 500), **_OWN_OPTIONS}
+    defaults |= config
     for key, text in options.items():
         field = f"reasoning_gym:{task}?{key}"
         if key not in defaults:
@@ -125,10 +126,10 @@ def _read_value(field: str, text: str, default: Any) -> Any:
         value = text
     if isinstance(default, tuple) and isinstance(value, list):
         value = tuple(value)
-    kinds = {bool: bool, int: int, float: (int, float), tuple: tuple, list: (list, tuple)}.get(type(default))
-    if kinds is not None and (
-        not isinstance(value, kinds) or isinstance(value, bool) is not isinstance(default, bool)
-    ):
+    kinds = {bool: bool, int: int, float: (int, float), tuple: tuple, list: (list, tuple)}.get(type(default), object)
+    # To Python, True is an integer.
+    is_bool_by_mistake = kinds is not object and isinstance(value, bool) is not isinstance(default, bool)
+    if not isinstance(value, kinds) or is_bool_by_mistake:
         remedy = f"Its default is {default!r}."
         raise InputError(field, repr(text), f"a value of type {type(default).__name__}", remedy)
     return value
@@ -147,17 +148,17 @@ def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]
 
 def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> list[dict[str, Any]]:
     train_questions = {entry["question"] for entry in train}
-    new = [entry for entry in test if entry["question"] not in train_questions]
-    if len(new) < len(test):
+    new_entries = [entry for entry in test if entry["question"] not in train_questions]
+    if len(new_entries) < len(test):
         logger.warning(
             "reasoning_gym:%s: %d of %d test questions also occur among the %d different training questions and were "
             "left out. The task is small with these options: raise its difficulty, or lower size.",
             task,
-            len(test) - len(new),
+            len(test) - len(new_entries),
             len(test),
             len(train_questions),
         )
-    return new
+    return new_entries
 
 
 def _as_dataset(
@@ -165,19 +166,24 @@ def _as_dataset(
 ) -> "Dataset":
     from datasets import Dataset, Features, Value
 
-    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     text = Value("string")
     features = Features({"prompt": [{"role": text, "content": text}], "answer": text, "entry": text})
-    columns = {
-        "prompt": [[*system, {"role": "user", "content": entry["question"]}] for entry in entries],
-        "answer": [None if entry["answer"] is None else str(entry["answer"]) for entry in entries],
-        "entry": [_encode({"task": task, "config": config, "entry": entry}) for entry in entries],
-    }
+    columns = {"prompt": [], "answer": [], "entry": []}
+    for entry in entries:
+        prompt = [{"role": "user", "content": entry["question"]}]
+        if system_prompt is not None:
+            prompt.insert(0, {"role": "system", "content": system_prompt})
+        answer = entry["answer"]
+        if answer is not None:  # a column of texts: some tasks answer in numbers
+            answer = str(answer)
+        columns["prompt"].append(prompt)
+        columns["answer"].append(answer)
+        columns["entry"].append(_encode({"task": task, "config": config, "entry": entry}))
     return Dataset.from_dict(columns, features=features)
 
 
 def _encode(value: Any) -> str:
-    """JSON with tuples marked as such, because two tasks score a tuple and a list differently."""
+    """Return JSON with tuples marked as such, because two tasks score a tuple and a list differently."""
     return json.dumps(_mark_tuples(value), sort_keys=True)
 
 
@@ -203,7 +209,7 @@ def reasoning_gym_reward(
     completions: Sequence[Any], entry: Sequence[str], log_metric: LogMetric = None, **kwargs: Any
 ) -> list[float]:
     r"""
-    Scores completions with the `score_answer` of the task that each row comes from.
+    Score completions with the `score_answer` of the task that each row comes from.
 
     Many tasks give part of the points for a part of the answer; nothing is rounded here. A few tasks evaluate the
     answer as an expression on the calling thread, so a hostile answer can take its time.

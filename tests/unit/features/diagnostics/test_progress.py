@@ -164,7 +164,7 @@ def test_a_bar_on_a_terminal_unless_disabled():
     assert "training" not in Run(terminal=True, disable_tqdm=True)()
 
 
-def test_only_the_main_process_and_only_training_logs():
+def test_the_main_process_shows_training_logs_only():
     assert Run(main=False)() == ""
     assert Run(main=False)({"eval_reward": 1.0}) == ""
     assert Run()({"train_runtime": 1.0}) == ""
@@ -211,7 +211,7 @@ class OwnBar(TqdmCallback):
         [ProgressCallback()],
     ],
 )
-def test_what_the_user_chose_stays(callbacks):
+def test_callbacks_of_the_user_stay(callbacks):
     trainer = handler_of(*callbacks)
     with progress_by_default(trainer):
         assert trainer.callbacks == callbacks

@@ -26,7 +26,7 @@ def log(tmp_path):
     return RunLog(tmp_path, itertools.count(100.0).__next__)
 
 
-def test_what_stands_in_the_files(log):
+def test_the_files_hold_what_was_logged(log):
     log.start(0, {"device": "cpu"}, {"model": "m"})
     log.metrics(1, 0.5, {"kl": math.nan, "reward": 0.25, "note": "no number"})
     log.metrics(1, 0.5, {"eval_reward": 1.0})
@@ -52,7 +52,7 @@ def test_what_stands_in_the_files(log):
     ]
 
 
-def test_nothing_before_it_starts(log):
+def test_a_log_that_has_not_started_writes_nothing(log):
     log.metrics(0, None, {"eval_reward": 1.0})
     log.end(0, "finished")
     assert not log.folder.exists()
@@ -205,7 +205,7 @@ def test_groups_are_put_together_from_rows_of_all_ranks():
 
 
 @given(st.integers(1, 200), st.integers(-1, 300))
-def test_which_groups_are_kept(groups, wanted):
+def test_groups_are_kept_by_their_rule(groups, wanted):
     kept = recorded_groups(groups, wanted)
     assert len(kept) == (groups if wanted < 0 else min(groups, wanted))
     assert kept == sorted(set(kept))

@@ -55,7 +55,7 @@ def centered(rewards, size):
 GOLDEN = batch([1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1], [2, 4, 3, 6, 5, 1, 1, 2, 7, 8, 9, 4], 4)
 
 
-def test_golden():
+def test_statistics_of_a_batch_match_numbers_by_hand():
     odd = {"truncated": [True] + [False] * 10 + [True], "texts": [1, 1, 1, 1, 1, 2, 3, 4, 1, 1, 2, 2]}
     stats = batch_statistics(replace(GOLDEN, **odd))
     expected = {
@@ -186,7 +186,7 @@ def test_shares_agree_with_loops_over_tokens(drawn):
 
 
 @given(binary_batches(), st.randoms(use_true_random=False))
-def test_invariants(drawn, random):
+def test_statistics_of_any_batch_keep_their_invariants(drawn, random):
     rewards, lengths, size = drawn
     stats = batch_statistics(batch(*drawn))
     assert all(0 <= value <= 1 for name, value in stats.items() if "_frac" in name)

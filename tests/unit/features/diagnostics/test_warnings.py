@@ -166,7 +166,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize(("cause", "series", "words"), TOLD)
-def test_what_is_told(cause, series, words):
+def test_a_warning_names_its_cause(cause, series, words):
     told = Told().feed(**series).finish()
     assert told.causes == [cause]
     assert words in told.text
@@ -179,7 +179,7 @@ def test_four_readings_are_too_few():
 
 
 @pytest.mark.parametrize("series", SILENT)
-def test_what_is_not(series):
+def test_a_harmless_series_warns_of_nothing(series):
     assert Told().feed(**series).finish().causes == []
 
 
@@ -313,7 +313,7 @@ def test_a_reward_that_collapses_whatever_its_zero_is(shift):
     assert "The mean reward has collapsed" in told.text
 
 
-def test_what_is_no_collapse():
+def test_rising_flat_or_short_rewards_are_no_collapse():
     for rates in (FALLING[::-1], [0.4] * 200, [0.46 - 0.2 * t / 199 for t in range(200)], [0.05] * 200):
         assert "reward_collapse" not in Told().feed(**rollouts(rates)).causes
     assert Told().feed(**rollouts(FALLING[:40])).finish().causes == []  # 46% to 37%
@@ -358,7 +358,7 @@ def test_all_cut_off_and_no_reward_is_seen_in_the_first_steps():
     assert Told().feed(**short).finish().causes == ["all_truncated"]
 
 
-def test_series():
+def test_a_move_of_a_series_is_measured_in_its_noise():
     assert moved([1.0] * 8) == 0.0
     assert moved([1.0] * 4 + [2.0] * 4) == math.inf
     assert moved([2.0] * 4 + [1.0] * 4) == -math.inf
@@ -371,7 +371,7 @@ def test_series():
     assert distance_from_usual(1.1, [1.0] * 5) == pytest.approx(1.0)  # a tenth of the median
 
 
-def test_each_cause_once_and_silenceable(caplog):
+def test_each_cause_warns_once_and_can_be_silenced(caplog):
     told = Told().feed(completions__clipped_ratio=[0.9] * 200)
     assert told.causes == ["truncation"]
     assert caplog.text.count("cut off at max_completion_length") == 1
@@ -424,7 +424,7 @@ def test_bad_settings_are_named(setting, words):
         warning_thresholds(setting)
 
 
-def test_settings():
+def test_thresholds_are_read_from_the_settings():
     assert warning_thresholds(False) == {}
     assert warning_thresholds({"kl": True})["kl"] == DEFAULTS["kl"]
     assert warning_thresholds({"kl": {"steps": 9}})["kl"] == {**DEFAULTS["kl"], "steps": 9}

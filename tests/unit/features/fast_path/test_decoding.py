@@ -125,7 +125,9 @@ def test_rows_end_at_their_limits(model, settings):
     ],
     ids=str,
 )
-def test_what_it_cannot_do_is_left_to_transformers_and_said(model, tokenizer, settings, reason, monkeypatch, caplog):
+def test_settings_beyond_our_decoder_are_left_to_transformers_with_a_reason(
+    model, tokenizer, settings, reason, monkeypatch, caplog
+):
     monkeypatch.setattr(decoder, "decode", lambda *args, **kwargs: pytest.fail("was decoded here"))
     if isinstance(settings, str) and settings in STATES:
         model, settings = with_states(settings, tokenizer), {"max_new_tokens": 5}
@@ -425,7 +427,7 @@ def test_steps_are_recorded_on_one_gpu_that_nobody_debugs(model, monkeypatch):
     assert forwards.why_not_recorded(model, gpu)
 
 
-def test_what_fails_once_is_recorded_again(model, replaying, monkeypatch, caplog):
+def test_a_step_that_fails_once_is_recorded_again(model, replaying, monkeypatch, caplog):
     calls, recorded = [], replay.record
 
     def loading(step, device):

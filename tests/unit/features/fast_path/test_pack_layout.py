@@ -182,7 +182,7 @@ def test_the_self_test_sees_what_a_model_does_with_a_pack(log_probs, reason, tok
         *((family, None) for family in ("Mistral", "Gemma2", "Gemma3Text", "Cohere2", "GptOss")),  # windows
     ],
 )
-def test_which_families_may(family, reason, tokenizer):
+def test_families_that_cannot_share_prompts_have_a_reason(family, reason, tokenizer):
     if family == "Mamba":
         config = transformers.MambaConfig(vocab_size=64, hidden_size=32, state_size=8, num_hidden_layers=2)
         model = transformers.MambaForCausalLM(config)
@@ -242,7 +242,7 @@ class Refusing:
         raise RuntimeError("head_dim is a per-layer attribute")
 
 
-def test_what_is_read_off_the_configuration(tokenizer):
+def test_costs_are_read_off_the_configuration(tokenizer):
     config = tiny_model(tokenizer).config
     # hidden 32, 4 heads of 8, 2 key-value heads, inner 64: 2*32*(32+16) + 3*32*64 = 9216 weights; 2 * 32 / 9216
     assert costs_of(config, "cuda", True).pair == pytest.approx(1.75 * 64 / 9216)

@@ -56,7 +56,7 @@ def test_values_and_gradients_are_those_of_the_plain_mask(dtype, tolerance, monk
 
 
 @pytest.mark.usefixtures("finest")
-def test_everything_else_takes_it_for_the_plain_mask():
+def test_torch_takes_a_tree_mask_for_the_plain_mask():
     tree = TreeMask.of(plain(), ENDS)
     for changed in (tree & True, tree[:, :, :, :12], tree.expand(2, 2, 12, 12), torch.where(tree, 0.0, -1.0)):
         assert type(changed) is torch.Tensor
@@ -70,7 +70,7 @@ def test_everything_else_takes_it_for_the_plain_mask():
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_only_where_it_was_measured(monkeypatch):
+def test_packs_have_a_tree_mask_on_devices_where_it_is_faster(monkeypatch):
     assert attends_apart("cpu")
     assert not attends_apart("cuda")
     ids, mask = torch.arange(40, 50).repeat(2, 1), torch.ones(2, 10, dtype=torch.long)

@@ -331,7 +331,7 @@ def linked(tmp_path):
     return theirs, ours
 
 
-def test_of_a_link_only_the_link_is_deleted(linked):
+def test_a_link_is_deleted_and_its_target_stays(linked):
     theirs, ours = linked
     delete_run(ours)
     assert list(ours.iterdir()) == []

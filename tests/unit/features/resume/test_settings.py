@@ -23,7 +23,7 @@ def test_every_field_is_in_exactly_one_class():
     assert {*listed, *OBJECTIVE_FIELDS} - FIELDS - {*FACTS} <= {"local_rank"}  # a newer transformers has none
 
 
-def test_what_a_resumed_run_does_of_its_own():
+def test_every_setting_has_its_class_at_a_resume():
     expected = {
         "kept": "learning_rate weight_decay optim_args",
         "refused": "optim loss_normalizer base reference",
@@ -50,7 +50,7 @@ def test_one_row_of_many_is_seen():
     assert dataset_mark(Dataset.from_list(rows)) in marks
 
 
-def test_of_mappings_only_the_keys_that_differ_are_named():
+def test_keys_of_mappings_that_differ_are_named():
     before = {"versions": {"torch": "2.12", "trl": "1.16"}, "seed": 1, "model": "a", "gone": 1}
     now = {"versions": {"torch": "2.13", "trl": "1.16"}, "seed": 1, "model": "b", "new": 2}
     assert list(differences(before, now)) == [("versions: torch", "2.12", "2.13")]

@@ -31,7 +31,7 @@ def test_a_prior_is_a_visit_of_so_many_completions():
     assert (again.counts, again.mean) == (rates.counts, rates.mean)
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_pass_rates_are_read_back(tmp_path):
     path = tmp_path / "rates.jsonl"
     messages = [{"role": "user", "content": "2+2?\n" * 100}]
     prompts = ["1+1?", messages, "1+1?", "unscorable", "\ud800 lone"]

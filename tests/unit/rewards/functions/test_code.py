@@ -768,7 +768,7 @@ def test_many_fences_take_no_more_time_than_their_number():
         ("[[1], 2]", "[1, [2]]", 1e-6, False),
     ],
 )
-def test_what_counts_as_the_same_output(output, expected, tolerance, same):
+def test_same_output_ignores_white_space_and_takes_a_tolerance(output, expected, tolerance, same):
     assert same_output(output, expected, tolerance) is same
 
 

@@ -116,7 +116,7 @@ def hangs_up(handler):
         *[([(503, {"Retry-After": text}, b"")], 1) for text in ("soon", "-5", "nan", "inf", "Wed, 99 Foo 2026", "")],
     ],
 )
-def test_what_may_pass_is_tried_again(server, replies, retries):
+def test_a_temporary_failure_is_tried_again(server, replies, retries):
     server.behave = first_then_good(*replies)
     rewards, metrics = score(judge(server))
     assert rewards == [1.0]
@@ -150,7 +150,7 @@ BY_THE_COMPLETION = re.compile("HTTP 400|no score|a score of|a reply of more")
         ((307, {"Location": "http://elsewhere.invalid/"}, b""), 1, r"HTTP 307"),
     ],
 )
-def test_what_does_not_pass_costs_one_sample(server, caplog, reply, attempts, message):
+def test_a_lasting_failure_costs_one_sample(server, caplog, reply, attempts, message):
     server.behave = by_word((200, {}, chat("Score: 5")), bad=reply)
     reward = judge(server, retries=2, concurrency=1)
     rewards, metrics = score(reward, ["good", "bad", "good"])
@@ -174,7 +174,7 @@ def test_an_endpoint_that_never_answered_and_refuses_is_an_error(server, status)
     assert len(server.requests) < 5  # nothing is asked that will be refused too
 
 
-def test_nobody_listens():
+def test_an_address_without_a_server_scores_none():
     reward = JudgeReward("grader", "http://127.0.0.1:9/v1", retries=1, backoff=0.01)
     rewards, metrics = score(reward)
     assert rewards == [None]

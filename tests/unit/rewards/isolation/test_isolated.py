@@ -303,12 +303,12 @@ class TestWhereFunctionsComeFrom:
         ],
         ids=["instance", "method", "partial", "lambda", "partial of an instance"],
     )
-    def test_callables(self, reward):
+    def test_isolate_takes_callables(self, reward):
         assert isolate(reward, timeout=30)(completions=["a", "bc"]) == [2.0, 4.0]
 
     @pytest.mark.parametrize("attribute", ["scale", "instance"])
     @pytest.mark.parametrize("form", ["spec", "callable"])
-    def test_files(self, tmp_path, monkeypatch, attribute, form):
+    def test_isolate_takes_objects_of_files(self, tmp_path, monkeypatch, attribute, form):
         (tmp_path / "mine.py").write_text(FILE)
         monkeypatch.chdir(tmp_path)
         reward = f"mine.py:{attribute}"
@@ -336,7 +336,7 @@ class TestWhereFunctionsComeFrom:
         for reward in (module.scale, module.instance, functools.partial(module.scale)):
             assert isolate(reward, **QUICK)(completions=["a", "bc"]) == [2.0, 4.0]
 
-    def test_names(self):
+    def test_isolate_takes_rewards_by_name(self):
         isolated = isolate("misbehaving.same", timeout=30)
         assert isolated.__name__ == "same"
         assert isolated(completions=["a", "b"], answer=["a", "a"]) == [1.0, 0.0]

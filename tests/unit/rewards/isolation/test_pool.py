@@ -269,7 +269,7 @@ def test_a_closed_pool_has_no_processes_and_starts_again(new_pool):
 
 
 @pytest.mark.parametrize("killed", ["nursery", "idle workers"])
-def test_what_was_killed_is_replaced(new_pool, killed):
+def test_killed_processes_are_replaced(new_pool, killed):
     before = running()
     pool = new_pool()
     pool.run(MISBEHAVE, calls(1, 2))

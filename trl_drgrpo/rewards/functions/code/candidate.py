@@ -10,7 +10,6 @@ import builtins
 import collections
 import contextlib
 import enum
-import functools
 import operator
 import os
 import sys
@@ -18,9 +17,9 @@ import types
 
 from trl_drgrpo.rewards.functions.code import prelude, wire
 
-_FUTURE = functools.reduce(
-    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-)
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
 
 
 def serve():
@@ -34,9 +33,13 @@ def serve():
 
 def run_script():
     """Run one program: a line with its length, its text, and then what is its own standard input."""
+    # Byte by byte, and by os.read: a buffered reader would take what is the program's own input.
     size = int(b"".join(iter(lambda: os.read(0, 1).strip(), b"")))
     source = b""
-    while len(source) < size and (chunk := os.read(0, size - len(source))):
+    while len(source) < size:
+        chunk = os.read(0, size - len(source))
+        if not chunk:
+            break
         source += chunk
     prelude.install()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -80,10 +83,13 @@ class Candidate(wire.Peer):
             operation = getattr(builtins, do, None) or getattr(operator, do)
             return {"value": wire.encode(operation(target, *args), self.form_of)}
         value = wire.encode(target(*args, **kwargs), self.form_of)
-        # Containers that the call changed, by position, so that `f(items)` may sort in place.
-        containers = (list, dict, set, bytearray, collections.deque)
-        after = {str(at): wire.encode(arg, self.form_of) for at, arg in enumerate(args) if isinstance(arg, containers)}
-        return {"value": value, "changed": {at: f for at, f in after.items() if f != request["args"][int(at)]}}
+        changed = {}  # containers by position, so that `f(items)` may sort in place
+        for at, arg in enumerate(args):
+            if isinstance(arg, (list, dict, set, bytearray, collections.deque)):
+                form = wire.encode(arg, self.form_of)
+                if form != request["args"][at]:
+                    changed[str(at)] = form  # JSON has no numbers as keys
+        return {"value": value, "changed": changed}
 
     def form_of(self, value):
         """An object by its number, with what tells its kind on the other side: names, never a claim of equality."""

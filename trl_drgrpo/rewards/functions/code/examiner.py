@@ -55,8 +55,10 @@ class Channel(wire.Peer):
             new = wire.decode(form, self.meant_by)
             if type(old) is not type(new):
                 raise ValueError("not what was passed")
+            # In place: the tests still hold the container that they passed.
             old.clear()
-            (old.update if hasattr(old, "update") else old.extend)(new)
+            refill = getattr(old, "update", None) or old.extend
+            refill(new)
         return wire.decode(reply["value"], self.meant_by)
 
     def look_up(self, name):
@@ -100,10 +102,12 @@ class Channel(wire.Peer):
                 test_class = None  # an object of that class would have come as plain data
             return Remote(self, number, test_class)
         fields = tuple(content[0])
-        items = content[1]
-        tuple_class: Any = test_class if getattr(test_class, "_fields", None) == fields else _named(kind, fields)
-        value = tuple_class._make(wire.decode(item, self.meant_by) for item in items)
-        if tuple_class is not test_class:
+        is_of_tests = getattr(test_class, "_fields", None) == fields
+        tuple_class: Any = test_class
+        if not is_of_tests:
+            tuple_class = type(kind, (_Named, collections.namedtuple(kind, fields)), {})
+        value = tuple_class._make(wire.decode(item, self.meant_by) for item in content[1])
+        if not is_of_tests:  # its methods stay with the completion
             value._remote = Remote(self, number)
         return value
 
@@ -198,8 +202,9 @@ def _binary(operation):
         if other is None:
             return NotImplemented
         is_comparison = operation.strip("_") in _COMPARISONS
-        remotes = (self, other) if kind is Remote else (self,)
-        if any(remote._is_made for remote in remotes) or (is_comparison and len(remotes) == 2):
+        is_remote = kind is Remote
+        if self._is_made or (is_remote and (is_comparison or other._is_made)):
+            # The completion's own class would say whether its answer is right.
             raise Undecided(
                 f"a test has an object of the completion's own class judged by that class ({operation}): compare its "
                 "attributes, or define the class in setup"
@@ -218,8 +223,9 @@ for _operation in (*_COMPARISONS, *_ARITHMETIC):
     setattr(Remote, f"__{_operation}__", _binary(f"__{_operation}__"))
 
 
-def _is_method_of(code, own):
-    return any(getattr(code, "co_qualname", "").startswith(f"{base.__qualname__}.") for base in own.__mro__)
+def _is_method_of(code, test_class):
+    name = getattr(code, "co_qualname", "")
+    return any(name.startswith(f"{base.__qualname__}.") for base in test_class.__mro__)
 
 
 class _Named:
@@ -231,10 +237,6 @@ class _Named:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._remote, name)
-
-
-def _named(kind, fields):
-    return type(kind, (_Named, collections.namedtuple(kind, fields)), {})
 
 
 def examine():
@@ -255,8 +257,10 @@ def examine():
     try:
         for passed in verdicts(channel, job, prepared, tally):
             wire.send(writer, {"passed": passed})
+    except Undecided as error:
+        wire.send(writer, {"undecided": str(error)})
     except Unsupported as error:
-        wire.send(writer, {"undecided" if isinstance(error, Undecided) else "broken": str(error)})
+        wire.send(writer, {"broken": str(error)})
     except EOFError:
         wire.send(writer, {"gone": True})
 
@@ -316,8 +320,10 @@ def prepare(tests, setup, entry_point, tally=None):
     namespace["__builtins__"] = {**vars(builtins), **prelude.names()}  # the completion's side gives them to setup, too
     setup = test_forms.counted(setup)
     exec(compile(setup, "<setup>", "exec"), namespace)
-    trees = [test_forms.counted(text) for text in ([tests] if isinstance(tests, str) else tests)]
-    split = test_forms.split_tests(trees, setup, entry_point, is_text=isinstance(tests, str))
+    is_text = isinstance(tests, str)
+    if is_text:
+        tests = [tests]
+    split = test_forms.split_tests([*map(test_forms.counted, tests)], setup, entry_point, is_text=is_text)
     codes = [(_compiled(before), _compiled(test)) for before, test in split]
     return namespace, codes, test_forms.names_to_ask(split, namespace, entry_point, setup)
 

@@ -15,18 +15,21 @@ _MODULES = """
 typing string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json
 """
 _BY_NAME_ONLY = ("time", "fractions", "decimal")
-_RECURSION_LIMIT = _INTEGER_DIGITS = 50_000  # as in LiveCodeBench
+_RECURSION_LIMIT = 50_000  # as in LiveCodeBench, both
+_INTEGER_DIGITS = 50_000
 
 
 def names():
     """Names and what they stand for, without those of built-in functions."""
     provided = {}
-    modules = [importlib.import_module(name) for name in _MODULES.split()]
-    for module in modules:
-        public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
-        provided.update((name, getattr(module, name)) for name in public if hasattr(module, name))
-    modules += [importlib.import_module(name) for name in _BY_NAME_ONLY]
-    provided.update((module.__name__, module) for module in modules)  # `datetime.date`, `copy.copy`
+    names_of_modules = _MODULES.split()
+    for module_name in names_of_modules:
+        module = importlib.import_module(module_name)
+        for name in getattr(module, "__all__", vars(module)):
+            if not name.startswith("_") and hasattr(module, name):
+                provided[name] = getattr(module, name)
+    for module_name in (*names_of_modules, *_BY_NAME_ONLY):  # last, for `datetime.date` and `copy.copy`
+        provided[module_name] = importlib.import_module(module_name)
     return {name: value for name, value in provided.items() if not hasattr(builtins, name)}
 
 

@@ -47,8 +47,8 @@ class ProgramTests:
 
 def fenced_code(completion: str) -> str | None:
     """
-    The last complete block of Markdown fenced as `python`, `py` or `python3`, in any case. A block cut off by the
-    length limit is none: `None`.
+    Return the last complete block of Markdown fenced as `python`, `py` or `python3`, in any case; `None` without one.
+    A block cut off by the length limit is not complete.
 
     Example:
 
@@ -68,7 +68,8 @@ def fenced_code(completion: str) -> str | None:
                 block = []
                 label = text.lstrip("`").strip().lower().split(" ")[0]
         elif text.startswith("```") and not text.strip("`"):
-            code = "".join(block) if label in _PYTHON_LABELS else code
+            if label in _PYTHON_LABELS:
+                code = "".join(block)
             block = None
         else:
             block.append(line)
@@ -107,8 +108,7 @@ def parse_tests(
     if all(isinstance(test, str) and test.strip() for test in tests):
         return FunctionTests(list(tests), setup or "", entry_point)
     if all(isinstance(test, Mapping) for test in tests):
-        cases = [(_either(test, "input"), _either(test, "output")) for test in tests]
-        return _programs(cases, tolerance)
+        return _programs([(_either(test, "input"), _either(test, "output")) for test in tests], tolerance)
     return None
 
 
@@ -135,21 +135,19 @@ def same_output(output: str, expected: str, tolerance: float | None = None) -> b
         return True
     if tolerance is None or len(lines) != len(expected_lines):
         return False
-    return all(
-        _same_words(_WORD.findall(line), _WORD.findall(expected_line), tolerance)
-        for line, expected_line in zip(lines, expected_lines, strict=True)
-    )
+    for line, expected_line in zip(lines, expected_lines, strict=True):
+        words = _WORD.findall(line)
+        expected_words = _WORD.findall(expected_line)
+        if len(words) != len(expected_words):
+            return False
+        for word, expected_word in zip(words, expected_words, strict=True):
+            if word != expected_word and not _close(word, expected_word, tolerance):
+                return False
+    return True
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _same_words(words: list[str], expected_words: list[str], tolerance: float) -> bool:
-    if len(words) != len(expected_words):
-        return False
-    pairs = zip(words, expected_words, strict=True)
-    return all(word == expected or _close(word, expected, tolerance) for word, expected in pairs)
 
 
 def _close(word: str, expected_word: str, tolerance: float) -> bool:
@@ -157,12 +155,14 @@ def _close(word: str, expected_word: str, tolerance: float) -> bool:
         return False
     value = _number(word)
     expected = _number(expected_word)
+    # `1e999` is infinite as a float, and so is every other number that is too large.
     return math.inf not in (abs(value), abs(expected)) and is_near(value, expected, tolerance)
 
 
 def _number(word: str) -> int | float:
-    """By way of a decimal, which may have more digits than Python lets an integer's text have."""
-    return int(Decimal(word)) if _INTEGER.fullmatch(word) else float(word)
+    if _INTEGER.fullmatch(word):
+        return int(Decimal(word))  # a decimal may have more digits than Python lets an integer's text have
+    return float(word)
 
 
 def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | None):
@@ -175,19 +175,23 @@ def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | No
         return None
     if name is None:
         return _programs(list(zip(inputs, outputs, strict=True)), tolerance)
+    # The name becomes source text, so it must be no more than a name.
     if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(args, list) for args in inputs):
         return None
-    calls = [
-        _ONE_CALL.format(name=name, values=json.dumps([args, expected]), tolerance=tolerance)
-        for args, expected in zip(inputs, outputs, strict=True)
-    ]
+    calls = []
+    for args, expected in zip(inputs, outputs, strict=True):
+        calls.append(_ONE_CALL.format(name=name, values=json.dumps([args, expected]), tolerance=tolerance))
     return FunctionTests(calls, setup or "", name)
 
 
 def _programs(pairs: Sequence[tuple[Any, Any]], tolerance: float | None) -> ProgramTests | None:
-    cases = [(_text(stdin), _text(stdout)) for stdin, stdout in pairs]
-    readable = [(stdin, stdout) for stdin, stdout in cases if stdin is not None and stdout is not None]
-    return ProgramTests(readable, tolerance) if len(readable) == len(cases) else None
+    cases = []
+    for case in pairs:
+        stdin, stdout = map(_text, case)
+        if stdin is None or stdout is None:
+            return None
+        cases.append((stdin, stdout))
+    return ProgramTests(cases, tolerance)
 
 
 def _text(value: Any) -> str | None:

@@ -117,6 +117,7 @@ def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock,
         with sandbox.start(side, "run_script", seconds=seconds, stdin=input_bytes) as running:
             running.wait_ready()
             deadline = time.monotonic() + seconds
+            # An output this much longer than the expected one is wrong already.
             ended = running.read(deadline, cap=2 * len(expected) + 100_000) == "end"
             ended = ended and running.exit_code(deadline) == 0
         output = running.output.decode("utf-8", "replace")
@@ -151,11 +152,14 @@ def _verdicts(examiner: Running, clock: Clock, due: int, stop_at_first: bool) ->
     """Verdicts in order, up to and including one for the test at which examiner or completion stopped, if so; none if
     the code does not load, of which the first message tells."""
     end = time.monotonic() + clock.in_all
-    for number in range(due + 1):
+    for number in range(due + 1):  # 0: whether the code loads
         message = _message(examiner, min(end, time.monotonic() + clock.per_test)) or {}
+        passed = message.get("passed", False)
         if number:
-            yield message.get("passed", False)
-        if "passed" not in message or not (message["passed"] or (number and not stop_at_first)):
+            yield passed
+        if "passed" not in message:  # too late, or one of the processes has gone
+            return
+        if not passed and (number == 0 or stop_at_first):
             return
 
 
@@ -243,18 +247,21 @@ class CodeReward(SampleReward):
             got = repr(self.sandbox)
             expected = '"bwrap", "none" or a Sandbox'
             raise InputError("sandbox", got, expected, 'Leave it out for "bwrap".')
-        self.sandbox = Sandbox(self.sandbox) if isinstance(self.sandbox, str) else self.sandbox
+        if isinstance(self.sandbox, str):
+            self.sandbox = Sandbox(self.sandbox)
         for field, seconds in (("timeout", self.timeout), ("total_timeout", self.total_timeout)):
             finite_number(field, seconds, "a finite number of seconds", "Set both, timeout at most total_timeout.")
         if not 0 < self.timeout <= self.total_timeout:
             got = f"timeout={self.timeout} and total_timeout={self.total_timeout}"
             raise InputError("timeout", got, "0 < timeout <= total_timeout, finite", "They are seconds: set both.")
-        self.setup = "prompts" if self.setup == "prompt" else self.setup
-        columns = {"tests": self.tests, "setup": self.setup, "entry_point": self.entry_point}
-        used_columns = {field: column for field, column in columns.items() if field == "tests" or column is not None}
-        for field, column in used_columns.items():
-            check_column(column, field)
-        super().__post_init__(*dict.fromkeys(used_columns.values()))
+        if self.setup == "prompt":  # TRL passes that column as `prompts`
+            self.setup = "prompts"
+        columns = {}  # each once: two fields may name one column
+        for field, column in (("tests", self.tests), ("setup", self.setup), ("entry_point", self.entry_point)):
+            if field == "tests" or column is not None:
+                check_column(column, field)
+                columns[column] = None
+        super().__post_init__(*columns)
         self.clock = Clock(self.timeout, self.total_timeout)
         self.threads = self.workers or available_workers()  # the work is in other processes
 
@@ -270,20 +277,24 @@ class CodeReward(SampleReward):
         [`BrokenTests`]: the tests cannot be run, whatever the completion. [`SandboxError`]: the sandbox did not start.
         """
         setup = columns[self.setup] if self.setup else None
-        setup = prompt_text(setup) if self.setup == "prompts" else setup
+        if self.setup == "prompts":
+            setup = prompt_text(setup)
         entry_point = columns[self.entry_point] if self.entry_point else None
         tests = parse_tests(columns[self.tests], setup, entry_point, self.tolerance)
         if tests is None:
             raise BrokenTests(f"the column {self.tests!r} holds no tests of a known form")
         code = fenced_code(completion)
-        if code is None and self.require_fence:
-            return 0.0
-        code = completion if code is None else code
+        if code is None:
+            if self.require_fence:
+                return 0.0
+            code = completion
         if len(code) > _MAX_CODE:
             return 0.0
         run: Any = run_programs if isinstance(tests, ProgramTests) else run_function_tests
         passed = run(self.sandbox, code, tests, self.clock, not self.partial)
-        return sum(passed) / len(passed) if self.partial else float(all(passed))
+        if self.partial:
+            return sum(passed) / len(passed)
+        return float(all(passed))
 
     def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
         self.check()

@@ -80,13 +80,15 @@ class Running:
         """Exit status of the program; `None` if it still ran at the deadline (`time.monotonic()`) or was killed."""
         # It is not waited for until everything of its group has been killed: the group's id stays its own so long.
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        pause = 0.0005
-        while (ended := os.waitid(os.P_PID, self.process.pid, flags)) is None:
+        pause = 0.0005  # most programs end with their output, so the first looks are close together
+        while True:
+            ended = os.waitid(os.P_PID, self.process.pid, flags)
+            if ended is not None:
+                return ended.si_status if ended.si_code == os.CLD_EXITED else None
             if time.monotonic() > deadline:
                 return None
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-        return ended.si_status if ended.si_code == os.CLD_EXITED else None
 
 
 def _read_chunk(stream: IO[bytes], deadline: float) -> bytes | None:
@@ -94,7 +96,9 @@ def _read_chunk(stream: IO[bytes], deadline: float) -> bytes | None:
     poll = select.poll()  # select.select is limited to file descriptors under 1024
     poll.register(stream, select.POLLIN)
     seconds_left = deadline - time.monotonic()
-    return os.read(stream.fileno(), 1 << 16) if seconds_left > 0 and poll.poll(seconds_left * 1000) else None
+    if seconds_left <= 0 or not poll.poll(seconds_left * 1000):
+        return None
+    return os.read(stream.fileno(), 1 << 16)  # unbuffered: a buffered read would wait for all that it asks for
 
 
 @contextlib.contextmanager
@@ -219,13 +223,19 @@ class Sandbox:
         caller's, see [`Running.read`]. `stdin`: what it can read, or a file descriptor. `stdout`: a file descriptor,
         or a pipe to this process; `pass_fds`: further ones that stay open.
         """
-        uid = 1_900_000_000 + secrets.randbelow(100_000_000) if self.kind == "bwrap" and _is_host_root() else None
+        uid = None
+        threads = None
+        if self.kind == "bwrap":
+            if _is_host_root():  # the kernel exempts root from the limit of processes, so another user per sandbox
+                uid = 1_900_000_000 + secrets.randbelow(100_000_000)
+            # Older kernels count per user id on the whole machine: the limit would refuse for others' processes.
+            if uid or _kernel() >= (5, 14):
+                threads = self.threads
         limits = {
-            "memory": self.memory_mb << 20,
+            "memory": self.memory_mb << 20,  # of the one process: the filter lets it fork no other
             "file": self.disk_mb << 20,
             "cpu": math.ceil(seconds) + 1,
-            # Counted per user id on the whole machine by older kernels, where it would refuse for others' processes.
-            "threads": self.threads if self.kind == "bwrap" and (uid or _kernel() >= (5, 14)) else None,
+            "threads": threads,
             "uid": uid,
         }
         modules = [*sources_of("wire").items(), *sources.items()]
@@ -239,6 +249,7 @@ class Sandbox:
                 environment = {**ENVIRONMENT, "HOME": folder}
             else:
                 rules = stack.enter_context(_file_of(seccomp.filter_program(seccomp.machine())))
+                # bubblewrap limits the bytes of a /tmp, but not its number of files: see `_room`.
                 room = _room(_bwrap(), self.disk_mb << 20)
                 private_tmp = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
                 walls = _walls(self._python(), ["--bind", _ROOM, "/tmp"] if room else private_tmp)
@@ -254,7 +265,8 @@ class Sandbox:
                 cwd=folder,
                 start_new_session=True,
             )
-            stack.enter_context(process)  # closes its streams, and waits for it
+            # Left in the other order: killed first, then waited for, and its files closed last.
+            stack.enter_context(process)
             stack.callback(_kill_group, process)
             yield Running(process)
 
@@ -273,7 +285,11 @@ def sources_of(*names: str) -> dict[str, str]:
 @functools.lru_cache
 def _check_walls(sandbox: Sandbox) -> None:
     shown = (*_SYSTEM_LIBRARIES, *_interpreter_files(sandbox._python()))
-    hidden = [place for place in _private_places() if not any(f"{there}/".startswith(f"{place}/") for there in shown)]
+    hidden = []
+    for place in _private_places():
+        # A folder on the way to what is shown exists inside, too.
+        if not any(f"{path}/".startswith(f"{place}/") for path in shown):
+            hidden.append(place)
     constants = f"ALLOWED = {[*ENVIRONMENT, 'PWD', 'LC_CTYPE']!r}\nHIDDEN = {hidden!r}\n"
     try:
         with sandbox.start({"probe": constants + _PROBE}, "probe", seconds=20) as running:
@@ -331,8 +347,11 @@ def _room(bwrap: str, disk_bytes: int) -> tuple[str, ...]:
     options = f"size={disk_bytes},nr_inodes={_FILES},mode=1777"
     script = f'"{mount}" -t tmpfs -o {options} tmpfs {_ROOM} && exec "$@"'
     room = (str(unshare), "--mount", *own_user, "/bin/sh", "-c", script, "sh")
-    attempt = [*room, bwrap, "--ro-bind", "/", "/", "--bind", _ROOM, "/tmp", *(["--unshare-user"] if own_user else [])]
-    if unshare and mount and not subprocess.run([*attempt, "/bin/sh", "-c", ":"], capture_output=True).returncode:
+    attempt = [*room, bwrap, "--ro-bind", "/", "/", "--bind", _ROOM, "/tmp"]
+    if own_user:  # tried as it will be used, see `_walls`
+        attempt.append("--unshare-user")
+    attempt += ["/bin/sh", "-c", ":"]
+    if unshare and mount and subprocess.run(attempt, capture_output=True).returncode == 0:
         return room
     logger.warning("sandbox: the number of files in its /tmp is not limited: `unshare` and `mount` do not work here.")
     return ()
@@ -383,10 +402,11 @@ def _is_host_root() -> bool:
     if os.geteuid() != 0:
         return False
     status = Path("/proc/self/status").read_text()
-    capabilities = int(next(line for line in status.splitlines() if line.startswith("CapEff")).split()[1], 16)
+    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
     return bool(capabilities >> 21 & 1)  # CAP_SYS_ADMIN
 
 
 @functools.lru_cache
 def _kernel() -> tuple[int, ...]:
+    """Major and minor number of the running kernel."""
     return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit())

@@ -60,11 +60,10 @@ def machine() -> str:
 
 
 def filter_program(machine: str) -> bytes:
-    """The filter for `"x86_64"` or `"aarch64"`: `struct sock_filter` entries, as bubblewrap's `--seccomp` reads
-    them."""
+    """Return the filter for `"x86_64"` or `"aarch64"`: `struct sock_filter` entries, as bubblewrap's `--seccomp`
+    reads them."""
     arch, clone = _ARCHES[machine]
     column = 1 + list(_ARCHES).index(machine)
-    numbers = [call.split()[column] for calls in _DENIED.values() for call in calls.split(", ")]
     program = [
         _instruction(_LOAD, _AT_ARCH),
         _instruction(_JUMP_EQUAL, arch, 1, 0),
@@ -75,9 +74,13 @@ def filter_program(machine: str) -> bytes:
         program += _refuse(_JUMP_GREATER_EQUAL, _X32, errno.EPERM)
     # glibc falls back to clone, whose flags a filter can read.
     program += _refuse(_JUMP_EQUAL, _CLONE3, errno.ENOSYS)
-    for number in (*numbers, *_DENIED_EVERYWHERE):
-        if number != "-":
-            program += _refuse(_JUMP_EQUAL, int(number), errno.EPERM)
+    for calls in _DENIED.values():
+        for call in calls.split(", "):
+            number = call.split()[column]
+            if number != "-":
+                program += _refuse(_JUMP_EQUAL, int(number), errno.EPERM)
+    for number in _DENIED_EVERYWHERE:
+        program += _refuse(_JUMP_EQUAL, number, errno.EPERM)
     program += [
         _instruction(_JUMP_EQUAL, clone, 0, 3),
         _instruction(_LOAD, _AT_FIRST_ARGUMENT),

@@ -69,8 +69,9 @@ def same_value(value, due, tolerance=None):
         if not isinstance(value, dict) or value.keys() != due.keys():
             return False
         return all(same_value(value[key], due[key], tolerance) for key in due)
-    if any(isinstance(number, bool) or not isinstance(number, _NUMBERS) for number in (value, due)):
-        return False
+    for number in (value, due):
+        if isinstance(number, bool) or not isinstance(number, _NUMBERS):
+            return False
     return (value != value and due != due) or is_near(value, due, tolerance)
 
 
@@ -91,34 +92,37 @@ def is_near(number, due, tolerance):
 
 
 def counted(source):
-    """A source text as a tree in which checks are counted when they are carried out."""
+    """Parse a source text into a tree in which checks are counted when they are carried out."""
     tree = ast.parse(source)
     tree.body = _counted(tree.body, True)
     return ast.fix_missing_locations(tree)
 
 
 def _counted(nodes, is_final):
-    return [new for node in nodes for new in _counted_one(node, is_final)]
-
-
-def _counted_one(node, is_final):
-    if isinstance(node, ast.Assert):
-        _count_assert(node, is_final)
-    elif isinstance(node, ast.Expr) and called(node.value, ast.Attribute).startswith("assert"):
-        node.value = _call("__noted__", node.value)  # numpy.testing.assert_allclose and its kind
-    elif isinstance(node, ast.If) and _fails([*node.body, *node.orelse]):
-        node.test = _call("__noted__", node.test)  # if f(1) != 1: raise AssertionError
-    elif isinstance(node, ast.Try) and _fails([*node.body, *node.orelse]):
-        for handler in node.handlers:  # try: f(-1); assert False; except ValueError: pass
-            handler.body.insert(0, ast.Expr(_call("__noted__")))
-    is_second_try = isinstance(node, ast.Try) and any(_checks(handler.body) for handler in node.handlers)
-    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-        inner = getattr(node, field, None)
-        if isinstance(inner, list):
-            setattr(node, field, _counted(inner, is_final and not (is_second_try and field == "body")))
-    contexts = [called(item.context_expr) for item in getattr(node, "items", [])]
-    expects_error = any(name in ("raises", "assertRaises", "assertRaisesRegex") for name in contexts)
-    return [node, ast.Expr(_call("__noted__"))] if expects_error else [node]
+    counted_nodes = []
+    for node in nodes:
+        if isinstance(node, ast.Assert):
+            _count_assert(node, is_final)
+        elif isinstance(node, ast.Expr) and called(node.value, ast.Attribute).startswith("assert"):
+            node.value = _call("__noted__", node.value)  # numpy.testing.assert_allclose and its kind
+        elif isinstance(node, ast.If) and _fails([*node.body, *node.orelse]):
+            node.test = _call("__noted__", node.test)  # if f(1) != 1: raise AssertionError
+        elif isinstance(node, ast.Try) and _fails([*node.body, *node.orelse]):
+            for handler in node.handlers:  # try: f(-1); assert False; except ValueError: pass
+                handler.body.insert(0, ast.Expr(_call("__noted__")))
+        # A handler that checks again gives the body a second try, so an assert of the body may fail.
+        has_second_try = isinstance(node, ast.Try) and any(_checks(handler.body) for handler in node.handlers)
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, None)
+            if isinstance(inner, list):
+                setattr(node, field, _counted(inner, is_final and not (has_second_try and field == "body")))
+        counted_nodes.append(node)
+        for item in getattr(node, "items", []):
+            # with pytest.raises(ValueError): the statement behind it is reached only if the error came
+            if called(item.context_expr) in ("raises", "assertRaises", "assertRaisesRegex"):
+                counted_nodes.append(ast.Expr(_call("__noted__")))
+                break
+    return counted_nodes
 
 
 def _count_assert(node, is_final):
@@ -136,8 +140,9 @@ def _call(name, *args):
 
 def called(node, kind=(ast.Name, ast.Attribute)):
     """Name of the function or method that a node calls; empty if it calls none."""
-    func = node.func if isinstance(node, ast.Call) and isinstance(node.func, kind) else None
-    return getattr(func, "attr", getattr(func, "id", ""))
+    if not isinstance(node, ast.Call) or not isinstance(node.func, kind):
+        return ""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
 def _fails(nodes):
@@ -149,7 +154,10 @@ def _fails(nodes):
 
 
 def _checks(nodes):
-    return [inner for node in nodes for inner in ast.walk(node) if isinstance(inner, (ast.Assert, ast.Raise))]
+    checks = []
+    for node in nodes:
+        checks += [inner for inner in ast.walk(node) if isinstance(inner, (ast.Assert, ast.Raise))]
+    return checks
 
 
 _TAKE_FUNCTIONS = ("check", "map", "filter")
@@ -162,7 +170,9 @@ def split_tests(trees, setup, entry_point, is_text):
     A text (`is_text`) holds any number of tests, an entry of a list is one. `ValueError`: a tree has none, or one that
     nobody here can run.
     """
-    defined = {node.name: node for tree in (setup, *trees) for node in tree.body if isinstance(node, _FUNCTIONS)}
+    defined = {}
+    for tree in (setup, *trees):
+        defined |= functions_of(tree)
     split = []
     for tree in trees:
         body = _without_guards(tree.body, defined)
@@ -183,12 +193,19 @@ def split_tests(trees, setup, entry_point, is_text):
     return split
 
 
+def functions_of(tree):
+    """Functions that a module defines, by name."""
+    return {node.name: node for node in tree.body if isinstance(node, _FUNCTIONS)}
+
+
 def _is_test(node, defined):
-    return not isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and bool(MARKS & reached([node], defined))
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        return False
+    return bool(MARKS & reached([node], defined))
 
 
 def _without_guards(body, defined):
-    """`if __name__ == "__main__":` counts as true if it tests; else it goes, for what it would start is not here."""
+    """Take `if __name__ == "__main__":` as true if it tests, else away, for what it would start is not here."""
     plain = []
     for node in body:
         if not (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)):
@@ -200,12 +217,16 @@ def _without_guards(body, defined):
 
 def _calls_of_tests(body, defined, entry_point):
     """Calls of the functions that a runner of tests would call."""
-    functions = [node for node in body if isinstance(node, _FUNCTIONS)]
-    classes = [node for node in body if isinstance(node, ast.ClassDef)]
-    for node in classes:
-        if any(isinstance(inner, _FUNCTIONS) and inner.name.startswith("test") for inner in node.body):
+    functions = []
+    statements = []
+    for node in body:
+        if isinstance(node, _FUNCTIONS):
+            functions.append(node)
+        elif not isinstance(node, ast.ClassDef):
+            statements.append(node)
+        elif any(name.startswith("test") for name in functions_of(node)):
             raise ValueError(f"a class of tests, {node.name}: only functions are run")
-    run = reached([node for node in body if node not in functions and node not in classes], defined)
+    run = reached(statements, defined)
     expression = ast.parse(entry_point or "None", mode="eval").body
     count = len(expression.elts) if isinstance(expression, ast.Tuple) else 1  # `encode, decode` are two
     called_here = []
@@ -217,21 +238,20 @@ def _calls_of_tests(body, defined, entry_point):
         is_test = node.name.startswith("test") and not required
         if (is_check or is_test) and node.name not in run and MARKS & reached([node], defined):
             called_here.append(node)
-            calls += ast.parse(f"check({entry_point})" if is_check else f"{node.name}()").body
+            argument = entry_point if is_check else ""
+            calls += ast.parse(f"{node.name}({argument})").body
     run |= reached(called_here, defined) | {node.name for node in called_here}
     for node in functions:
-        if node.name.startswith("test") or node.name == "check":
-            _check_is_run(node, run)
+        if not node.name.startswith("test") and node.name != "check":
+            continue
+        if node.name not in run:
+            raise ValueError(f"{node.name} is never called, as its arguments are unknown, or it asserts nothing")
+        code = compile(ast.Module(body=[node], type_ignores=[]), "<tests>", "exec")
+        # The compiler knows a generator by its `yield`, wherever that stands.
+        code_of_check = next(inner for inner in code.co_consts if inspect.iscode(inner) and inner.co_name == node.name)
+        if code_of_check.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+            raise ValueError(f"{node.name} is a generator or a coroutine: calling it does not run it")
     return calls
-
-
-def _check_is_run(node, run):
-    if node.name not in run:
-        raise ValueError(f"{node.name} is never called, as its arguments are unknown, or it asserts nothing")
-    code = compile(ast.Module(body=[node], type_ignores=[]), "<tests>", "exec")
-    code_of_check = next(inner for inner in code.co_consts if inspect.iscode(inner) and inner.co_name == node.name)
-    if code_of_check.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-        raise ValueError(f"{node.name} is a generator or a coroutine: calling it does not run it")
 
 
 def reached(nodes, defined):
@@ -240,7 +260,9 @@ def reached(nodes, defined):
     unvisited = list(nodes)
     while unvisited:
         calls = used(unvisited.pop())[0]
-        unvisited += [defined[name] for name in calls - names if name in defined]
+        for name in calls - names:  # each name once: functions may call each other in a circle
+            if name in defined:
+                unvisited.append(defined[name])
         names |= calls
     return names
 
@@ -255,12 +277,14 @@ def used(node):
         if isinstance(inner, ast.Call):
             name = called(inner, ast.Name)
             called_names.add(name)
-            if name in _TAKE_FUNCTIONS:
-                passed |= {arg.id for arg in inner.args[:1] if isinstance(arg, ast.Name)}
-        elif isinstance(inner, ast.ImportFrom):
-            imported |= {alias.name for alias in inner.names} if inner.module == "solution" else set()
-        elif isinstance(inner, ast.Import):
-            imported |= {alias.name for alias in inner.names} & {"solution"}
+            if name in _TAKE_FUNCTIONS and inner.args and isinstance(inner.args[0], ast.Name):
+                passed.add(inner.args[0].id)
+        elif isinstance(inner, _IMPORTS):
+            names = {alias.name for alias in inner.names}
+            if isinstance(inner, ast.Import):
+                imported |= names & {"solution"}
+            elif inner.module == "solution":
+                imported |= names
     return frozenset(called_names), frozenset(passed), frozenset(imported)
 
 
@@ -268,11 +292,15 @@ def _check_imports(nodes):
     for node in nodes:
         if isinstance(node, ast.Try):  # may have another way
             continue
-        if isinstance(node, _IMPORTS):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            for root in (module.partition(".")[0] for module in modules):
-                if root != "solution" and (not root or importlib.util.find_spec(root) is None):
-                    raise ValueError(f"the tests import {root!r}, which the sandbox's python does not have")
+        modules = []
+        if isinstance(node, ast.ImportFrom):
+            modules.append(node.module or "")
+        elif isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        for module in modules:
+            root = module.partition(".")[0]
+            if root != "solution" and (not root or importlib.util.find_spec(root) is None):
+                raise ValueError(f"the tests import {root!r}, which the sandbox's python does not have")
         _check_imports([inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)])
 
 
@@ -291,20 +319,31 @@ def names_to_ask(split, namespace, entry_point, setup):
     `split`: of [`split_tests`]; `namespace`: of the tests, after their setup, whose tree is `setup`. With an
     `entry_point` no other name is asked for. `ValueError`: a name that may not be the completion's.
     """
-    nodes = [node for part in split for half in part for node in half]
-    helpers = {node.name: node for node in setup.body if isinstance(node, _FUNCTIONS)}
-    statements = [(node, *_globals_of(node, helpers, namespace)) for node in nodes]
-    imported = {name for node in nodes for name in used(node)[2]}
+    nodes = []
+    for before, test in split:
+        nodes += [*before, *test]
+    helpers = functions_of(setup)
+    statements = []
+    names_used = {}  # in order
+    names_of_tests = set(MARKS)
+    passed = set()
+    imported = set()
+    for node in nodes:
+        read, later, assigned = _globals_of(node, helpers, namespace)
+        statements.append((node, read, later, assigned))
+        names_used |= read
+        names_of_tests |= assigned
+        passed |= used(node)[1]
+        imported |= used(node)[2]
     if entry_point:  # `Solution().twoSum` is one, too, and `encode, decode` are two
         names = ast.walk(ast.parse(entry_point, mode="eval"))
         names_read = {node.id for node in names if isinstance(node, ast.Name)}
     elif imported - {"*"}:  # the tests say themselves what they test
         names_read = set()
     else:
-        names_read = reached(nodes, helpers).union(*(used(node)[1] for node in nodes)) - _LIBRARY
-    names_of_tests = MARKS.union(*(assigned for _, _, _, assigned in statements))
+        names_read = (reached(nodes, helpers) | passed) - _LIBRARY
     names_asked = []
-    for name in dict.fromkeys(name for _, read, _, _ in statements for name in read):
+    for name in names_used:
         if name in names_of_tests or (name in namespace and not (entry_point and name in names_read)):
             continue
         if name in names_read or name == "Solution":
@@ -325,14 +364,17 @@ def names_to_ask(split, namespace, entry_point, setup):
 
 def _check_told_apart(statements, asked):
     """
-    Refuses tests that leave several names to the completion: one of them may be a helper that judges the other.
+    Refuse tests that leave several names to the completion: one of them may be a helper that judges the other.
 
     Statements belong together where one reads what another made. What has nothing in common does not matter to each
     other: `assert add(1, 2) == 3` and `assert sub(3, 2) == 1` are sure to test `add` and `sub`.
     """
-    read_later = set().union(*(later for _, _, later, _ in statements))
-    # An imported module carries nothing from one statement to the next.
-    carriers = set().union(*(assigned for node, _, _, assigned in statements if not isinstance(node, _IMPORTS)))
+    read_later = set()
+    carriers = set()
+    for node, _, later, assigned in statements:
+        read_later |= later
+        if not isinstance(node, _IMPORTS):  # an imported module carries nothing from one statement to the next
+            carriers |= assigned
     versions = collections.Counter()
     groups = []  # of (variables, names asked for)
     for node, read, _, assigned in statements:
@@ -342,11 +384,15 @@ def _check_told_apart(statements, asked):
         variables |= {(name, versions[name]) for name in assigned}
         variables = {variable for variable in variables if variable[0] in carriers}
         names = asked.intersection(read)
-        for group in [group for group in groups if group[0] & variables]:
-            groups.remove(group)
-            variables = variables | group[0]
-            names = names | group[1]
-        groups.append((variables, names))
+        separate = []
+        shared = variables
+        for group in groups:
+            if group[0] & shared:  # by what this statement uses, not by what the groups before it do
+                variables = variables | group[0]
+                names = names | group[1]
+            else:
+                separate.append(group)
+        groups = [*separate, (variables, names)]
     for _, names in groups:
         if len(names) > 1:
             listed = ", ".join(sorted(names))

@@ -6,6 +6,7 @@ made and is known on the other side by a number.
 """
 
 import builtins
+import contextlib
 import json
 import os
 import resource
@@ -21,9 +22,9 @@ _STACK = 1 << 26  # bytes: before Python 3.11 a call of a Python function takes 
 
 
 def confine(limits):
-    """First thing that runs in the sandbox, in the interpreter that will run the untrusted code; hard limits cannot be
-    raised again from there. `limits`: a dict with `memory`, `file` (bytes), `cpu` (seconds), `threads` (or None),
-    `uid` (or None). What is typed to standard error is the sandbox's own complaint, up to "ready"."""
+    """Set the limits, first of all in the sandbox, in the interpreter that will run the untrusted code; hard limits
+    cannot be raised again from there. `limits`: a dict with `memory`, `file` (bytes), `cpu` (seconds), `threads` (or
+    None), `uid` (or None). What is typed to standard error is the sandbox's own complaint, up to "ready"."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, limits["cpu"])
     _limit(resource.RLIMIT_FSIZE, limits["file"])
@@ -42,7 +43,8 @@ def confine(limits):
 
 def _limit(which, value):
     _, hard = resource.getrlimit(which)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
     resource.setrlimit(which, (value, value))
 
 
@@ -87,8 +89,9 @@ PLAIN = (bool, float, str, list, *(kind for kind, _, _ in _KINDS.values()))
 def encode(value: Any, other):
     """A value in the form of JSON; `other(value)` gives the form of what is not plain data."""
     exact: Any = type(value)
-    if value is None or exact is bool or (exact is int and abs(value) < 1 << 53):
+    if value is None or exact is bool or (exact is int and abs(value) < 1 << 53):  # exact as a float, too
         return value
+    # From here on by the methods of the base class: a subclass of the completion's may have overridden them.
     if isinstance(value, float):
         return float.__float__(value)
     if isinstance(value, str):
@@ -117,16 +120,20 @@ def decode(form, other):
     if not isinstance(form, dict):
         return form
     ((tag, content),) = form.items()
-    return _KINDS[tag][2](*(decode(part, other) for part in content)) if tag in _KINDS else other(tag, content)
+    if tag not in _KINDS:
+        return other(tag, content)
+    make = _KINDS[tag][2]
+    return make(*(decode(part, other) for part in content))
 
 
 def own_streams():
-    """Standard input and output, of which nobody else in this process has a use from now on."""
-    streams = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    """Return standard input and output, which nobody else in this process can use from now on."""
+    reader = os.fdopen(os.dup(0), "rb")
+    writer = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    return streams
+    return reader, writer
 
 
 def send(stream, message):
@@ -138,10 +145,10 @@ def send(stream, message):
 def receive(stream):
     """Read one message. `EOFError`: the other side has gone, or what it says is too long or not a message."""
     line = stream.readline(MAX_LINE)
-    try:
-        message = json.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        message = None
+    message = None
+    if line.endswith(b"\n"):  # else it was cut, by the limit or by the end of the other side
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(line)
     if not isinstance(message, dict):
         raise EOFError("no message")
     return message
@@ -161,13 +168,15 @@ class Peer:
         self.is_gone = False  # the other end
 
     def ask(self, do, target, args, kwargs=None):
-        """The reply to a request; raises the built-in exception nearest to what was raised there."""
-        request = {"do": do, "target": target, "args": [encode(arg, self.form_of) for arg in args]}
-        request["kwargs"] = {name: encode(arg, self.form_of) for name, arg in (kwargs or {}).items()}
+        """Return the reply to a request; raises the built-in exception nearest to what was raised there."""
+        forms = [encode(arg, self.form_of) for arg in args]
+        forms_by_name = {name: encode(arg, self.form_of) for name, arg in (kwargs or {}).items()}
         try:
-            send(self.writer, request)
-            while "do" in (message := receive(self.reader)):
+            send(self.writer, {"do": do, "target": target, "args": forms, "kwargs": forms_by_name})
+            message = receive(self.reader)
+            while "do" in message:  # the other end asks back before it replies: it calls a function that it was passed
                 send(self.writer, self.answer(message))
+                message = receive(self.reader)
         except (EOFError, OSError) as error:
             self.is_gone = True
             raise EOFError("the other process has gone") from error
@@ -176,7 +185,7 @@ class Peer:
         return message
 
     def answer(self, request):
-        """The reply to one request of the other end: a value, or what was raised."""
+        """Return the reply to one request of the other end: a value, or what was raised."""
         try:
             args = [decode(form, self.meant_by) for form in request["args"]]
             kwargs = {name: decode(form, self.meant_by) for name, form in request["kwargs"].items()}
@@ -185,7 +194,7 @@ class Peer:
             return raised(error)
 
     def keep(self, value):
-        """The number of an object from now on."""
+        """Keep an object; return its number from now on."""
         self.objects.append(value)
         return len(self.objects) - 1
 

@@ -101,12 +101,13 @@ class Endpoint:
         self.read_key()
 
     def read_key(self) -> str | None:
-        """The API key, or `None` where none is sent. Raises `InputError` where it is not set or cannot be sent."""
+        """Return the API key, or `None` where none is sent; `InputError` where it is not set or cannot be sent."""
         if self.api_key_env is None:
             return None
         key = os.environ.get(self.api_key_env, "").strip()
         if not key or not (key.isascii() and key.isprintable()):
-            got = f"{self.api_key_env}, which {'is not valid in an HTTP header' if key else 'is not set'}"
+            problem = "is not valid in an HTTP header" if key else "is not set"
+            got = f"{self.api_key_env}, which {problem}"
             remedy = "Export the key under that name, or give api_key_env=None for a server that needs none."
             raise InputError("api_key_env", got, "the name of an environment variable with the API key", remedy)
         return key
@@ -152,7 +153,7 @@ class Session:
         await self.client.aclose()
 
     async def ask(self, body: dict[str, Any]) -> Reply:
-        """The reply to one request.
+        """Return the reply to one request.
 
         Args:
             body (`dict`): The JSON body: `model`, `messages`, sampling settings.
@@ -170,8 +171,9 @@ class Session:
         except (AttributeError, IndexError, KeyError, TypeError):
             raise Unanswered(f"a reply without a message: {self._quoted(json.dumps(data))}") from None
         usage = data.get("usage")
-        counts = [_count(usage, key) for key in ("prompt_tokens", "completion_tokens")]
-        return Reply(text, *counts, is_cut=choice.get("finish_reason") == "length")
+        prompt_tokens = _count(usage, "prompt_tokens")
+        completion_tokens = _count(usage, "completion_tokens")
+        return Reply(text, prompt_tokens, completion_tokens, choice.get("finish_reason") == "length")
 
     async def post(self, route: str, body: dict[str, Any]) -> Any:
         """The JSON that the endpoint answers to a body sent to one of its routes; raises as `ask` does."""
@@ -186,11 +188,13 @@ class Session:
                         raise
                     if attempt == self.endpoint.retries:
                         raise type(failed)(f"{failed}, {attempt + 1} times") from None
+                    # Random, or all requests of the batch would come back at the same moment.
                     longest = min(_LONGEST_BACKOFF, self.endpoint.backoff * 2**attempt)
                     pause = max(random.uniform(0.0, longest), failed.wait)
                     if time.monotonic() + pause > self.deadline:
                         late = f"{failed}, and {pause:.3g} s to wait, more than the batch has left"
                         raise type(failed)(late) from None
+                    # `Retry-After` is for the whole session: other requests wait, too.
                     self.resume_at = max(self.resume_at, time.monotonic() + failed.wait)
                 self.num_retries += 1
                 await asyncio.sleep(pause)
@@ -208,7 +212,7 @@ class Session:
         except (TimeoutError, self.http.TransportError, self.http.DecodingError) as error:
             cause = self._quoted(f"{type(error).__name__}: {error}")
             if isinstance(error, (self.http.ConnectError, self.http.ConnectTimeout, self.http.PoolTimeout)):
-                raise RequestFailed(cause, 0.0) from None
+                raise RequestFailed(cause, 0.0) from None  # nothing was sent: no question is to blame
             if isinstance(error, (TimeoutError, self.http.TimeoutException)):
                 cause = f"no whole reply within {self.endpoint.timeout:g} s"
             raise Unanswered(cause, 0.0) from None
@@ -217,8 +221,10 @@ class Session:
         if status in _RETRIED or status >= 500:
             kind = RequestFailed if status in _BUSY else Unanswered
             raise kind(reason, _retry_after(response.headers.get("retry-after")))
+        if status in _REFUSED or 300 <= status < 400:
+            raise EndpointRefused(reason)
         if status != 200:
-            raise (EndpointRefused if status in _REFUSED or 300 <= status < 400 else QuestionFailed)(reason)
+            raise QuestionFailed(reason)
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
@@ -226,7 +232,9 @@ class Session:
 
     def _quoted(self, said: str | bytes | bytearray) -> str:
         text = said if isinstance(said, str) else said.decode(errors="replace")
-        text = " ".join((text.replace(self.key, "***") if self.key else text).split())
+        if self.key:  # a server may quote the request's headers
+            text = text.replace(self.key, "***")
+        text = " ".join(text.split())
         return text if len(text) <= 200 else text[:197] + "..."
 
 

@@ -166,7 +166,7 @@ class Judge:
         log_metric: LogMetric,
         log_extra: LogExtra,
     ) -> list[Any]:
-        """Values read from the replies.
+        """Return the values read from the replies.
 
         Args:
             questions (`Sequence`): Messages of each question.
@@ -181,9 +181,11 @@ class Judge:
         begun = time.monotonic()
         async with Session(self.endpoint, self.batch_timeout) as session:
             try:
+                # All at once: the session bounds how many are on their way.
                 async with asyncio.TaskGroup() as group:
-                    questions_of_rows = zip(questions, read, lowest, strict=True)
-                    tasks = [group.create_task(self._judge(session, *question)) for question in questions_of_rows]
+                    tasks = []
+                    for question in zip(questions, read, lowest, strict=True):
+                        tasks.append(group.create_task(self._judge(session, *question)))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             verdicts = [task.result() for task in tasks]
@@ -207,13 +209,18 @@ class Judge:
             for key, value in counts.items():
                 log_metric(f"judge/{self.__name__}/{key}", float(value))
             log_metric(f"rewards/{self.__name__}/failed_frac", len(failed) / len(verdicts))
+        scores = []
+        texts = []
+        for verdict in verdicts:
+            texts.append(verdict.reply.text if verdict.reply else f"[{verdict.failure}]")
+            # Without a single reply the server was down: no completion is to blame, and no row gets a score.
+            if verdict.score is None and replies:
+                scores.append(verdict.unanswered)
+            else:
+                scores.append(verdict.score)
         if log_extra is not None and self.log_replies:
-            replies_shown = [verdict.reply.text if verdict.reply else f"[{verdict.failure}]" for verdict in verdicts]
-            log_extra(f"{self.__name__}_reply", replies_shown)
-        # Without a single reply the server was down: nobody is to blame, and no row gets a score.
-        if not replies:
-            return [verdict.score for verdict in verdicts]
-        return [verdict.unanswered if verdict.score is None else verdict.score for verdict in verdicts]
+            log_extra(f"{self.__name__}_reply", texts)
+        return scores
 
     async def _judge(
         self, session: Session, messages: Messages, read: Callable[[str], Any], lowest: Any
@@ -231,7 +238,10 @@ class Judge:
             unanswered = None
             is_fatal = False
         except (RequestFailed, ValueError) as error:
-            failure = f"{error}{', cut at its token limit' if reply is not None and reply.is_cut else ''}"
+            failure = str(error)
+            if reply is not None and reply.is_cut:
+                failure += ", cut at its token limit"
+            # A key or an address that is wrong never works; one that has worked may again.
             is_fatal = isinstance(error, EndpointRefused) and not self.has_answered
             score = lowest if isinstance(error, (QuestionFailed, ValueError)) else None
             unanswered = lowest if isinstance(error, Unanswered) else None
@@ -333,7 +343,10 @@ class JudgeReward(Judge):
         self.system = system
         names = dict.fromkeys(_PLACEHOLDER.findall(template))
         self.columns = tuple(column for column in names if column not in _OWN_PLACEHOLDERS)
-        self.__signature__ = signature_of([*(["prompts"] if "prompt" in names else []), *self.columns])
+        arguments = [*self.columns]
+        if "prompt" in names:
+            arguments.insert(0, "prompts")
+        self.__signature__ = signature_of(arguments)
 
     async def __call__(
         self, completions: Sequence[Any], log_metric: LogMetric = None, log_extra: LogExtra = None, **kwargs: Any
@@ -347,17 +360,21 @@ class JudgeReward(Judge):
 
     def _messages(self, completion: Any, row: int, kwargs: dict[str, Any]) -> Messages:
         text = completion_text(completion)
+        # A completion cannot contain its own hash, so it cannot end the part that it stands in.
         boundary = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         values = {"boundary": boundary, "low": f"{self.low:g}", "high": f"{self.high:g}", "completion": text}
         if "{boundary}" not in self.template:
             values["completion"] = f"<completion {boundary}>\n{text}\n</completion {boundary}>"
         if "{prompt}" in self.template:
             values["prompt"] = prompt_text(kwargs["prompts"][row])
-        values |= {column: str(kwargs[column][row]) for column in self.columns}
+        for column in self.columns:
+            values[column] = str(kwargs[column][row])
         # In one pass: braces in what is filled in are text.
         user = _PLACEHOLDER.sub(lambda match: values[match[1]], self.template)
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": user}]
+        messages = [{"role": "user", "content": user}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return messages
 
 
 register_reward("judge_reward", help="A score from 0 to 1 by a model behind an API.", factory=JudgeReward)

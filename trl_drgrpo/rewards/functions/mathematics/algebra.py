@@ -21,6 +21,8 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from trl_drgrpo.rewards.functions.mathematics.quantities import exact_number, is_rounded
 
+Point = dict[Any, Any]  # symbol -> value; no narrower type is one that sympy's `subs` declares
+
 # It warns once that its time-out is off. It is: signals work in the main thread only.
 logging.getLogger("math_verify.grader").setLevel(logging.ERROR)
 
@@ -28,7 +30,7 @@ _CACHE = 4096  # a gold answer is read once for all completions of its group
 _DIGITS = 30
 _MORE_DIGITS = 200  # behind the point, for two values that agree in the first 30
 _MAX_DIGITS = 20_000
-_MAX_STEPS = 10
+_MAX_JUMPS = 10  # with three points around each
 
 
 @functools.lru_cache(maxsize=_CACHE)
@@ -40,9 +42,13 @@ def algebraically_equal(gold: str, answer: str) -> bool:
     if a is None or b is None:
         return False
     if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
+        # A decimal may be the rounded value of an irrational one, which no comparison of values forgives.
         for decimal, exact in ((gold, b), (answer, a)):
             number = exact_number(decimal)
-            if number and number.places and (value := _real_value(exact)) is not None and is_rounded(number, value):
+            if not number or not number.places:
+                continue
+            value = _irrational_value(exact)
+            if value is not None and is_rounded(number, value):
                 return True
         verdict = _same_values(a, b)
         if verdict is not None:
@@ -50,78 +56,92 @@ def algebraically_equal(gold: str, answer: str) -> bool:
     return math_verify.verify(a, b, allow_set_relation_comp=True, timeout_seconds=None)
 
 
-def _same_values(a: Any, b: Any) -> bool | None:
+def _same_values(a: sympy.Expr, b: sympy.Expr) -> bool | None:
     r"""Tell whether two expressions agree in all points where both have a value; `None` where there is no such point.
 
     Where roots or logarithms of symbols are taken, a symbol is positive unless it alone may be negative: `\ln(ab)` is
     `\ln a+\ln b` and `\sqrt{k/m}` is `\sqrt{km}/m`, yet `\sqrt{x^2}` is not `x`.
     """
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    points = [dict(zip(symbols, point, strict=False)) for point in _points(len(symbols) or 1, a, b)]
+    points = []
     if symbols and _is_meant_real(a, b):
-        signed = [dict(zip(symbols, point, strict=True)) for point in _points_with_one_negative(len(symbols))]
+        for point in _points_with_one_negative(len(symbols)):
+            values = dict(zip(symbols, point, strict=True))
+            if _is_real(a, values) and _is_real(b, values):
+                points.append(values)
+    if not points:
         # Two that are nowhere both real are compared as complex functions.
-        points = [values for values in signed if _is_real(a, values) and _is_real(b, values)] or points
+        points = [dict(zip(symbols, point, strict=False)) for point in _points(len(symbols) or 1, a, b)]
     agreed = None
     for values in points:
         x = _value(a, values)
         y = _value(b, values)
-        if x is None or y is None:
+        if x is None or y is None:  # a pole, or a value that sympy does not find
             continue
+        # 30 digits refute almost every incorrect answer; only those that agree are worth 200 more.
         if not (_close(x, y, _DIGITS - 10) and _still_close(a, b, values, x, y)):
             return False
         agreed = True
-        if not symbols:
+        if not symbols:  # the value is the same in all points
             break
     return agreed
 
 
-def _points(dimension: int, a: Any, b: Any) -> list[list[Any]]:
+def _points(dimension: int, a: sympy.Expr, b: sympy.Expr) -> list[list[Any]]:
     """Fractions of both signs without a pattern, and points of integers for what jumps there.
 
     A sum up to `n` has values at integers only; `\\lfloor n/100 \\rfloor` jumps at 100.
     """
-    integers = [
-        [sympy.Integer(start + step * i) for i in range(dimension)] for start, step in ((3, 2), (6, 1), (10, 3))
-    ]
+    integers = [_progression(dimension, 3, 2), _progression(dimension, 6, 1), _progression(dimension, 10, 3)]
     if a.has(sympy.Sum, sympy.Product) or b.has(sympy.Sum, sympy.Product):
         return integers
-    first = [sympy.Rational(17 * i + 29, 13 * (3 + i)) for i in range(dimension)]
-    second = [sympy.Rational(-(11 * i + 5), 7) for i in range(dimension)]
-    mixed = [values[i % 2] for i, values in enumerate(zip(first, second, strict=True))]
-    points = [first, second, mixed, integers[0]]
+    positive = _fractions(dimension)
+    negative = [sympy.Rational(-(11 * i + 5), 7) for i in range(dimension)]
+    mixed = positive.copy()
+    mixed[1::2] = negative[1::2]
+    points = [positive, negative, mixed, integers[0]]
     if a.has(sympy.floor, sympy.ceiling, sympy.Mod) or b.has(sympy.floor, sympy.ceiling, sympy.Mod):
-        numbers = a.atoms(sympy.Rational) | b.atoms(sympy.Rational)
-        steps = sorted({abs(part) for number in numbers for part in (number.p, number.q)} | {1009})[-_MAX_STEPS:]
-        points += [[sympy.Integer(step + offset)] * dimension for step in steps for offset in (-1, 0, 1)]
+        # It jumps at its own numbers; one point is far from the small ones.
+        jumps = {1009}
+        for number in a.atoms(sympy.Rational) | b.atoms(sympy.Rational):
+            jumps |= {abs(number.p), number.q}
+        for jump in sorted(jumps)[-_MAX_JUMPS:]:
+            points += [[sympy.Integer(jump + offset)] * dimension for offset in (-1, 0, 1)]
     return points
 
 
-def _is_meant_real(a: Any, b: Any) -> bool:
+def _progression(dimension: int, start: int, step: int) -> list[Any]:
+    return [sympy.Integer(start + step * i) for i in range(dimension)]
+
+
+def _fractions(dimension: int) -> list[Any]:
+    return [sympy.Rational(17 * i + 29, 13 * (3 + i)) for i in range(dimension)]
+
+
+def _is_meant_real(a: sympy.Expr, b: sympy.Expr) -> bool:
     r"""Tell whether roots or logarithms are taken of symbols, and nothing says that these may be negative or complex.
 
     `\ln|x|` says more than `\ln x`: what stands in bars may be negative.
     """
     if a.has(sympy.I, sympy.Sum, sympy.Product) or b.has(sympy.I, sympy.Sum, sympy.Product):
         return False
-    bars_a = a.atoms(sympy.Abs)
-    bars_b = b.atoms(sympy.Abs)
-    return bool(bars_a) == bool(bars_b) and any(map(_may_be_complex, (*_parts(a), *_parts(b))))
+    if bool(a.atoms(sympy.Abs)) != bool(b.atoms(sympy.Abs)):
+        return False
+    return bool(_complex_parts(a) or _complex_parts(b))
 
 
-def _parts(expression: Any) -> Any:
-    return expression.atoms(sympy.Pow, sympy.log)
+def _complex_parts(expression: sympy.Expr) -> list[Any]:
+    """Logarithms, and powers with a fractional exponent, that are complex for some values of their symbols."""
+    parts = []
+    for part in expression.atoms(sympy.Pow, sympy.log):
+        if part.args[0].free_symbols and not (isinstance(part, sympy.Pow) and part.exp.is_integer):
+            parts.append(part)
+    return parts
 
 
-def _may_be_complex(part: Any) -> bool:
-    """Tell if a logarithm, or a power with a fractional exponent, is complex for some values of its symbols."""
-    base = part.args[0]
-    return bool(base.free_symbols) and not (part.is_Pow and part.exp.is_integer)
-
-
-def _is_real(expression: Any, values: dict[Any, Any]) -> bool:
+def _is_real(expression: sympy.Expr, values: Point) -> bool:
     """Tell whether an expression and all that it takes roots and logarithms of are real in a point."""
-    for part in filter(_may_be_complex, _parts(expression)):
+    for part in _complex_parts(expression):
         base = _value(part.args[0], values)
         if base is None or not base.is_real or base < 0:
             return False
@@ -132,38 +152,44 @@ def _is_real(expression: Any, values: dict[Any, Any]) -> bool:
 def _points_with_one_negative(dimension: int) -> list[list[Any]]:
     """Points of small fractions and of large integers, rising and falling with the symbols' names: all positive, then
     one of them negative."""
-    fractions = [sympy.Rational(17 * i + 29, 13 * (3 + i)) for i in range(dimension)]
-    integers = [[sympy.Integer(start + step * i) for i in range(dimension)] for start, step in ((3, 2), (10, 30))]
-    positive = [order for numbers in (fractions, *integers) for order in (numbers, numbers[::-1])]
-    signed = []
+    fractions = _fractions(dimension)
+    points = []
+    for numbers in (fractions, _progression(dimension, 3, 2), _progression(dimension, 10, 30)):
+        points += [numbers, numbers[::-1]]
     for negative in range(dimension):
-        signed.append([-number if at == negative else number for at, number in enumerate(fractions)])
-    return positive + signed
+        signed = fractions.copy()
+        signed[negative] = -signed[negative]
+        points.append(signed)
+    return points
 
 
-def _value(expression: Any, values: dict[Any, Any], digits: int = _DIGITS) -> Any:
+def _value(expression: sympy.Expr, values: Point, digits: int = _DIGITS) -> Any:
     try:
-        value = expression.subs(values).doit()
+        value: Any = expression.subs(values).doit()
         if value.is_Rational:
             return value
         value = value.evalf(digits, maxn=max(100, 2 * digits))
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, NotImplementedError):
         return None
-    # What cancellation leaves of zero, 0.e-165, has no digit that counts.
+    # Cancellation leaves 0.e-165 of zero, without a digit that counts: a precision of one bit.
     value = value.xreplace({number: sympy.Integer(0) for number in value.atoms(sympy.Float) if number._prec == 1})
-    return value if value.is_number and value.is_finite and not value.has(sympy.nan, sympy.zoo) else None
+    if not value.is_number or not value.is_finite or value.has(sympy.nan, sympy.zoo):
+        return None
+    return value
 
 
-def _close(x: Any, y: Any, digits: int) -> bool:
+def _close(x: sympy.Expr, y: sympy.Expr, digits: int) -> bool:
     if x.is_Rational and y.is_Rational:
         return x == y
     return bool(abs(x - y) <= max(abs(x), abs(y)) * sympy.Rational(1, 10**digits))
 
 
-def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool:
+def _still_close(a: sympy.Expr, b: sympy.Expr, values: Point, x: sympy.Expr, y: sympy.Expr) -> bool:
     """Tell whether two values that agree in 30 digits do so in all before the point and in 200 behind it."""
     if x.is_Rational and y.is_Rational:
         return True  # compared exactly
+    # Digits before the point from the number's bits: log10(2) is 0.301, rounded up. 2^{2019}-1 and 2^{2019}-2 differ
+    # in the last of 608.
     _, _, exponent, bits = sympy.Float(max(abs(x), abs(y)), 15)._mpf_
     digits = max(0, int((exponent + bits) * 0.302)) + _MORE_DIGITS
     if digits > _MAX_DIGITS:
@@ -176,19 +202,25 @@ def _still_close(a: Any, b: Any, values: dict[Any, Any], x: Any, y: Any) -> bool
 def real_value(text: str) -> Fraction | None:
     """The value of a formula without variables to 30 digits; `None` where it has none or cannot be read."""
     parsed = _parsed(text)
-    value = _value(parsed, {}) if isinstance(parsed, sympy.Expr) and not parsed.free_symbols else None
+    if not isinstance(parsed, sympy.Expr) or parsed.free_symbols:
+        return None
+    value = _value(parsed, {})
     return Fraction(str(value)) if value is not None and value.is_real else None
 
 
-def _real_value(expression: Any) -> Any:
-    value = _value(expression, {}) if not expression.free_symbols else None
-    exact = value is None or not value.is_real or value.is_Rational or expression.is_rational
-    return None if exact else Fraction(str(value))
+def _irrational_value(expression: sympy.Expr) -> Fraction | None:
+    """The value of an irrational number to 30 digits; a rational one is compared exactly, not as rounded."""
+    if expression.free_symbols:
+        return None
+    value = _value(expression, {})
+    if value is None or not value.is_real or value.is_Rational or expression.is_rational:
+        return None
+    return Fraction(str(value))
 
 
 @functools.lru_cache(maxsize=_CACHE)
 def _parsed(text: str) -> Any:
-    """A text as Math-Verify's parser reads it, with exact decimals and imaginary unit `i`; `None` if unreadable."""
+    """Read a text by Math-Verify's parser, with exact decimals and imaginary unit `i`; `None` if unreadable."""
     try:
         parsed = latex2sympy2_extended.latex2sympy(
             text,

@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 @functools.lru_cache(maxsize=_CACHE)
 def unreadable(gold: str) -> str | None:
     r"""
-    Why a bare gold answer, as written, cannot be compared with anything; `None` where it can be read.
+    Reason why a bare gold answer, as written, cannot be compared with anything; `None` where it can be read.
 
     Example:
 
@@ -79,12 +79,14 @@ def unreadable(gold: str) -> str | None:
     if _DANGLING.search(text):
         return "a formula that breaks off"
     words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", text))
-    return f"prose: more than {_MAX_PROSE} words" if len(words) > _MAX_PROSE else None
+    if len(words) > _MAX_PROSE:
+        return f"prose: more than {_MAX_PROSE} words"
+    return None
 
 
 @functools.lru_cache(maxsize=_CACHE)
 def read(text: str) -> Answer:
-    """Variable, value and unit of a tidied answer."""
+    """Read variable, value and unit of a tidied answer."""
     variable = ""
     text = condition(unlabeled(text))
     links = chain(text)
@@ -92,30 +94,32 @@ def read(text: str) -> Answer:
         text = links.text
     assignment = _ASSIGNMENT.fullmatch(text)
     if assignment:
-        is_label = re.fullmatch(r"\\text\{[^{}]*\}", assignment[1])  # \text{Area} = 5
-        variable = "" if is_label else _PLAIN_INDEX.sub(r"_{\1\2}", assignment[1])
         text = assignment[2]
+        if not re.fullmatch(r"\\text\{[^{}]*\}", assignment[1]):  # \text{Area} = 5 names no variable
+            variable = _PLAIN_INDEX.sub(r"_{\1\2}", assignment[1])
     text, unit = split_unit(unwrapped(text))
-    text = _without_parentheses(text)
+    parts = bracketed(text)
+    if parts and len(parts.items) == 1 and parts.brackets in ("()", "{}"):
+        # `(x+1)` and `\{5\}` are their only entry; pairs and sets keep their brackets.
+        text = parts.items[0]
     number = exact_number(text)
-    (factor, unit) = split_scale(unit)
+    factor, unit = split_scale(unit)
     if factor > 1:  # 5 million dollars
         text = rf"({text})\cdot {factor}"
-        number = Number(number.value * factor) if number else None
-    text = text if unit else _LETTER_IN_TEXT.sub(r"\1", text)
+        if number:
+            number = Number(number.value * factor)
+    if not unit:
+        text = _LETTER_IN_TEXT.sub(r"\1", text)
     return Answer(text, unit, variable, number)
 
 
 def unlabeled(text: str) -> str:
-    r"""`5` of `\text{The answer is }5`; a tidied answer without such a beginning, or with a denial in it, as it is."""
+    r"""Read `\text{The answer is }5` as `5`; a tidied answer without such a beginning, or with a denial in it, stays
+    as it is."""
     label = _LABEL.fullmatch(text)
-    return label[2] if label and not _DENIAL.search(label[1]) else text
-
-
-def _without_parentheses(text: str) -> str:
-    """`(x+1)` and `\\{5\\}` without brackets; pairs and sets keep theirs."""
-    parts = bracketed(text)
-    return parts.items[0] if parts and len(parts.items) == 1 and parts.brackets in ("()", "{}") else text
+    if not label or _DENIAL.search(label[1]):
+        return text
+    return label[2]
 
 
 _STATEMENT = re.compile(
@@ -182,11 +186,10 @@ def tagged_answer(text: str) -> str | None:
 
 
 def final_line_answer(text: str) -> str | None:
-    """The answer behind the last "#### ..." or "answer is ...", or a last line that is a number or a formula."""
-    return _hashed(text) or _stated(text) or _bare_last_line(text)
-
-
-def _bare_last_line(text: str) -> str | None:
+    """Return the answer behind the last "####" or "answer is", or a last line that is a number or a formula."""
+    answer = _hashed(text) or _stated(text)
+    if answer:
+        return answer
     last = text.rstrip().rsplit("\n", 1)[-1].strip().strip("*")
     return last if len(last) <= MAX_CHARS and _BARE_LINE.fullmatch(last) else None
 
@@ -207,39 +210,42 @@ def _stated(text: str) -> str | None:
     text = text.rstrip()
     start = None
     for statement in _STATEMENT.finditer(text):
-        start = statement.end() if statement.end() < len(text) else start
+        if statement.end() < len(text):  # one that breaks off leaves the one before it
+            start = statement.end()
     if start is None:
         return None
-    rest = text[start:].lstrip()[:MAX_CHARS]
-    answer = _first_stated(rest)
-    alternative = _ALTERNATIVE.match(rest, rest.find(answer) + len(answer)) if answer and answer in rest else None
+    stated = text[start:].lstrip()[:MAX_CHARS]
+    answer = _first_stated(stated)
+    if not answer or answer not in stated:
+        return answer
+    # Two answers are both given, so that the comparison sees them both.
+    alternative = _ALTERNATIVE.match(stated, stated.find(answer) + len(answer))
     return f"{answer} or {_first_stated(alternative[1])}" if alternative else answer
 
 
-def _first_stated(rest: str) -> str | None:
-    """The answer that the sentence at the beginning of a text states."""
-    line = rest.split("\n", 1)[0] if not rest.startswith((r"\[", "$$")) else rest
-    line = _plain(_FILLERS.sub("", line, count=1) if _FILLERS.match(line) else line)
-    boxed = boxed_answer(line)
+def _first_stated(text: str) -> str | None:
+    """Return the answer that the sentence at the beginning of a text states."""
+    if not text.startswith((r"\[", "$$")):  # a displayed formula goes on in the next line
+        text = text.split("\n", 1)[0]
+    if _FILLERS.match(text):
+        text = _FILLERS.sub("", text, count=1)
+    emphasis = _EMPHASIS.match(text)
+    if emphasis:
+        text = emphasis[2] + text[emphasis.end() :]
+    text = _EMPHASIS_END.sub("", text)  # of one that was opened before the text
+    boxed = boxed_answer(text)
     if boxed:
         return boxed
-    formula = _MATH_SPAN.match(line)
-    if formula and not re.match(r"\s*(?:,|and|or|[-+*/^=])", line[formula.end() :]):
-        # What follows the formula may be its unit; anything longer is a comment on it.
-        unit = re.match(r"\s*([a-zA-Z%]+)\s*\.?\s*$", line[formula.end() :])
-        return (formula[2] or formula[3] or formula[4]) + (rf" \text{{ {unit[1]} }}" if unit else "")
-    end = _SENTENCE_END.search(line)
+    formula = _MATH_SPAN.match(text)
+    if formula and not re.match(r"\s*(?:,|and|or|[-+*/^=])", text[formula.end() :]):
+        content = formula[2] or formula[3] or formula[4]
+        # One word behind the formula may be its unit; anything longer is a comment on it.
+        unit = re.match(r"\s*([a-zA-Z%]+)\s*\.?\s*$", text[formula.end() :])
+        return rf"{content} \text{{ {unit[1]} }}" if unit else content
+    end = _SENTENCE_END.search(text)
     if end:
-        line = line[: end.start()]
-    return _REMARK.sub("", line.strip().rstrip(",;:")).strip() or None
-
-
-def _plain(line: str) -> str:
-    """`line` without the emphasis of Markdown around its beginning, and where that was opened before it."""
-    emphasis = _EMPHASIS.match(line)
-    if emphasis:
-        line = emphasis[2] + line[emphasis.end() :]
-    return _EMPHASIS_END.sub("", line)
+        text = text[: end.start()]
+    return _REMARK.sub("", text.strip().rstrip(",;:")).strip() or None
 
 
 def _auto(text: str) -> str | None:
@@ -294,4 +300,6 @@ def gold_answers(gold: Any) -> list[str]:
         return [answer for entry in gold for answer in gold_answers(entry)]
     if isinstance(gold, bool) or not isinstance(gold, (int, float)) or not math.isfinite(gold):
         return []
-    return [str(int(gold)) if gold == int(gold) else repr(gold)]
+    if gold == int(gold):  # a column of integers with a gap is one of floats
+        gold = int(gold)
+    return [repr(gold)]

@@ -72,7 +72,9 @@ def in_english(text: str) -> str:
 
     ```
     """
-    return _UNIT.sub(_unit, respelled(text, _WORDS)) if _HAN.search(text) else text
+    if not _HAN.search(text):
+        return text
+    return _UNIT.sub(_unit, respelled(text, _WORDS))
 
 
 def _unit(match: re.Match[str]) -> str:
@@ -83,5 +85,6 @@ def _unit(match: re.Match[str]) -> str:
     if not match["measure"]:
         return ""  # a counting word
     unit = _MEASURES[match["measure"]] + _POWERS[match["power"]]
-    below = f"/{_MEASURES[match['below']]}{_POWERS[match['power_below']]}" if match["below"] else ""
-    return rf"\text{{ {unit}{below}}}"
+    if match["below"]:
+        unit += f"/{_MEASURES[match['below']]}{_POWERS[match['power_below']]}"
+    return rf"\text{{ {unit}}}"

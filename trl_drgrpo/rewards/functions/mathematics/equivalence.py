@@ -62,20 +62,30 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
     gold = _respelled(gold)
     answer = _respelled(answer)
     choice = _words(tidy(gold)) or ""
-    if re.fullmatch(r"[A-J]", choice) and (letter := relations.choice(answer, choice)):
-        return letter == choice
+    if re.fullmatch(r"[A-J]", choice):
+        # Before brackets are checked, which `C)` leaves open.
+        letter = relations.choice(answer, choice)
+        if letter:
+            return letter == choice
     if not is_well_formed(answer):
         return False
-    if _VECTOR.search(gold):  # an arrow, bold or a plain letter
-        gold, answer = (_VECTOR.sub(r"\\text{\1\2}", text) for text in (gold, answer))
+    if _VECTOR.search(gold):
+        # The answer may write the same vector with an arrow, in bold or as a plain letter.
+        gold = _VECTOR.sub(r"\\text{\1\2}", gold)
+        answer = _VECTOR.sub(r"\\text{\1\2}", answer)
     gold_text = tidy(relations.union(gold))
     answer_text = tidy(relations.union(answer))
-    return _same(gold_text, answer_text, deep) if len(answer_text) <= 2 * MAX_CHARS else gold_text == answer_text
+    # Macros in place of signs lengthen a text, so a bound on the answer as written is not enough.
+    if len(answer_text) > 2 * MAX_CHARS:
+        return gold_text == answer_text
+    return _same(gold_text, answer_text, deep)
 
 
 def _respelled(text: str) -> str:
-    """An answer of other scripts in ASCII, as far as it can be read; `tidy` is too late for what stands as words."""
-    return text if text.isascii() or len(text) > MAX_CHARS else in_english(in_ascii(text))
+    """Write an answer of other scripts in ASCII, as far as it can be read."""
+    if text.isascii() or len(text) > MAX_CHARS:
+        return text
+    return in_english(in_ascii(text))  # before `tidy`, which no longer finds the words
 
 
 # By spelling, value and structure ------------------------------------------------------------------------------------
@@ -96,17 +106,24 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
     links = relations.chain(answer)
     if links:
         agreed = _all_same([links.last] * len(links.links), links.links, deep)
-        verdict = agreed if agreed is False else _same(gold, links.text, deep)
-        return verdict if not verdict or agreed else None
+        if agreed is False:  # `2 + 2 = 5 = 4` is false, whatever it ends in
+            return False
+        verdict = _same(gold, links.text, deep)
+        if verdict and not agreed:
+            return None
+        return verdict
     a = read(gold)
     b = read(answer)
+    # 50% may answer 0.5, so a percent sign that only one of them has is left to the numbers.
     if not units_agree(a.unit, b.unit) and PERCENT not in (a.unit, b.unit):
         return False
-    if a.variable != b.variable and (a.variable and b.variable):
+    if a.variable != b.variable and a.variable and b.variable:
         if re.fullmatch(relations.CALL, a.variable) or re.fullmatch(relations.CALL, b.variable):
             return False  # f(2) = 5 against f(3) = 5
         are_names = re.fullmatch(relations.NAME, a.variable) and re.fullmatch(relations.NAME, b.variable)
-        return False if are_names and a.number and b.number else relations.same_formula(a.equation, b.equation, deep)
+        if are_names and a.number and b.number:
+            return False
+        return relations.same_formula(a.equation, b.equation, deep)
     if a.number and b.number:
         return _same_numbers(a, b)
     if _same_with_letter(a, b) or _same_with_letter(b, a) or _is_ratio(a, b):
@@ -124,17 +141,21 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
     verdict = _same_collections(relations.spread(a.text), relations.spread(b.text), deep)
     if verdict is not _UNDECIDED:
         return verdict
-    if a.number and not a.unit and (quantity := letter_unit(b.text)):
-        return _same_numbers(a, read(quantity[0]))  # only in answers: a gold `12 m` may be a product
+    if a.number and not a.unit:
+        # Only of the answer: a gold `12 m` may be a product.
+        quantity = letter_unit(b.text)
+        if quantity:
+            return _same_numbers(a, read(quantity[0]))
     constant = _constant(a.text)
-    if constant and _constant(b.text):  # of integration, C or c
+    if constant and _constant(b.text):
+        # The constant of integration is C or c; to algebra these are two variables.
         return relations.same_formula(a.text, b.text[:-1] + constant, deep)
     if relations.is_relation(a.text) != relations.is_relation(b.text):
         return _relation_against_other(a, b, deep)
     return relations.same_formula(a.text, b.text, deep)
 
 
-_UNDECIDED = object()
+_UNDECIDED = object()  # this step says nothing; `None` is a verdict, "only algebra can tell"
 
 
 def _same_numbers(a: Answer, b: Answer) -> bool:
@@ -142,32 +163,38 @@ def _same_numbers(a: Answer, b: Answer) -> bool:
         return False
     if (a.unit == PERCENT) == (b.unit == PERCENT):
         return numbers_equal(a.number, b.number)
-    percent, plain = (a, b) if a.unit == PERCENT else (b, a)
-    if plain.unit or percent.number is None or plain.number is None:
-        return False
-    return percent_equal(percent.number, plain.number)
+    if b.unit == PERCENT:
+        return _same_numbers(b, a)
+    return not b.unit and percent_equal(a.number, b.number)
 
 
 def _same_with_letter(with_unit: Answer, bare: Answer) -> bool:
-    r"""`12 \text{ m}` against `12 m`, the same with the unit set as a variable."""
-    quantity = letter_unit(bare.text) if with_unit.unit and not bare.unit else None
+    r"""Compare `12 \text{ m}` with `12 m`, the same with the unit set as a variable."""
+    if bare.unit or not with_unit.unit:
+        return False
+    quantity = letter_unit(bare.text)
     return bool(quantity) and quantity[1] == with_unit.unit and _same_numbers(with_unit, read(quantity[0]))
 
 
 def _is_ratio(gold: Answer, answer: Answer) -> bool:
     """Tell whether the answer is a fraction as a ratio, `5:3`, in lowest terms. A gold `5:03` is a time."""
     ratio = _RATIO.fullmatch(answer.text)
-    return bool(ratio and gold.number and (int(ratio[1]), int(ratio[2])) == gold.number.value.as_integer_ratio())
+    if not ratio or not gold.number:
+        return False
+    return (int(ratio[1]), int(ratio[2])) == gold.number.value.as_integer_ratio()
 
 
 def _constant(text: str) -> str | None:
-    """The last letter of `x^2+C`, if it occurs once and there are others."""
+    """Return the last letter of `x^2+C`, if it occurs once and there are others."""
     variables = letters(text[:-1])
-    return text[-1] if re.search(r"\+ ?[cC]$", text) and variables and not variables & {"c", "C"} else None
+    if not variables or variables & {"c", "C"} or not re.search(r"\+ ?[cC]$", text):
+        return None
+    return text[-1]
 
 
 def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> bool | None:
-    r"""`\sqrt{2} \approx 1.41` is its left side, or its right side if that is precise; neither if it is false."""
+    r"""Compare with `\sqrt{2} \approx 1.41`: its left side, or its right side if that is precise; neither if it is
+    false."""
     exact = read(claim.exact)
     rounded = read(claim.rounded)
     if claim.exact == claim.rounded or rounded.number is None or rounded.unit not in ("", PERCENT, exact.unit):
@@ -179,18 +206,26 @@ def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> b
         value = real_value(relations.for_algebra(exact.text))
     if value is None:
         verdict = _same(gold, claim.exact, deep)
-        return verdict if deep else _either([verdict, _same(gold, claim.rounded, deep)]) and None
-    value *= 100 if rounded.unit == PERCENT != exact.unit else 1
+        if deep:
+            return verdict
+        # Only algebra can tell whether the claim is true, so that no side is right before it.
+        return _either([verdict, _same(gold, claim.rounded, deep)]) and None
+    if rounded.unit == PERCENT != exact.unit:
+        value *= 100
     if not is_near(rounded.text, value):
         return False
-    sides = claim if is_near(rounded.text, value, precisely=True) else claim[:1]
+    sides = claim[:1]
+    if is_near(rounded.text, value, precisely=True):
+        sides = claim
     return _either(_same(gold, side, deep) for side in sides)
 
 
 def _either(verdicts: Iterable[bool | None]) -> bool | None:
-    """`True` if one is, else undecided if one is, else `False`."""
+    """Return `True` if one is, else undecided if one is, else `False`."""
     verdicts = [*verdicts]
-    return True if True in verdicts else None if None in verdicts else False
+    if True in verdicts:
+        return True
+    return None if None in verdicts else False
 
 
 def _same_words(gold: str, answer: str) -> Any:
@@ -205,8 +240,9 @@ def _same_words(gold: str, answer: str) -> Any:
     if a is None and b is None:
         return _UNDECIDED
     if a is None or b is None:
+        # A single letter may be a variable, which algebra compares with a formula.
         return False if len(a or b or "") > 1 else _UNDECIDED
-    if len(a) == len(b) == 1:
+    if len(a) == len(b) == 1:  # A and a may be two variables
         return a == b
     return a.casefold() == b.casefold()
 
@@ -216,7 +252,7 @@ def _letters(text: str) -> str:
 
 
 def _words(text: str) -> str | None:
-    """The text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
+    """Return the text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
     plain = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)).strip().rstrip(".")
     if plain == "DNE":
         return "does not exist"
@@ -246,8 +282,9 @@ def _same_collections(gold: str, answer: str, deep: bool) -> Any:
     gold_matrix = relations.matrix(gold)
     answer_matrix = relations.matrix(answer)
     if gold_matrix and answer_matrix:
-        same_shape = [len(row) for row in gold_matrix] == [len(row) for row in answer_matrix]
-        return same_shape and _all_same(list(chain(*gold_matrix)), list(chain(*answer_matrix)), deep)
+        if [*map(len, gold_matrix)] != [*map(len, answer_matrix)]:
+            return False
+        return _all_same([*chain(*gold_matrix)], [*chain(*answer_matrix)], deep)
     if gold_matrix:
         return _same_vector(gold_matrix, answer, deep)
     if answer_matrix:
@@ -292,7 +329,7 @@ def _same_vector(matrix: Sequence[Sequence[str]], text: str, deep: bool) -> Any:
     return len(column) == len(vector.items) and _all_same(column, vector.items, deep)
 
 
-def _all_same(gold: Any, answer: Any, deep: bool) -> bool | None:
+def _all_same(gold: Sequence[str], answer: Sequence[str], deep: bool) -> bool | None:
     # The cheap look at all entries first: one that differs spares the algebra for the others.
     verdicts = [_same(a, b, False) for a, b in zip(gold, answer, strict=True)]
     if False in verdicts:
@@ -312,25 +349,32 @@ def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: boo
             open_entries.append(entry)
     if not open_entries:
         return True
-    if any(all(_same(entry, candidate, False) is False for candidate in unmatched) for entry in open_entries):
-        return False
-    return all(_take_partner(entry, unmatched, True) for entry in open_entries) if deep else None
+    for entry in open_entries:
+        # One entry without any possible partner spares the algebra for all the others.
+        if all(_same(entry, candidate, False) is False for candidate in unmatched):
+            return False
+    if not deep:
+        return None
+    return all(_take_partner(entry, unmatched, True) for entry in open_entries)
 
 
-def _take_partner(entry: str, rest: list[str], deep: bool) -> bool:
-    """Takes an entry's partner out of the rest; returns whether there was one.
-
-    Sameness is an equivalence, so each entry may take the first partner that fits.
-    """
-    partner = next((candidate for candidate in rest if _same(entry, candidate, deep)), None)
-    if partner is not None:
-        rest.remove(partner)
-    return partner is not None
+def _take_partner(entry: str, unmatched: list[str], deep: bool) -> bool:
+    """Take the partner of an entry out of the unmatched ones; return whether there was one."""
+    for candidate in unmatched:
+        # Sameness is an equivalence, so each entry may take the first partner that fits.
+        if _same(entry, candidate, deep):
+            unmatched.remove(candidate)
+            return True
+    return False
 
 
 def _relation_against_other(a: Answer, b: Answer, deep: bool) -> bool | None:
-    """`x > 5` says the same as `(5, \\infty)`; no other relation is the same as something that is none."""
-    relation, value = (a.text, b.text) if relations.is_relation(a.text) else (b.text, a.text)
+    """Compare a relation with something else: `x > 5` says the same as `(5, \\infty)`; no other relation is the same
+    as something that is none."""
+    relation = a.text
+    value = b.text
+    if relations.is_relation(value):
+        relation, value = value, relation
     if value.startswith(("(", "[")) and "=" not in relation:
         return relations.same_formula(relation, value, deep)
     name = a.variable or b.variable

@@ -25,6 +25,7 @@ _SHORT_SUM = re.compile(r"\\(?:sum|prod)_\{[a-z]=-?\d\}\^\{(?:\d{1,2}|\d?[a-z](?
 _EXPONENT = re.compile(r"(.)\s*\^\s*")
 _TOWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\w+)\s*\^")
 _INTEGER = re.compile(r"\d+")
+_DIGITS = re.compile(r"^\d*")
 _POWER_IN_POWER = re.compile(r"\^\{[^{}]*\^")
 _OF_GROUP = re.compile(r"[)}\]]\s*!")
 _CHEAP_BINOMIAL = re.compile(r"\\binom\{\d{1,6}\}\{\d{1,2}\}")
@@ -63,14 +64,15 @@ def is_cheap(text: str) -> bool:
 
 
 def _powers_are_cheap(text: str) -> bool:
-    of_numbers = of_sums = 1
+    # Products, since exponents of nested powers multiply: ((2^{100})^{100})^{100}.
+    of_numbers = 1
+    of_sums = 1
     for power in _EXPONENT.finditer(text):
         base = power[1]
-        start = power.end()
-        end = group_end(text, start) if text.startswith("{", start) else -1
-        exponent = text[start:end] if end > 0 else _argument(text, start)
-        sizes = [int(number) for number in _INTEGER.findall(exponent)]
+        exponent = _exponent(text, power.end())
+        sizes = [*map(int, _INTEGER.findall(exponent))]
         is_of_e = base == "e" and not re.search(r"\\[a-zA-Z]*$", text[: power.start()])
+        # e^{x^2} stays a symbol, 9^{9^9} is computed.
         if "^" in exponent and sizes and (not is_of_e or _POWER_IN_POWER.search(exponent)):
             return False
         if "!" in exponent or "binom" in exponent:
@@ -85,12 +87,17 @@ def _powers_are_cheap(text: str) -> bool:
     return of_numbers <= _MAX_POWER and of_sums <= _MAX_POWER_OF_SUM
 
 
-def _argument(text: str, start: int) -> str:
-    """The exponent behind a `^` without braces: up to the end of a bracket, or of the number."""
+def _exponent(text: str, start: int) -> str:
+    """Return the exponent behind a `^`: up to the end of its brackets, or of the number."""
+    if text.startswith("{", start):
+        end = group_end(text, start)
+        if end > 0:
+            return text[start:end]
     if text.startswith("(", start):
         end = text.find(")", start)
+        # Where another bracket opens, all that follows counts: too much rather than too little.
         return text[start:] if end < 0 or "(" in text[start + 1 : end] else text[start:end]
-    return text[start : start + 1 + len(re.match(r"\d*", text[start + 1 :])[0])]  # pyright: ignore[reportOptionalSubscript]
+    return text[start : start + 1] + _DIGITS.findall(text[start + 1 :])[0]
 
 
 def _counts_are_cheap(text: str) -> bool:
@@ -98,9 +105,13 @@ def _counts_are_cheap(text: str) -> bool:
     text = _CHEAP_BINOMIAL.sub(str(_MAX_FACTORIAL + 1), text)  # the number, so that no factorial of it passes
     if "!" not in text and "binom" not in text:
         return True
-    if "!!" in text or not all(_small(text, factorial.start()) for factorial in _OF_GROUP.finditer(text)):
+    if "!!" in text:
         return False
-    return all(int(number) <= _MAX_FACTORIAL for number in _INTEGER.findall(text))
+    for factorial in _OF_GROUP.finditer(text):
+        if not _small(text, factorial.start()):
+            return False
+    # All numbers, not only those in front of a sign: `(2 \cdot 5000)!` has its size inside.
+    return max(map(int, _INTEGER.findall(text)), default=0) <= _MAX_FACTORIAL
 
 
 def _small(text: str, end: int) -> bool:
@@ -113,7 +124,8 @@ def _small(text: str, end: int) -> bool:
             break
         start -= 1
     group = text[max(start, 0) : end]
-    size = math.prod(max(int(number), 1) for number in _INTEGER.findall(group))
-    is_sum = not re.search(r"[!^.|]|binom", group)
-    is_sum = is_sum and text[max(start - 1, 0)] != "^"
-    return is_sum and len(letters(group)) <= 3 and len(re.findall("[a-z]", group)) <= 3 and size <= _MAX_FACTORIAL
+    if re.search(r"[!^.|]|binom", group) or text[max(start - 1, 0)] == "^":
+        return False
+    if len(letters(group)) > 3 or len(re.findall("[a-z]", group)) > 3:
+        return False
+    return math.prod(max(int(number), 1) for number in _INTEGER.findall(group)) <= _MAX_FACTORIAL

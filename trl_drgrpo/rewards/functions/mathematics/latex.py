@@ -16,6 +16,7 @@ _SPACING = re.compile(
     r"\\\\|\\[,;: ]|\\!|~|\\(?:q?quad|displaystyle|textstyle|limits|thinspace)(?![a-zA-Z])|\\hspace\*?\{[^{}]*\}"
 )
 _SIZES = re.compile(r"\\\\|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*(?:\.(?!\d))?")
+_SPACES_OF_MACROS = {r"\\": r"\\", r"\!": ""}
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")
 _FONTS = re.compile(r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf)|mbox|hbox|operatorname\*?)(?=\s*\{)")
 _AND = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))\s*")
@@ -35,12 +36,12 @@ Rules = list[tuple[re.Pattern[str], str]]
 
 
 def rules(*spellings: tuple[str, str]) -> Rules:
-    """Patterns and what stands in their place, applied in this order."""
+    """Compile patterns and their replacements, which are applied in this order."""
     return [(re.compile(pattern), replacement) for pattern, replacement in spellings]
 
 
 def respelled(text: str, spellings: Rules) -> str:
-    """A text after all rules, one after the other."""
+    """Apply all rules, one after the other."""
     for pattern, replacement in spellings:
         text = pattern.sub(replacement, text)
     return text
@@ -113,16 +114,19 @@ def tidy(text: str) -> str:
 
     ```
     """
-    text = _BLANK.sub(" ", text if text.isascii() else in_ascii(text))
-    text = unwrapped(text)
+    if not text.isascii():
+        text = in_ascii(text)
+    text = unwrapped(_BLANK.sub(" ", text))
     if len(_DOLLARS.findall(text)) % 2 == 0:  # $x = 1$ or $x = 2$
         text = _DOLLARS.sub("", text)
     if "matrix" not in text and "array" not in text:
         text = _DOUBLED.sub(r"\\", text)
-    text = _THOUSANDS.sub("", _SIZES.sub(lambda m: m[0] if m[0] == r"\\" else "", text))
-    text = _SPACING.sub(lambda m: m[0] if m[0] == r"\\" else "" if m[0] == r"\!" else " ", text)
+    text = _SIZES.sub(lambda match: _SPACES_OF_MACROS.get(match[0], ""), text)
+    text = _THOUSANDS.sub("", text)  # while their spaces are still macros: `1\,000` is a number, `1 000` may be two
+    text = _SPACING.sub(lambda match: _SPACES_OF_MACROS.get(match[0], " "), text)
     text = _AND.sub(", ", _FONTS.sub(r"\\text", text))
-    return unwrapped(respelled(_with_braces(respelled(text, _SPELLINGS)), _TIGHT))
+    text = _with_braces(respelled(text, _SPELLINGS))
+    return unwrapped(respelled(text, _TIGHT))
 
 
 def letters(text: str) -> set[str]:
@@ -131,7 +135,8 @@ def letters(text: str) -> set[str]:
 
 
 def unwrapped(text: str) -> str:
-    r"""`text` without what surrounds all of it: dollar signs, brackets of mathematics, bold, `\text{}`, a dot."""
+    r"""Return `text` without what surrounds all of it: dollar signs, brackets of mathematics, bold, `\text{}`, a
+    dot."""
     while True:
         before = text
         text = text.strip()
@@ -171,7 +176,7 @@ _ONE_TOKEN = re.compile(r"\s*(\\[a-zA-Z]+|[0-9a-zA-Z])")
 
 
 def _with_braces(text: str) -> str:
-    r"""`\frac12`, `\frac 1{72}`, `\frac{270}7` and `\sqrt 2` with the braces that TeX adds."""
+    r"""Give `\frac12`, `\frac 1{72}`, `\frac{270}7` and `\sqrt 2` the braces that TeX adds."""
     parts = []
     position = 0
     while macro := _TAKES_ARGUMENTS.search(text, position):

@@ -30,7 +30,7 @@ zero one two three four five six seven eight nine ten eleven twelve thirteen fou
 eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
 """
 _WORDS = _WORDS_TEXT.split()
-IN_WORDS = {word: place if place < 20 else 10 * (place - 18) for place, word in enumerate(_WORDS)}
+IN_WORDS: dict[str, int] = dict(zip(_WORDS, [*range(20), *range(20, 100, 10)], strict=True))
 IN_WORDS |= {f"{ten}-{one}": IN_WORDS[ten] + IN_WORDS[one] for ten in _WORDS[20:] for one in _WORDS[1:10]}
 
 
@@ -72,7 +72,8 @@ def exact_number(text: str) -> Number | None:
     with contextlib.suppress(ZeroDivisionError):
         for form, read in _FORMS:
             match = form.fullmatch(text)
-            if match and (number := read(match)):
+            number = match and read(match)
+            if number:
                 return number
     return None
 
@@ -82,7 +83,8 @@ def _mixed(match: re.Match[str]) -> Number | None:
     under = int(match[4] or match[6])
     if over >= under:
         return None  # 2\frac{5}{2} is a product, if anything
-    return Number((int(match[2]) + Fraction(over, under)) * (-1 if match[1] else 1))
+    value = int(match[2]) + Fraction(over, under)
+    return Number(-value if match[1] else value)
 
 
 def _fraction(match: re.Match[str]) -> Number:
@@ -93,27 +95,33 @@ def _fraction(match: re.Match[str]) -> Number:
 def _scientific(match: re.Match[str]) -> Number | None:
     mantissa = match[1] or match[4] or (match[2] or "") + "1"
     exponent = int(match[3] or match[5])
-    return Number(Fraction(mantissa) * Fraction(10) ** exponent) if abs(exponent) <= _MAX_EXPONENT else None
+    if abs(exponent) > _MAX_EXPONENT:  # an exact value has as many digits
+        return None
+    return Number(Fraction(mantissa) * Fraction(10) ** exponent)
 
 
 def _repeating(match: re.Match[str]) -> Number:
-    r"""`0.1\overline{6}`."""
+    r"""Read `0.1\overline{6}`."""
     start = Fraction(f"{match[2] or 0}.{match[3] or 0}")
-    period = Fraction(int(match[4]), 10 ** len(match[4]) - 1)
-    return Number((start + period / 10 ** len(match[3])) * (-1 if match[1] else 1))
+    period = Fraction(int(match[4]), 10 ** len(match[4]) - 1)  # 0.666... is 6/9
+    value = start + period / 10 ** len(match[3])
+    return Number(-value if match[1] else value)
 
 
 _FORMS = ((_MIXED, _mixed), (_FRACTION, _fraction), (_SCIENTIFIC, _scientific), (_REPEATING, _repeating))
 
 
 def numbers_equal(a: Number, b: Number) -> bool:
-    """Exactly equal, or one is the other rounded to a decimal with six significant digits or more.
+    """Tell whether two numbers are equal, or one is the other rounded to a decimal with six significant digits or
+    more.
 
     Two decimals are never rounded: 0.0000672 is not 0.0000674.
     """
     if a.value == b.value:
         return True
-    return is_rounded(a, b.value) if a.places and not _ends(b.value) else is_rounded(b, a.value) and not _ends(a.value)
+    if a.places and not _ends(b.value):
+        return is_rounded(a, b.value)
+    return is_rounded(b, a.value) and not _ends(a.value)
 
 
 def is_rounded(decimal: Number, value: Fraction) -> bool:
@@ -145,7 +153,7 @@ def _ends(value: Fraction) -> bool:
 
 
 def percent_equal(percent: Number, plain: Number) -> bool:
-    """50% against 50 (the sign left out) and against 0.5 (the value); 0.5% only against 0.005."""
+    """Compare 50% with 50 (the sign left out) and with 0.5 (the value); 0.5% only against 0.005."""
     if percent.value / 100 == plain.value:
         return True
     return abs(plain.value) >= 1 and percent.value == plain.value
@@ -175,8 +183,10 @@ def _measures() -> dict[str, str]:
     measures = {}
     for symbol, *names in map(str.split, _WITH_PREFIX.split(",")):
         for short, long in _PREFIXES.items():
-            measures |= {(short if len(name) == 1 else long) + name: short + symbol for name in names}
             measures[short + symbol] = short + symbol
+            for name in names:
+                prefix = short if len(name) == 1 else long  # mL, milliliter
+                measures[prefix + name] = short + symbol
     for symbol, *names in map(str.split, _WITHOUT_PREFIX.split(",")):
         measures |= dict.fromkeys((symbol, *names), symbol)
     return {name: symbol for name, symbol in measures.items() if name not in _NO_MEASURES}
@@ -247,15 +257,22 @@ def split_unit(text: str) -> tuple[str, str]:
     before = _CURRENCY_BEFORE.match(text)
     if before:
         amount, after = split_unit(text[before.end() :])
-        unit = "dollar" if before[2] else "euro" if before[3] else "£" if before[4] else "¥"
-        return before[1] + amount, unit if after in ("", unit) else f"{unit} {after}"
+        unit = "¥"
+        for name, mark in (("dollar", before[2]), ("euro", before[3]), ("£", before[4])):
+            if mark:
+                unit = name
+        if after not in ("", unit):  # $5 million
+            unit = f"{unit} {after}"
+        return before[1] + amount, unit
     sign = _SIGN_AFTER.fullmatch(text)
     if sign:
         mark = sign[2].lstrip("\\")
-        scale = sign[3] or sign[4]
-        return sign[1].strip(), _SIGNS.get(mark, f"degree {scale}" if scale else "degree")
+        scale = sign[3] or sign[4] or ""
+        return sign[1].strip(), _SIGNS.get(mark, f"degree {scale}".rstrip())
     value, unit = _written_out(text)
-    return (text, "") if unit is None else (value, unit)
+    if unit is None:
+        return text, ""
+    return value, unit
 
 
 def _written_out(text: str) -> tuple[str, str | None]:
@@ -268,17 +285,21 @@ def _written_out(text: str) -> tuple[str, str | None]:
     if symbol and exact_number(symbol[1]):
         return symbol[1], canonical_unit(symbol[2], is_text=False)
     words = _WORDS_AFTER.fullmatch(text)
-    if words and words[1].strip("-") and not re.match(r"x(?![a-z])", words[3]):
-        is_unit = words[2] or words[3].partition("^")[0].removesuffix("s") in _UNSPACED
-        return (words[1], canonical_unit(words[3], is_text=False)) if is_unit else (text, None)
+    if not words or not words[1].strip("-") or re.match(r"x(?![a-z])", words[3]):
+        return text, None
+    # Without a space, `5cm` has a unit and `5ab` is a product.
+    if words[2] or words[3].partition("^")[0].removesuffix("s") in _UNSPACED:
+        return words[1], canonical_unit(words[3], is_text=False)
     return text, None
 
 
 def letter_unit(text: str) -> tuple[str, str] | None:
     """The value and the unit of `12 m` or `20 m^2`, which are products in algebra; `None` for anything else."""
     match = _LETTER_AFTER.fullmatch(text)
-    unit = canonical_unit(match[2]) if match else None
-    return (match[1], unit) if match and unit else None
+    if not match:
+        return None
+    unit = canonical_unit(match[2])
+    return (match[1], unit) if unit else None
 
 
 def split_scale(unit: str) -> tuple[int, str]:
@@ -312,9 +333,9 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
         return None
     powers: Counter[str] = Counter()
     nouns: list[str] = []
-    sign = 1
-    signs = []
-    to_raise = 1
+    sign = 1  # -1 behind "per", up to the end of the bracket that it stands in
+    signs = []  # in front of the open brackets
+    to_raise = 1  # "square" raises the next word, "squared" the last
     last = None
     for kind, token in tokens:
         if kind == "per":
@@ -329,21 +350,26 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
             if last is None:
                 return None  # 5 squared, apples^2
             powers[last] *= int(token)
-        elif (last := _measure(token)) or sign < 0:
-            last = last or _singular(token)
-            powers[last] += sign * to_raise
-            to_raise = 1
-        elif token.isascii() and len(token) < (2 if is_text else 3):
-            return None  # a variable
         else:
-            nouns.append(_singular(token))
-    for speed in powers.keys() & _SPEEDS.keys():
+            last = _measure(token)
+            if last or sign < 0:  # behind "per" a noun has a power, too: $3 per apple
+                last = last or _singular(token)
+                powers[last] += sign * to_raise
+                to_raise = 1
+            elif token.isascii() and len(token) < (2 if is_text else 3):
+                return None  # a variable
+            else:
+                nouns.append(_singular(token))
+    for speed in powers.keys() & _SPEEDS.keys():  # mph is mi h^-1
         powers.update({_SPEEDS[speed]: powers[speed], "h": -powers[speed]})
         del powers[speed]
-    factors = [name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if name != "unit"]
     are_letters = all(re.fullmatch("[A-Za-z]", token) for kind, token in tokens if kind == "word")
     if are_letters and not is_text and powers["s"] >= 0:
         return None  # `5 N m` may be a product; `5 m/s` is none
+    factors = []
+    for name, power in sorted(powers.items()):
+        if name != "unit":  # "square units" and "units" say nothing
+            factors.append(name if power == 1 else f"{name}^{power}")
     return " ".join(factors + nouns)
 
 
@@ -363,18 +389,23 @@ def _tokens(text: str) -> list[tuple[str, str]] | None:
         if lower in _NO_UNIT:
             return None
         if token["mark"] or lower == "per":
-            tokens += [(_MARKS[mark], mark)] if (mark := token["mark"] or "/") in _MARKS else []
+            mark = token["mark"] or "/"
+            if mark in _MARKS:  # \cdot is none: words that follow each other are factors anyway
+                tokens.append((_MARKS[mark], mark))
         elif lower in _POWERS_BEFORE:
             tokens.append(("raise", lower))
         elif word or token["power"]:
             power = token["power"] or token["digit"] or str(_POWERS_AFTER.get(lower, ""))
-            tokens += [("word", word)] * (bool(word) and lower not in _POWERS_AFTER)
-            tokens += [("power", power)] * bool(power)
+            if word and lower not in _POWERS_AFTER:
+                tokens.append(("word", word))
+            if power:
+                tokens.append(("power", power))
     words = [token for kind, token in tokens if kind == "word"]
     if not words or len(words) > _MAX_WORDS:
         return None
-    is_filled = len(words) > 1 and tokens[0][0] == "word"
-    return [token for token in tokens if not (is_filled and token[1].lower() in _FILLERS)]
+    if len(words) == 1 or tokens[0][0] != "word":  # "in" alone is an inch
+        return tokens
+    return [token for token in tokens if token[1].lower() not in _FILLERS]
 
 
 def _measure(word: str) -> str | None:
@@ -398,7 +429,9 @@ def units_agree(a: str, b: str) -> bool:
     """
     if not a or not b or a == b or {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
         return True
-    measures_a, measures_b = ({word for word in unit.split() if word in _SYMBOLS or "^" in word} for unit in (a, b))
-    nouns_a = {*a.split()} - measures_a
-    nouns_b = {*b.split()} - measures_b
-    return measures_a == measures_b and (nouns_a <= nouns_b or nouns_b <= nouns_a)
+    words_a = {*a.split()}
+    words_b = {*b.split()}
+    for word in words_a ^ words_b:
+        if word in _SYMBOLS or "^" in word:  # a measure that only one of them has
+            return False
+    return words_a <= words_b or words_b <= words_a

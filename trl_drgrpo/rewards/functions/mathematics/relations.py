@@ -21,6 +21,7 @@ _RELATION = re.compile(r"\\(?:le|ge|ne|in|equiv)(?![a-zA-Z])|[=<>]")
 _AFTER_A_NAME = re.compile(r"_\{[^{}]*\}")  # of a sum
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _BRACKETS = {"(": "()", "[": "[]", r"\{": "{}", r"\langle": "()"}
+_CLOSINGS = {r"\}": "}", r"\rangle": ")", ")": ")", "]": "]"}
 
 
 class Collection(NamedTuple):
@@ -32,7 +33,7 @@ class Collection(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def collection(text: str) -> Collection | None:
-    """The entries of a pair, interval, set, list or union, with `\\pm` as two of them; `None` for a single answer."""
+    """Return the entries of a pair, interval, set, list or union, with `\\pm` as two; `None` for a single answer."""
     pieces = split_at(text, r"\cup")
     if len(pieces) > 1:
         return Collection("U", tuple(pieces))
@@ -40,34 +41,35 @@ def collection(text: str) -> Collection | None:
     if items_in_brackets is None and r"\pm" in text and not is_relation(text):
         items_in_brackets = Collection("", (text,))
     if items_in_brackets is None or items_in_brackets.brackets not in ("", "{}"):
-        return items_in_brackets
-    items = [half for item in items_in_brackets.items for half in _both_signs(item)]
+        return items_in_brackets  # where order counts, a second entry would have no place
+    items = []
+    for item in items_in_brackets.items:
+        if r"\pm" in item:
+            plus = item.replace(r"\pm", "+").replace(r"\mp", "-").replace("=+", "=")
+            minus = item.replace(r"\pm", "-").replace(r"\mp", "+")
+            items += [tidy(re.sub(r"^\s*\+", "", plus)), tidy(minus)]
+        else:
+            items.append(item)
     return Collection(items_in_brackets.brackets, tuple(items)) if len(items) > 1 else None
 
 
-def _both_signs(item: str) -> list[str]:
-    if r"\pm" not in item:
-        return [item]
-    plus = re.sub(r"^\s*\+", "", item.replace(r"\pm", "+").replace(r"\mp", "-").replace("=+", "="))
-    return [tidy(plus), tidy(item.replace(r"\pm", "-").replace(r"\mp", "+"))]
-
-
 def bracketed(text: str) -> Collection | None:
-    """The entries of `(a, b]`, `\\{a, b\\}` or `a, b`; `None` where there is no comma and no bracket around it all."""
+    """Return the entries of `(a, b]`, `\\{a, b\\}` or `a, b`; `None` without a comma or a bracket around it all."""
     entries = split_at(text, ",")
     if len(entries) > 1:
         return Collection("", tuple(entry for entry in entries if entry not in ("", r"\dots", r"\ldots")))
     for opening, kind in _BRACKETS.items():
         if not text.startswith(opening):
             continue
-        closing = next((c for c in (r"\}", r"\rangle", ")", "]") if text.endswith(c)), None)
-        inner = text[len(opening) : len(text) - len(closing)] if closing else ""
-        if closing is None or not inner.strip() or not _is_balanced(inner):
-            return None
-        if (kind == "{}") != (closing == r"\}"):
-            return None
-        end = {")": ")", "]": "]", r"\}": "}", r"\rangle": ")"}[closing]
-        return Collection(kind[0] + end, tuple(split_at(inner, ",")))
+        for closing, end in _CLOSINGS.items():
+            if not text.endswith(closing):
+                continue
+            inner = text[len(opening) : len(text) - len(closing)]
+            # Half-open intervals mix their brackets, sets do not; `(1)(2)` has no bracket around it all.
+            if not inner.strip() or not _is_balanced(inner) or (kind == "{}") != (end == "}"):
+                return None
+            return Collection(kind[0] + end, tuple(split_at(inner, ",")))
+        return None
     return None
 
 
@@ -77,7 +79,7 @@ _DEPTH |= {"}": -1, ")": -1, "]": -1, r"\}": -1, r"\rangle": -1, r"\end{": 0}
 
 
 def split_at(text: str, separator: str) -> list[str]:
-    """`text` cut at each separator that stands in no bracket."""
+    """Cut `text` at each separator that stands in no bracket."""
     parts = []
     depth = 0
     start = 0
@@ -99,14 +101,17 @@ def _is_balanced(inner: str) -> bool:
 
 
 def matrix(text: str) -> list[list[str]] | None:
-    """The rows of a matrix or column vector, whichever brackets it has; `None` for anything else."""
+    """Return the rows of a matrix or column vector, whichever brackets it has; `None` for anything else."""
     if re.match(r"[(\[]\\begin\{(?:matrix|array)\}", text) and text[-1] in ")]":
         text = text[1:-1].strip()
     match = _MATRIX.fullmatch(text)
     if not match:
         return None
-    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]) if row.strip()]
-    return [[tidy(entry) for entry in row.split("&")] for row in rows]
+    rows = []
+    for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]):  # `\\[2pt]` sets a distance
+        if row.strip():  # none behind a last `\\`
+            rows.append([tidy(entry) for entry in row.split("&")])
+    return rows
 
 
 def is_relation(text: str) -> bool:
@@ -127,6 +132,7 @@ DERIVATIVE = (
 _NAMED = re.compile(rf"({_VARIABLE}) ?= ?([^=<>]+)")
 _BOUND = r"(-?(?:\\infty|[^<>=|,a-zA-Z\\]*(?:\\(?:frac|sqrt|pi)[^<>=|,a-zA-Z\\]*)*))"
 _SIDE = r" ?(<|>|\\le|\\ge) ?"
+_RISING = ("<", r"\le")
 _INEQUALITY = re.compile(rf"(?:{_BOUND}{_SIDE})?({_LETTER})(?:{_SIDE}{_BOUND})?")
 _MODULUS = re.compile(rf"\|({_LETTER})\|(<|>|\\le ?|\\ge ?)(\d+)")
 _ALL_REALS = re.compile(r"(?:\\mathbb\{R\}|\\mathbb R|\\R|(?:\\text\{)?all ?real(?: ?number)?s\}?)")
@@ -146,7 +152,7 @@ class Chain(NamedTuple):
 
 
 def chain(text: str) -> Chain | None:
-    """The links of an equation with a numeric left side or more than one `=`; `None` for any other answer.
+    """Return the links of an equation with a numeric left side or more than one `=`; `None` for any other answer.
 
     Links with letters that the last one lacks, as in `A = \\pi r^2 = 9\\pi`, cannot be checked and are left out.
     """
@@ -168,7 +174,7 @@ def chain(text: str) -> Chain | None:
 
 
 def spread(text: str) -> str:
-    """`(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
+    """Write `(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
     names_text, equals, right = text.partition("=")
     names = bracketed(names_text.strip())
     values = bracketed(right.strip())
@@ -176,26 +182,31 @@ def spread(text: str) -> str:
         return text
     if len(names.items) != len(values.items) or not all(re.fullmatch(_VARIABLE, name) for name in names.items):
         return text
-    return f"({','.join(f'{name}={value}' for name, value in zip(names.items, values.items, strict=True))})"
+    return f"({','.join(map('{}={}'.format, names.items, values.items))})"
 
 
 def by_name(items: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The values of `y=4, x=3` in the order of their names; `None` unless all have names, and different ones.
-
-    The roots `x_1 = 3, x_2 = 4` are a list without order.
-    """
-    assignments = [_NAMED.fullmatch(item) for item in items]
-    values = {match[1]: match[2].strip() for match in assignments if match}
-    bases = {name.partition("_")[0] for name in values}
-    if len(values) < len(items) or len(bases) == 1:
+    """Return the values of `y=4, x=3` in the order of their names; `None` unless all have names, different ones."""
+    values = {}
+    for item in items:
+        match = _NAMED.fullmatch(item)
+        if not match:
+            return None
+        values[match[1]] = match[2].strip()
+    # The roots `x_1 = 3, x_2 = 4` are a list without order.
+    letters_of_names = {name.partition("_")[0] for name in values}
+    if len(values) < len(items) or len(letters_of_names) == 1:
         return None
-    return tuple(value for _, value in sorted(values.items()))
+    return tuple(values[name] for name in sorted(values))
 
 
 def condition(text: str) -> str:
-    r"""`x > 1` of `\{x \mid x > 1\}`, where that is an interval; anything else as it is."""
+    r"""Return `x > 1` of `\{x \mid x > 1\}`, where that is an interval; anything else as it is."""
     match = _SET_BUILDER.fullmatch(text)
-    return match[2] if match and (inside := interval(match[2])) and inside[0] == match[1] else text
+    inside = match and interval(match[2])
+    if not match or not inside or inside[0] != match[1]:
+        return text
+    return match[2]
 
 
 class Approximation(NamedTuple):
@@ -206,20 +217,20 @@ class Approximation(NamedTuple):
 
 
 def approximation(text: str) -> Approximation | None:
-    """The two sides of `\\approx`, also where `x \\approx 3.14` names only one; `None` for any other answer."""
+    """Return the two sides of `\\approx`, also where `x \\approx 3.14` names only one; `None` for any other answer."""
     if r"\approx" not in text or len(split_at(text, ",")) > 1:
         return None
     first, *approximations = split_at(text, r"\approx")
     if not approximations or not all(approximations):
         return None
-    if not first or (first != "e" and re.fullmatch(rf"{NAME}|{CALL}", first)):
-        exact = f"{first}={approximations[0]}" if first else approximations[0]
-        return Approximation(exact, approximations[-1])
-    return Approximation(first, approximations[-1])
+    exact = first or approximations[0]
+    if first and first != "e" and re.fullmatch(rf"{NAME}|{CALL}", first):  # a name has no value, the number e has one
+        exact = f"{first}={approximations[0]}"
+    return Approximation(exact, approximations[-1])
 
 
 def interval(text: str) -> tuple[str, str] | None:
-    """Variable and interval of `-1 < x < 3`, `|x| < 3` or "all real numbers"; `None` for anything else."""
+    """Return variable and interval of `-1 < x < 3`, `|x| < 3` or "all real numbers"; `None` for anything else."""
     if _ALL_REALS.fullmatch(text):
         return "", r"(-\infty,\infty)"
     modulus = _MODULUS.fullmatch(text)
@@ -227,37 +238,41 @@ def interval(text: str) -> tuple[str, str] | None:
         name = modulus[1]
         sign = modulus[2].strip()
         bound = modulus[3]
+        opening, closing = "()" if sign in "<>" else "[]"
         if sign in ("<", r"\le"):
-            return name, f"(-{bound},{bound})" if sign == "<" else f"[-{bound},{bound}]"
-        inner, outer = ("(", ")") if sign == ">" else ("[", "]")
-        return name, rf"(-\infty,-{bound}{outer}\cup{inner}{bound},\infty)"
+            return name, f"{opening}-{bound},{bound}{closing}"
+        return name, rf"(-\infty,-{bound}{closing}\cup{opening}{bound},\infty)"
     match = _INEQUALITY.fullmatch(text)
     if not match or not (match[2] or match[4]) or match[1] == "" or match[5] == "":
         return None
-    first = match[2]
-    second = match[4]
-    if first and second and (first in ("<", r"\le")) != (second in ("<", r"\le")):
-        return None
-    rises = (first or second) in ("<", r"\le")
-    low, low_sign, high, high_sign = (
-        (match[1], first, match[5], second) if rises else (match[5], second, match[1], first)
-    )
+    low, low_sign, name, high_sign, high = match.groups()
+    if low_sign and high_sign and (low_sign in _RISING) != (high_sign in _RISING):
+        return None  # 1 < x > 3
+    if (low_sign or high_sign) not in _RISING:  # 3 > x > 1
+        low, low_sign, high_sign, high = high, high_sign, low_sign, low
     opening = "(" if low_sign in ("<", ">", None) else "["
     closing = ")" if high_sign in ("<", ">", None) else "]"
-    return match[3], opening + (low or r"-\infty") + "," + (high or r"\infty") + closing
+    return name, opening + (low or r"-\infty") + "," + (high or r"\infty") + closing
 
 
 def union(text: str) -> str:
-    r"""An answer as written, `x < -1 \text{ or } x > 1` as a union of intervals; anything else as it is."""
-    parts = [interval(tidy(part)) for part in _OR.split(text)]
-    if len(parts) < 2 or not all(parts) or len({part[0] for part in parts if part}) > 1:
+    r"""Write `x < -1 \text{ or } x > 1`, not tidied, as a union of intervals; anything else as it is."""
+    names = set()
+    intervals = []
+    for part in _OR.split(text):
+        name_and_interval = interval(tidy(part))
+        if name_and_interval is None:
+            return text
+        names.add(name_and_interval[0])
+        intervals.append(name_and_interval[1])
+    if len(intervals) < 2 or len(names) > 1:
         return text
-    return r"\cup ".join(part[1] for part in parts if part)
+    return r"\cup ".join(intervals)
 
 
 def choice(answer: str, expected: str) -> str | None:
-    r"""The letter of a choice that is given with what stands behind it: `C) 15`, `\textbf{(C)}\ 15`, `A. 5`; a bare
-    `c`, too, where C is expected. `None` without such a letter, and where a second one is named."""
+    r"""Return the letter of a choice given with its content: `C) 15`, `\textbf{(C)}\ 15`, `A. 5`; a bare `c`, too,
+    where C is expected. `None` without such a letter, and where a second one is named."""
     plain = _FONT.sub(r"\1 ", answer.replace("\\ ", " ").replace("~", " "))
     plain = _OPTION.sub("", plain)
     bare = plain.strip("$().* ")
@@ -301,7 +316,8 @@ def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
 
 
 def for_algebra(text: str) -> str:
-    """`text` without what the parser drops or misreads; degrees in the argument of a function become radians."""
+    """Return `text` without what the parser drops or misreads; degrees in the argument of a function become
+    radians."""
     if r"\degree" in text and ANGLE_FUNCTION.search(text):
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _DERIVATIVE.sub(_derivative_letter, text)
@@ -310,5 +326,5 @@ def for_algebra(text: str) -> str:
 
 
 def _derivative_letter(derivative: re.Match[str]) -> str:
-    r"""`D_{7dydx}` for `\frac{dy}{dx}`: one letter, whose index tells of what it is and by what."""
+    r"""Write `\frac{dy}{dx}` as `D_{7dydx}`: one letter, whose index tells of what it is and by what."""
     return f"D_{{7{re.sub(r'[^0-9a-zA-Z]|frac', '', derivative[0])}}}"

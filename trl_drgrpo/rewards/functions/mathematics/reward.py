@@ -88,19 +88,25 @@ class MathReward(SampleReward):
         if is_decided:
             return reward
         answer: Any = extract_answer(completion, self.answer_format)
-        undecided = [gold for gold in self._golds(columns) if equivalent(gold, answer, deep=False) is None]
-        return float(any(equivalent(gold, answer) for gold in undecided))
+        for gold in self._golds(columns):
+            if equivalent(gold, answer, deep=False) is None and equivalent(gold, answer):
+                return 1.0
+        return 0.0
 
     def at_sight(self, completion: str, **columns: Any) -> tuple[bool, float | None]:
         """Tell whether the reward is decided without algebra, and the reward."""
         golds = self._golds(columns)
-        is_unfinished = self.think_opened is True and "</think>" not in completion
-        answer = None if is_unfinished or not golds else extract_answer(completion, self.answer_format)
+        if not golds:
+            return True, None
+        if self.think_opened is True and "</think>" not in completion:
+            return True, 0.0
+        answer = extract_answer(completion, self.answer_format)
         if answer is None:
-            return True, 0.0 if golds else None
+            return True, 0.0
         verdicts = [equivalent(gold, answer, deep=False) for gold in golds]
-        is_right = True in verdicts
-        return is_right or None not in verdicts, float(is_right)
+        if True in verdicts:  # any gold answer counts, so no algebra for the others
+            return True, 1.0
+        return None not in verdicts, 0.0
 
     def _golds(self, columns: dict[str, Any]) -> list[str]:
         return [answer for answer in gold_answers(columns[self.answer_column]) if not unreadable(answer)]
@@ -110,7 +116,7 @@ class MathReward(SampleReward):
         return unreadable_gold(columns[self.answer_column])
 
     def warm_up(self) -> None:
-        """Loads sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
+        """Load sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
         equivalent("x + 1", "1 + x")
 
 
@@ -131,8 +137,12 @@ def unreadable_gold(gold: Any) -> str | None:
 
     ```
     """
-    reasons = [unreadable(answer) for answer in gold_answers(gold)]
-    return None if None in reasons else (reasons or ["empty"])[-1]
+    reason = "empty"
+    for answer in gold_answers(gold):
+        reason = unreadable(answer)
+        if reason is None:
+            return None
+    return reason
 
 
 math_reward = MathReward()

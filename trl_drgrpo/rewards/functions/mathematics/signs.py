@@ -61,7 +61,7 @@ def in_ascii(text: str) -> str:
 
 
 def _compatible(text: str) -> str:
-    """`\u207b\u2078` as `-8`, `\u00be` as 3 and 4 with a fraction slash."""
+    """Read `\u207b\u2078` as `-8`, `\u00be` as 3 and 4 with a fraction slash."""
     return unicodedata.normalize("NFKC", text).replace("\u2212", "-")
 
 

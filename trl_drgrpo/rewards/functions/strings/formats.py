@@ -15,7 +15,6 @@ are for runs that want shorter answers, or that degenerate.
 import importlib
 import json
 import re
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -83,16 +82,21 @@ class FormatReward(SampleReward):
         return super().__call__(texts, log_metric, prompts=prompts, **kwargs)
 
     def score(self, completion: str, **columns: Any) -> float:
-        """1.0 or 0.0; `prompts`: the prompt of this one completion."""
+        """Return 1.0 or 0.0; `prompts`: the prompt of this one completion."""
         opening = f"<{self.think_tag}>"
         text = completion.strip()
         if self._begun_inside(text, columns.get("prompts"), opening):
             text = opening + text
-        tags = [tag for tag in (self.think_tag, self.answer_tag) if tag is not None]
-        if any(text.count(f"<{slash}{tag}>") != 1 for tag in tags for slash in ("", "/")):
-            return 0.0
-        form = r"\s*".join(f"<{tag}>(.*)</{tag}>" for tag in tags) + ("(.*)" if self.answer_tag is None else "")
-        match = re.fullmatch(form, text, re.DOTALL)
+        blocks = []
+        for tag in (self.think_tag, self.answer_tag):
+            if tag is None:
+                continue
+            if text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1:
+                return 0.0
+            blocks.append(f"<{tag}>(.*)</{tag}>")
+        if self.answer_tag is None:  # the answer is the text behind the reasoning
+            blocks.append("(.*)")
+        match = re.fullmatch(r"\s*".join(blocks), text, re.DOTALL)
         return float(match is not None and all(map(str.strip, match.groups())))
 
     def _begun_inside(self, text: str, prompt: Any, opening: str) -> bool:
@@ -107,10 +111,12 @@ class FormatReward(SampleReward):
         text = completion_text(completion)
         if isinstance(completion, str):
             return text
-        messages = [message for message in completion if message.get("role") == "assistant"] or list(completion)
-        for key in _REASONING_KEYS:
-            if messages and messages[-1].get(key):
-                return f"<{self.think_tag}>{messages[-1][key]}</{self.think_tag}>{text}"
+        messages = [message for message in completion if message.get("role") == "assistant"] or completion
+        if messages:
+            for key in _REASONING_KEYS:
+                reasoning = messages[-1].get(key)
+                if reasoning:
+                    return f"<{self.think_tag}>{reasoning}</{self.think_tag}>{text}"
         return text
 
 
@@ -160,7 +166,9 @@ class RegexReward(AgainstColumn):
         if not self.pattern:
             raise InputError("pattern", repr(self.pattern), "a non-empty pattern", "An empty one matches every text.")
         regex = importlib.import_module("regex")
-        flags = regex.DOTALL | (regex.IGNORECASE if self.ignore_case else 0)
+        flags = regex.DOTALL
+        if self.ignore_case:
+            flags |= regex.IGNORECASE
         try:
             self.compiled = regex.compile(self.pattern, flags)
         except (regex.error, TypeError, ValueError) as error:
@@ -169,7 +177,7 @@ class RegexReward(AgainstColumn):
             raise InputError("pattern", got, "a pattern that compiles", remedy) from error
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `TimeoutError` from a pattern that runs away."""
+        """Return 1.0 or 0.0; `TimeoutError` from a pattern that runs away."""
         if self.column is None:
             return float(self.compiled.search(completion, timeout=self.timeout) is not None)
         return super().score(completion, **columns)
@@ -179,9 +187,13 @@ class RegexReward(AgainstColumn):
 
     def is_right(self, completion: str, truth: str) -> bool:
         """Tell whether the last match is the truth."""
-        last_match = deque(self.compiled.finditer(completion, timeout=self.timeout), maxlen=1)
-        group = "answer" if "answer" in self.compiled.groupindex else min(self.compiled.groups, 1)
-        return bool(last_match) and last_match[0][group] is not None and self.normal(last_match[0][group]) == truth
+        group = "answer"
+        if group not in self.compiled.groupindex:
+            group = min(self.compiled.groups, 1)  # 0, the whole match, where there is no group
+        answer = None
+        for match in self.compiled.finditer(completion, timeout=self.timeout):
+            answer = match[group]
+        return answer is not None and self.normal(answer) == truth
 
 
 format_reward = FormatReward()
@@ -244,17 +256,18 @@ class JsonSchemaReward(SampleReward):
             _validator(self.schema)
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0, `invalid_score` or 0.0."""
+        """Return 1.0, `invalid_score` or 0.0."""
         schema = self.schema
         if self.column is not None:
             schema = columns[self.column]
             if schema is None:
                 return None
-            try:
-                schema = json.loads(schema) if isinstance(schema, str) else schema
-            except ValueError as error:
-                raise UnscorableError(f"column {self.column!r} holds a schema that is no JSON ({error})") from None
-            _validator(schema)  # before what was written is looked at: an error of the row, not of the completion
+            if isinstance(schema, str):
+                try:
+                    schema = json.loads(schema)
+                except ValueError as error:
+                    raise UnscorableError(f"column {self.column!r} holds a schema that is no JSON ({error})") from None
+            _validator(schema)  # before the completion is read: an invalid schema is an error of the row
         is_json, value = _read_json(completion)
         if not is_json:
             return 0.0

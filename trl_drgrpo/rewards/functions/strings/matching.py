@@ -60,10 +60,12 @@ class AgainstColumn(SampleReward):
     ignore_case: bool = False
 
     def score(self, completion: str, **columns: Any) -> float | None:
-        """1.0 or 0.0; `None` for a row without a truth."""
-        truth = columns[self.column]
-        expected = None if truth is None else self.read(truth)
-        return None if expected is None else float(self.is_right(completion, expected))
+        """Return 1.0 or 0.0; `None` for a row without a truth."""
+        value = columns[self.column]
+        if value is None:
+            return None
+        truth = self.read(value)
+        return None if truth is None else float(self.is_right(completion, truth))
 
     def check_row(self, **columns: Any) -> str | None:
         """Reason why the row's gold answer cannot be read."""
@@ -74,8 +76,9 @@ class AgainstColumn(SampleReward):
         return None
 
     def normal(self, text: str) -> str:
-        """A text as it is compared."""
-        return text.strip().casefold() if self.ignore_case else text.strip()
+        """Return a text as it is compared."""
+        text = text.strip()
+        return text.casefold() if self.ignore_case else text
 
     def read(self, truth: Any) -> Any:
         """Read the truth from a value of the column; `None`: there is none."""
@@ -120,18 +123,24 @@ class ExactMatchReward(AgainstColumn):
     allowed: ClassVar = {"where": _WHERE, "ignore_case": bool}
 
     def read(self, truth: Any) -> set[str] | None:
-        truths = [value for value in (truth if isinstance(truth, (list, tuple)) else [truth]) if value is not None]
-        wrong = [value for value in truths if isinstance(value, (dict, list, tuple))]
-        if wrong:
-            raise UnscorableError(f"{self.column} is {shortened(wrong[0])}, which is no text")
-        return {self.normal(str(value)) for value in truths} or None
+        values = truth if isinstance(truth, (list, tuple)) else [truth]
+        truths = set()
+        for value in values:
+            if isinstance(value, (dict, list, tuple)):
+                raise UnscorableError(f"{self.column} is {shortened(value)}, which is no text")
+            if value is not None:
+                truths.add(self.normal(str(value)))
+        return truths or None
 
     def is_right(self, completion: str, truth: set[str]) -> bool:
         answer = answer_text(completion, self.where)
-        if answer is None or self.where == "whole":
-            return answer is not None and self.normal(answer) in truth
-        plain = without_fonts(answer)
-        return not truth.isdisjoint(map(self.normal, (answer, plain, _CHOICE.sub(r"\1", plain))))
+        if answer is None:
+            return False
+        spellings = [answer]
+        if self.where != "whole":
+            plain = without_fonts(answer)
+            spellings += [plain, _CHOICE.sub(r"\1", plain)]
+        return not truth.isdisjoint(map(self.normal, spellings))
 
 
 @dataclass(eq=False, repr=False)
@@ -183,9 +192,13 @@ class NumericReward(AgainstColumn):
 
     def is_right(self, completion: str, truth: tuple[Decimal, Decimal]) -> bool:
         answer = answer_text(completion, self.where)
-        numbers = [] if answer is None else list(self._numbers(answer))
+        if answer is None:
+            return False
+        numbers = list(self._numbers(answer))
+        if not numbers:
+            return False
         is_marked = self.where != "whole" and answer_text(completion, "marked") is not None
-        if not numbers or (len(numbers) > 1 and (is_marked or self.only_number)):
+        if len(numbers) > 1 and (is_marked or self.only_number):  # correct by listing
             return False
         return self._equal(numbers[-1], truth)
 
@@ -216,9 +229,12 @@ class NumericReward(AgainstColumn):
         digits = match["n"] or match["m"]
         integer, _, fraction = digits.partition(point)
         pieces = integer.split(self.thousands) if self.thousands else [integer]
-        if len(pieces) > 1 and not (1 <= len(pieces[0]) <= 3 and all(len(piece) == 3 for piece in pieces[1:])):
+        is_grouped = 1 <= len(pieces[0]) <= 3 and all(len(piece) == 3 for piece in pieces[1:])
+        if len(pieces) > 1 and not is_grouped:
             # A list such as `1,2,3`: several numbers, of which the last takes the fraction.
-            yield from ((Decimal(piece), Decimal(1)) for piece in pieces[:-1] if piece)
+            for piece in pieces[:-1]:
+                if piece:
+                    yield Decimal(piece), Decimal(1)
             pieces = pieces[-1:]
         sign = "-" if match[0][0] in "-−" else ""
         value = Decimal(f"{sign}{''.join(pieces) or 0}.{fraction or 0}{match['e'] or ''}")
@@ -226,10 +242,11 @@ class NumericReward(AgainstColumn):
         if denominator:
             yield value, denominator
 
-    def _equal(self, found: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
-        quotient = _quotient(found)
+    def _equal(self, number: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
+        # Decimals of one denominator are compared exactly: as floats, long numbers that differ would be equal.
+        quotient = _quotient(number)
         true_quotient = _quotient(truth)
-        if found == truth or (found[1] != truth[1] and quotient == true_quotient):
+        if number == truth or (number[1] != truth[1] and quotient == true_quotient):
             return True
         tolerance = max(float(self.abs_tol), float(self.rel_tol) * abs(true_quotient))
         are_finite = math.isfinite(quotient) and math.isfinite(true_quotient)
@@ -296,39 +313,40 @@ class ChoiceReward(AgainstColumn):
         if marked is not None:
             picked = self._in_short(marked)
         else:
+            # From the most explicit way to the least.
             picked = self._by_phrase(text) or self._alone(text) or set(re.findall(rf"\(([{self.letters}])\)", text))
         return picked.pop() if len(picked) == 1 else None
 
     def read(self, truth: Any) -> str:
         if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(self.letters):
             return self.letters[truth]
-        picked = self._in_short(truth) if isinstance(truth, str) else set()
-        if len(picked) != 1:
-            expected = f"one of {self.letters} or a position from 0"
-            raise UnscorableError(f"column {self.column!r} holds {truth!r}, which is not {expected}")
-        return picked.pop()
+        if isinstance(truth, str):
+            picked = self._in_short(truth)
+            if len(picked) == 1:
+                return picked.pop()
+        expected = f"one of {self.letters} or a position from 0"
+        raise UnscorableError(f"column {self.column!r} holds {truth!r}, which is not {expected}")
 
     def _alone(self, text: str) -> set[str]:
         """A bare letter, perhaps in brackets, or a letter in front of its choice: `B`, `**(B)**`, `B) Paris`."""
         text = text.strip()
         match = re.match(rf"[\s(*\[$]*([{self.letters}])(?![\w'’])[)\].:*$]*(?=\s|$)", text)
-        bare = match is not None and (match.end() == len(text) or match[0][-1] in ").:]")
-        if match is None or not bare:
-            return set()
-        # `A. or B.` and a list of all the choices name more than one
+        if match is None or (match.end() < len(text) and match[0][-1] not in ").:]"):
+            return set()  # `A` of `A train leaves` is a word
+        picked = {match[1]}
+        # `A. or B.` and a list of all the choices name more than one.
         alternatives = rf"\b(?:or|and)\b[\s(*]*([{self.letters}])\b|(?<!\w)([{self.letters}])[)\]:]"
-        more_letters = re.findall(alternatives, text[match.end(1) :])
-        return {match[1], *(after_or or bracketed for after_or, bracketed in more_letters)}
+        for after_or, bracketed in re.findall(alternatives, text[match.end(1) :]):
+            picked.add(after_or or bracketed)
+        return picked
 
     def _in_short(self, text: str) -> set[str]:
         """Choices named by the contents of a tag, a box or a column, in capitals or small letters."""
         text = without_fonts(text)
         picked = self._alone(text)
-        if picked:
-            return picked
-        if len(text) <= 4 and (picked := self._alone(text.upper())):  # `b`, `(b)`, `b.`
-            return picked
-        return self._by_phrase(text) or set(re.findall(rf"(?<!\w)[{self.letters}](?![\w'’])", text))
+        if not picked and len(text) <= 4:  # `b`, `(b)`, `b.`
+            picked = self._alone(text.upper())
+        return picked or self._by_phrase(text) or set(re.findall(rf"(?<!\w)[{self.letters}](?![\w'’])", text))
 
     def _by_phrase(self, text: str) -> set[str]:
         letter = rf"[\s(*\[$]{{0,8}}(?:\\boxed\{{)?[{self.letters}](?![\w'’])[)\]*.$}}]{{0,8}}"

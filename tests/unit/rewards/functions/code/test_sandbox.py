@@ -125,7 +125,7 @@ FORK, CLONE, SHMGET = (57, 56, 29) if platform.machine() == "x86_64" else (220, 
     ],
     ids=["processes", "rights", "memory", "sockets"],
 )
-def test_what_is_denied_by_every_door(outcomes):
+def test_the_sandbox_denies_every_forbidden_operation(outcomes):
     check_attempts(outcomes, sandbox=Sandbox(memory_mb=256))
 
 

@@ -71,7 +71,7 @@ def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monke
     assert metrics == [("rewards/math_reward/failed_frac", 1 / 5)]
 
 
-def test_it_needs_no_main_thread(here):
+def test_math_reward_runs_in_any_thread(here):
     found = []
     thread = threading.Thread(target=lambda: found.append(score(here, r"\boxed{(x+1)^2}", "x^2+2x+1")))
     thread.start()

@@ -61,7 +61,7 @@ def shown(value):
 
 
 @pytest.mark.parametrize("case", cases("math_reading.tsv", *READERS), ids=str)
-def test_what_is_read_of_a_text(case):
+def test_every_reader_reads_its_rows_of_the_table(case):
     section, text, *due = case
     found = READERS[section](text)
     assert [*map(shown, found if isinstance(found, tuple) else (found,))] == due

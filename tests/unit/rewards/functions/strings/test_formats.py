@@ -38,7 +38,7 @@ def test_reasoning_that_was_parsed_out_counts(key):
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "x", " ", "\n"]), max_size=10))
-def test_only_the_one_form_counts(pieces):
+def test_format_reward_takes_one_form(pieces):
     bare = [piece for piece in pieces if piece.strip()]
     whole = "".join(pieces)
     rest = "".join(bare).replace("x", "")

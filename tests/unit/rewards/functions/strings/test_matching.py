@@ -170,6 +170,6 @@ def test_hostile_text_takes_a_choice_linear_time(piece):
     assert time.monotonic() - begun < 10
 
 
-def test_other_letters():
+def test_choices_beyond_e_are_read():
     reward = ChoiceReward(letters="ABCDEFGHIJ")
     assert reward(completions=["The answer is (J)."], answer=[9]) == [1.0]
