@@ -220,10 +220,11 @@ class DrGRPOTrainer(HostTrainer):
         # Options: what the run does not ask for stands there as `config/options.py` has it.
         self.sampling = built("sampling", run.arguments, self)
         self.forks, self.turns = built("forks", run.arguments, self, run.segmenter), run.turns
+        self.router_balance = built("router_balance", run.arguments, self)
         self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
         first = [DivergenceGuard(self), self.resume, self.diagnostics, self.fast_path]
-        others = [self.sampling, self.forks, self.earlier, self.model_card, self.turns]
+        others = [self.sampling, self.forks, self.router_balance, self.earlier, self.model_card, self.turns]
         self.features = [*first, *(each for each in others if isinstance(each, Feature))]
         for feature in self.features:
             feature.trainer = self

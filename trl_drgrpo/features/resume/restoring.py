@@ -25,6 +25,7 @@ from trl_drgrpo.features.resume.checkpoints import (
 )
 from trl_drgrpo.features.resume.fitting import refuse_misfit
 from trl_drgrpo.features.resume.settings import ON_RESUME, geometry
+from trl_drgrpo.upstream.batches import EXPERT_WEIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,12 @@ def _resume_position(trainer: Any, state: dict[str, Any], checkpoint: Path) -> N
     args, rank, device = trainer.args, trainer.accelerator.process_index, trainer.accelerator.device
     corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
     # Keys of a micro-batch that the loss reads under settings that may have changed since it was made.
-    needed = {*["ref_per_token_logps"] * bool(args.beta), *["importance_sampling_ratio"] * corrects_sampling}
+    reads = {
+        "ref_per_token_logps": bool(args.beta),
+        "importance_sampling_ratio": corrects_sampling,
+        EXPERT_WEIGHTS: args.router_aux_scope == "batch",
+    }
+    needed = {name for name, is_read in reads.items() if is_read}
     rollouts = load_rollouts(checkpoint, rank, device, state["files"])
     # All ranks or none: one that generates alone waits forever.
     if not all(trainer.gathered([rollouts is not None])):
