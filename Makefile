@@ -149,7 +149,7 @@ gpu: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py
 	$(OFFLINE) $(VENV)/bin/python -m pytest -m gpu tests/trainer/test_gpu.py
 
-# Whole steps against stock TRL, one change at a time (about 40 minutes).
+# Whole steps against stock TRL, one change at a time (about 50 minutes).
 bench-steps: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/whole_step.py
 
