@@ -4,8 +4,9 @@ transformers generates; both trainers sample the same completions from the same 
 one thing of `base`: 4 prompts of 64 tokens, 8 completions of each of up to 192, one token in 259 ends a completion,
 the rewards of one group in four are equal; the Qwen3 of `generation.py`, 192 wide with 4 layers, with random values.
 `large` is 640 wide with 12 layers, and its completions have up to 96 tokens. `hybrid` is a Qwen3.5 with three layers
-of running states and one of attention, `window` a Gemma 3 with windows of 128 tokens in three layers of four, and
-`full` the model of `base`; completions of these three have up to 64 tokens.
+of running states and one of attention, `window` a Gemma 3 with windows of 128 tokens in three layers of four, `full`
+the model of `base`, and `experts` a Qwen3 of eight experts, whose load ours balances over the generation batch;
+completions of these four have up to 64 tokens.
 
 Run: `make bench-steps`, or this file with `--rows base prompt-512`. A row that takes stock TRL a minute takes four
 minutes with three pairs.
@@ -17,14 +18,14 @@ from functools import partial
 from itertools import product
 
 from bench import KINDS, StepClock, command_line, interleaved, medians, print_head, print_row, quietly, trainer_of
-from generation import hybrid_model, small_model, window_model
+from generation import experts_model, hybrid_model, small_model, window_model
 
 
 @dataclass(frozen=True)
 class Case:
     """One row: numbers of prompts, completions of each, tokens, width and layers, and groups without signal.
 
-    `layers`: `"full"` attention, or as `size` of 192 by 4 `"hybrid"` and `"window"`.
+    `layers`: `"full"` attention, or as `size` of 192 by 4 `"hybrid"`, `"window"` and `"experts"`.
     """
 
     prompts: int = 4
@@ -39,7 +40,7 @@ class Case:
         """A model with random values."""
         if self.layers == "full":
             return small_model("cpu", 259, *self.size)
-        return {"hybrid": hybrid_model, "window": window_model}[self.layers]("cpu", 259)
+        return {"hybrid": hybrid_model, "window": window_model, "experts": experts_model}[self.layers]("cpu", 259)
 
 
 BASE, LARGE = Case(), (640, 12)
@@ -53,7 +54,7 @@ ROWS = {
     **{f"large-{tokens}": replace(BASE, prompt=tokens, completion=96, size=LARGE) for tokens in (64, 256, 512)},
     **{
         f"{layers}-{tokens}": replace(BASE, prompt=tokens, completion=64, layers=layers)
-        for layers, tokens in product(("full", "hybrid", "window"), (64, 256, 512))
+        for layers, tokens in product(("full", "hybrid", "window", "experts"), (64, 256, 512))
     },
     # Nothing to skip, share or trim: one completion of two is no group that shares much, and none ends early.
     "nothing": replace(BASE, prompt=8, group=2, prompts=16, dead=0),
@@ -81,6 +82,8 @@ def seconds(kind, case):
         "num_generations": case.group,
         "max_completion_length": case.completion,
     }
+    if case.layers == "experts" and kind == "ours":
+        fields["router_aux_scope"] = "batch"
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(trainer_class, folder, 1, texts, reward, case.model(), **fields)
         clock = StepClock()
