@@ -153,7 +153,7 @@ gpu: $(VENV)/.dev
 families: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python recipes/studies/families.py
 
-# Whole steps against stock TRL, one change at a time (about 40 minutes).
+# Whole steps against stock TRL, one change at a time (about 50 minutes).
 bench-steps: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/whole_step.py
 

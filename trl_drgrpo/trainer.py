@@ -259,11 +259,12 @@ class DrGRPOTrainer(HostTrainer):
         # Options: what the run does not ask for stands there as `config/options.py` has it.
         self.sampling = built("sampling", run.arguments, self)
         self.forks = built("forks", run.arguments, self, run.segmenter)
+        self.router_balance = built("router_balance", run.arguments, self)
         self.turns = run.turns
         self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
         core = [DivergenceGuard(self, self.resume), self.resume, self.diagnostics, self.fast_path]
-        others = [self.sampling, self.forks, self.earlier, self.model_card, self.turns]
+        others = [self.sampling, self.forks, self.router_balance, self.earlier, self.model_card, self.turns]
         self.features = [*core, *(part for part in others if isinstance(part, Feature))]
         for feature in self.features:
             feature.trainer = self

@@ -20,7 +20,14 @@ from functools import partial
 import torch
 from bench import command_line, interleaved, medians, now, print_head, print_row, quietly, random_model
 from fast_path import build_model
-from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3_5TextConfig, Qwen3Config
+from transformers import (
+    ContinuousBatchingConfig,
+    Gemma3TextConfig,
+    GenerationConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.upstream.kv_cache import CACHE
@@ -124,6 +131,40 @@ def hybrid_model(device, vocabulary=2048, width=192):
         linear_num_value_heads=width // 32,
         linear_key_head_dim=32,
         linear_value_head_dim=32,
+        max_position_embeddings=4096,
+    )
+    return random_model(config, device).eval()
+
+
+def window_model(device, vocabulary=2048, width=192, window=128):
+    """A Gemma 3 of three layers with a sliding window and one of full attention."""
+    config = Gemma3TextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
+        num_hidden_layers=4,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64 or 1,
+        head_dim=32,
+        sliding_window=window,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        max_position_embeddings=4096,
+    )
+    return random_model(config, device).eval()
+
+
+def experts_model(device, vocabulary=2048, width=192):
+    """A Qwen3 of eight experts in each of four layers, of which a token chooses two."""
+    config = Qwen3MoeConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        moe_intermediate_size=width,
+        num_experts=8,
+        num_experts_per_tok=2,
+        num_hidden_layers=4,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64 or 1,
+        head_dim=32,
         max_position_embeddings=4096,
     )
     return random_model(config, device).eval()

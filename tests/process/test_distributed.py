@@ -70,6 +70,13 @@ def test_two_processes_train_like_one(mode, one_and_two, tmp_path):
     assert_same_diagnostics(one, two, tmp_path)
 
 
+@pytest.mark.slow
+def test_two_processes_balance_experts_like_one(one_and_two):
+    """Routers compute in float32; choices that each process counts by itself are 1e-3 off."""
+    one, two = one_and_two("experts", within=1e-6)
+    assert len(same_metrics(one, two, "aux_loss")) > 3
+
+
 def same_metrics(one, two, prefixes):
     """Log by log those with such names, which are the same."""
     found = [{name: logs[name] for name in logs if name.startswith(prefixes)} for logs in one["log"]]

@@ -22,6 +22,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from runs import step_reward
 from tiny import in_double_precision, tiny_model, tiny_tokenizer
+from tiny_families import tiny
 from trl.chat_template_utils import qwen3_chat_template
 from vllm_server import Server
 from walk import Scripted, Walk
@@ -52,6 +53,7 @@ MODES = {
     "sampling": {"dynamic_sampling": True, "curriculum": True, "max_sampling_rounds": 3},
     "baseline": {"process_role": "baseline"},
     "turns": {"max_completion_length": 512, "loss_normalizer": 12},
+    "experts": {"router_aux_scope": "batch", "router_aux_loss_coef": 0.5},
     "forks": {"forks": 2, "num_generations": 4},  # three groups of two parents: the second one's lie on two ranks
 }
 BETA = {"reference": 0.1}
@@ -121,6 +123,9 @@ def build(output, processes, mode, **address):
     sharding, mode = mode_of(mode)
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer).to(torch.bfloat16) if mode == "half" else in_double_precision(tiny_model(tokenizer))
+    if mode == "experts":
+        model = tiny("Qwen3Moe", tokenizer).double()
+        model.set_experts_implementation("eager")  # the default knows no float64
     if mode in ("reference", "engines"):
         model.save_pretrained(f"{output}.base")
         model.config._name_or_path = model.name_or_path = f"{output}.base"

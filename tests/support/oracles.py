@@ -180,3 +180,33 @@ def among_siblings(values, i, level, num_generations, branches, depth):
         else:
             others.append(mean)
     return own - sum(others) / len(others)
+
+
+def balance_loss(counted_logits, trained_logits, rows, step_rows, slots, slots_of_step, top):
+    """Load-balancing loss of an optimizer step, with the choices of experts counted over its generation batch.
+
+    Args:
+        counted_logits, trained_logits: Called with a row's token ids: for each layer the router's logits, a tensor
+            `(tokens, N)`, when the batch was sampled and now, with gradient.
+        rows, step_rows: Token ids of each row, prompt and completion, of the generation batch and of the step.
+        slots, slots_of_step: Micro-batches of the generation batch, and of the step.
+        top: Experts that a token chooses.
+    """
+    choices, tokens, layers = {}, 0, 0
+    for row in rows:
+        tokens += len(row)
+        layers = len(counted_logits(row))
+        for logits in counted_logits(row):
+            for token in logits.tolist():
+                by_probability = sorted(range(len(token)), key=lambda expert, token=token: -token[expert])
+                for expert in by_probability[:top]:
+                    choices[expert] = choices.get(expert, 0) + 1
+    loss = 0.0
+    for row in step_rows:
+        for logits in trained_logits(row):
+            for probabilities in logits.softmax(dim=-1):
+                for expert, times in choices.items():
+                    frequency = times / (tokens * layers)
+                    mean_tokens = tokens / slots * slots_of_step
+                    loss = loss + len(probabilities) * frequency * probabilities[expert] / (mean_tokens * layers)
+    return loss

@@ -1,10 +1,25 @@
 """The tiny model and its tokenizer: where tests import them from, wherever the package keeps them."""
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from trl_drgrpo.host_proof.tiny import CHAT_TEMPLATE, in_double_precision, tiny_model, tiny_tokenizer
 
 __all__ = ["CHAT_TEMPLATE", "in_double_precision", "tiny_model", "tiny_tokenizer"]
+
+
+class InDouble(TorchFunctionMode):
+    """Inside this context, what a float64 model casts to float32 stays float64: norms, angles, softmax of routers."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.float:
+            return args[0].double()
+        if isinstance(args[0] if args else None, torch.Tensor) and args[0].dtype == torch.float64:
+            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+            if kwargs.get("dtype") is torch.float32:
+                kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
 
 
 def save_tiny(folder, tokenizer, model=None):

@@ -9,6 +9,8 @@ EXPERTS = {
     "Qwen3Moe": {"moe_intermediate_size": 32, "num_experts": 4, "decoder_sparse_step": 1},
     "GptOss": {"num_local_experts": 4, "sliding_window": 16},
     "Mixtral": {"num_local_experts": 4},
+    "Olmoe": {"num_experts": 4},
+    "MiniMaxM2": {"num_local_experts": 4},
 }
 WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 LATENT = {

@@ -5,9 +5,13 @@ import re
 import pytest
 import torch
 from datasets import Dataset
+from gradient_runs import EXACT, Watching, difference, gradients
 from runs import assert_same_weights, logged, weights
-from tiny_families import DENSE, EXPERTS, tiny
+from tiny import InDouble, random_weights
+from tiny_families import DENSE, EXPERTS, configuration_with_states, tiny
 from transformers import AutoModelForCausalLM
+
+from trl_drgrpo import DrGRPOTrainer
 
 SAVES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
 
@@ -83,3 +87,23 @@ def test_models_with_sliding_windows_share_prompts_and_train_as_in_trls_micro_ba
     assert logged(ours, "drgrpo/upstream_token_frac")[-1] < 0.6
     for name, value in weights(theirs).items():
         torch.testing.assert_close(weights(ours)[name], value, rtol=1e-4, atol=1e-6)
+
+
+# A state of its own beside attention, attention and state in one layer, convolutions alone.
+@pytest.mark.parametrize(
+    "family", ["Qwen3_5Text", pytest.param("FalconH1", marks=slow), pytest.param("Lfm2", marks=slow)]
+)
+def test_rows_of_running_states_are_skipped_and_trimmed_but_never_in_one_pack(family, tokenizer):
+    """In one pack, a row would go on from the state that another one has left."""
+
+    def run(trainer_class, **settings):
+        model = random_weights(AutoModelForCausalLM.from_config, configuration_with_states(family, tokenizer)).double()
+        with InDouble():
+            return gradients(trainer_class, {"max_steps": 2, **settings}, model=model, prompts=LONG_PROMPTS["prompt"])
+
+    Watching.plans_seen = []
+    ours = run(Watching)
+    packs = [pack for plan in Watching.plans_seen for pack in plan["packs"]]
+    assert packs
+    assert all(len(pack) == 1 for pack in packs)
+    assert difference(ours, run(DrGRPOTrainer, micro_batching="upstream")) <= EXACT

@@ -6,9 +6,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from runs import logged, train, weights
-from tiny import tiny_model
-from tiny_families import tiny
-from transformers import BitsAndBytesConfig, GenerationConfig
+from tiny import random_weights, tiny_model
+from tiny_families import configuration_with_states, tiny
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import replay
@@ -85,6 +85,14 @@ def test_recorded_steps_write_the_same_tokens(lora, tokenizer, recordings):
 def test_families_write_the_same_tokens_recorded_or_not(family, tokenizer):
     model = tiny(family, tokenizer).to("cuda").eval()
     assert_same_tokens(model, 100)
+
+
+@pytest.mark.parametrize("family", ["Qwen3_5Text", "Lfm2", "NemotronH", "Bamba"])
+def test_running_states_write_the_same_tokens_recorded_or_not(family, tokenizer, recordings):
+    configuration = configuration_with_states(family, tokenizer)
+    model = random_weights(AutoModelForCausalLM.from_config, configuration).to("cuda").eval()
+    assert_same_tokens(model, 100)
+    assert len(recordings) >= 2  # or its steps wait for the GPU
 
 
 def test_rows_leave_recorded_steps(tokenizer, recordings):

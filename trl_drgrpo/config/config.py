@@ -125,7 +125,7 @@ class DrGRPOConfig(GRPOConfig):
             `"exact"`: within an optimizer step, rows without advantage are skipped, the others are regrouped by length
             and cut to their own extent; the gradient is the same up to rounding. `"upstream"`: micro-batches as TRL
             makes them, bit for bit. TRL's are kept, too, with an entropy bonus, a top-entropy mask, an MoE auxiliary
-            loss, or images; with `beta > 0` no row is left out.
+            loss of scope `"micro_batch"`, or images; with `beta > 0` no row is left out.
         share_prompts (`bool`, *optional*, defaults to `True`):
             Let the completions of a prompt run behind one forward of it, and of longer prefixes that they share, where
             that costs less than repeating them and a numerical self-test of the model agrees (full attention through
@@ -133,6 +133,11 @@ class DrGRPOConfig(GRPOConfig):
         fast_generation (`bool`, *optional*, defaults to `True`):
             Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
             The same seed samples the same tokens as without it, up to rounding.
+        router_aux_scope (`str`, *optional*, defaults to `"micro_batch"`):
+            Batch over which the load-balancing loss of a mixture of experts counts how often each expert is chosen:
+            TRL's micro-batch, or the generation batch of all ranks (`"batch"`, arXiv 2501.11873), under which
+            micro-batches may be planned. No row is left out then, and a pass without gradient counts the choices
+            before the first optimizer step of each generation batch; see `recipes/guides/fast_path.md`.
 
         > Which prompts train
 
@@ -283,6 +288,7 @@ class DrGRPOConfig(GRPOConfig):
     micro_batching: Literal["exact", "upstream"] = "exact"
     share_prompts: bool = True
     fast_generation: bool = True
+    router_aux_scope: Literal["micro_batch", "batch"] = "micro_batch"
     dynamic_sampling: bool | str = False
     max_sampling_rounds: int = 10
     curriculum: bool = False

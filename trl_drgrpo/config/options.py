@@ -101,6 +101,11 @@ OPTIONS = {
         lambda arguments: bool(arguments.steps) or arguments.args.forks > 1,
     ),
     "step_scorer": Option("process_rewards.scoring:StepScorer", lambda arguments: bool(arguments.steps)),
+    "router_balance": Option(
+        "features.fast_path.router_balance:RouterBalance",
+        lambda arguments: arguments.args.router_aux_scope == "batch",
+        takes=("router_aux_scope",),
+    ),
     "memory_watch": Option(
         "single_gpu.memory.warning:MemoryWatch",
         lambda arguments: arguments.args.device.type == "cuda",  # other allocators are not planned

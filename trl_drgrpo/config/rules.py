@@ -149,6 +149,8 @@ def _pairs(config: "DrGRPOConfig") -> Rules:
     beta = config.beta
     has_bonus = config.entropy_coef or config.use_adaptive_entropy
     is_baseline = config.process_role == "baseline"
+    checkpointing: Any = config.gradient_checkpointing_kwargs or {}
+    reenters = config.gradient_checkpointing and bool(checkpointing.get("use_reentrant"))
     draws_again = config.dynamic_sampling is True
     forks = config.forks > 1
     skipped = {"dynamic_sampling": False, "curriculum": False}
@@ -158,6 +160,8 @@ def _pairs(config: "DrGRPOConfig") -> Rules:
         (beta == 0, f"beta={beta}", {"beta_warmup_steps": 0}, _NO_KL),
         (beta != 0, f"beta={beta}", skipped, _IN_KL),
         (has_bonus, "an entropy bonus", skipped, _IN_BONUS),
+        (config.router_aux_loss_coef == 0, "router_aux_loss_coef=0", {"router_aux_scope": "micro_batch"}, _NO_BALANCE),
+        (reenters, "use_reentrant=True", {"router_aux_scope": "micro_batch"}, _REENTRANT),
         (not config.curriculum, "curriculum=False", {"prior_pass_rates": None}, "Set curriculum=True to use it."),
         (is_baseline, "process_role='baseline'", paid, "It only applies to process_role='reward': remove it."),
         (is_baseline, "process_role='baseline'", {"dynamic_sampling": False}, _STEPS_TRAIN),
@@ -181,6 +185,8 @@ def _pairs(config: "DrGRPOConfig") -> Rules:
         )
 
 
+_NO_BALANCE = "There is no load-balancing loss: remove it."
+_REENTRANT = "Reentrant checkpointing keeps no gradient of the router's probabilities: remove use_reentrant."
 _NO_KL = "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out."
 _IN_KL = "Skipped groups would be missing from the KL term: set beta=0, or turn it off."
 _IN_BONUS = "Skipped groups would be missing from the entropy bonus: turn one of them off."

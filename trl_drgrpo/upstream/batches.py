@@ -233,7 +233,8 @@ OF_COMPLETIONS = (  # (B, T), padded on the right
     "sampling_per_token_logps",
 )
 OF_EITHER = ("advantages", "importance_sampling_ratio")  # (B,), (B, 1) or (B, T)
-OF_THE_BATCH = ("num_items_in_batch",)
+EXPERT_WEIGHTS = "expert_weights"  # (N,), the loss of a token's probability of each expert (`router_balance.py`)
+OF_THE_BATCH = ("num_items_in_batch", EXPERT_WEIGHTS)
 KNOWN = frozenset((*OF_PROMPTS, *OF_COMPLETIONS, *OF_EITHER, *OF_THE_BATCH))
 
 

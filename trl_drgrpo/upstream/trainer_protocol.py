@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
     from trl_drgrpo.config.options import NoTurns
     from trl_drgrpo.features.earlier_batches import EarlierBatches
+    from trl_drgrpo.features.fast_path.router_balance import RouterBalance
     from trl_drgrpo.upstream.environments import EnvironmentTurns
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class TrainerProtocol(Protocol):
     model_wrapped: torch.nn.Module
     turns: "EnvironmentTurns | NoTurns"
     earlier: "EarlierBatches"
+    router_balance: "RouterBalance | None"
     step_scorer: StepScorer | None
     beta: float
     loss_normalizer: int  # L; a resumed run keeps that of its checkpoint

@@ -12,6 +12,7 @@ All of it is exact for this package's objective and no other, so each step stand
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +71,8 @@ class FastPath(Feature):
     def _why_not_skipped(self) -> str | None:
         if reason := self.speed.barred.get(SpeedPart.SKIPPED_ROWS):
             return reason
+        if self.trainer.router_balance is not None:
+            return "every token counts in the load-balancing loss"
         if self.trainer.beta:
             return "with beta > 0 the KL term gives every row a gradient"
         readers = [term.name for term in self.trainer.loss_terms if term.reads_all_rows]
@@ -80,11 +83,14 @@ class FastPath(Feature):
             return reason
         args, losses = self.trainer.args, self.trainer.own_losses
         adapter = getattr(self.trainer.unwrapped_model, "active_peft_config", None)
+        counts_of_micro_batch = self.trainer.aux_loss_enabled and self.trainer.router_balance is None
         reasons = {
             "the entropy bonus is a mean over the tokens of a micro-batch": args.entropy_coef != 0
             or args.use_adaptive_entropy,
             "top_entropy_quantile compares the tokens of a micro-batch": args.top_entropy_quantile < 1,
-            "the load-balancing loss is a mean over the tokens of a micro-batch": self.trainer.aux_loss_enabled,
+            "the load-balancing loss is a mean over the tokens of a micro-batch (see router_aux_scope)": (
+                counts_of_micro_batch
+            ),
             "the adapter prepends virtual tokens": adapter is not None and adapter.is_prompt_learning,
             "torch.compile would recompile for every shape": args.torch_compile,
             "the model's rotary angles depend on the width of a batch": rope_depends_on_width(
@@ -132,8 +138,11 @@ class FastPath(Feature):
         buffered = self.trainer.buffered_rollouts
         if self.plans and self._can_be_planned(buffered):
             buffered[:] = self._planned(buffered)
-        if self._old_log_probs_are_due:
-            self._score_old(buffered)
+        if self.trainer.router_balance is not None:
+            with self.trainer.router_balance.counting(buffered):
+                self._score_policy(buffered)
+        elif self._old_log_probs_are_due:
+            self._score_policy(buffered)
         return buffered[self.trainer.micro_step % len(buffered)]
 
     def _can_be_planned(self, micro_batches: list[Rollouts]) -> bool:
@@ -156,7 +165,13 @@ class FastPath(Feature):
         prompts, completions = micro_batches[0]["prompt_ids"], micro_batches[0]["completion_ids"]
         budget = Budget(len(completions), prompts.size(1) + completions.size(1))
         planned = [
-            Window([micro_batches[slot] for slot in slots], skip=self.skips, budget=budget, costs=costs)
+            Window(
+                [micro_batches[slot] for slot in slots],
+                skip=self.skips,
+                budget=budget,
+                costs=costs,
+                whole=self.trainer.router_balance is not None,
+            )
             for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps)
         ]
         everyone = self.trainer.gathered([[window.summary() for window in planned]])
@@ -247,30 +262,42 @@ class FastPath(Feature):
 
     def score_tokens(self, model: PreTrainedModel, tokens: TokenBatch) -> ScoredTokens:
         """Run rows left-aligned and cut to their own extent, in packs; give the values where TRL expects them."""
-        if not (self.trainer.model.training and self.plans and tokens.is_text_only):
+        # Asked before the router is read: the self-test behind it runs other tokens.
+        plans = self.trainer.model.training and self.plans
+        score = partial(self._score_tokens, plans)
+        balance = self.trainer.router_balance
+        return score(model, tokens) if balance is None else balance.scored(model, tokens, score)
+
+    def _score_tokens(self, plans: bool, model: Any, tokens: TokenBatch) -> ScoredTokens:
+        if not (plans and tokens.is_text_only):
             return self.trainer.score_as_trl(model, tokens)
         if self._may_wait(model):
             self._old_log_probs_are_due = True
             return torch.zeros_like(tokens.input_ids[:, -tokens.completion_width :], dtype=torch.float32), None, None
         if self._packs is not None:
-            return self._score_packs(model, tokens, self._packs)
+            return self._score_packs(model, tokens, self._packs, whole=self.trainer.router_balance is not None)
         if self.trainer.scores_rollouts:
             return self._score_rollouts(model, tokens)
         return self.trainer.score_as_trl(model, tokens)  # a micro-batch that was not planned
 
     def _may_wait(self, model: PreTrainedModel) -> bool:
-        """Old log-probabilities that nothing needs before the plan says which rows are trained on."""
+        """Tell whether old log-probabilities wait for the plan: it says which rows are trained on, and their pass may
+        count the experts' loads, too."""
         args = self.trainer.args
+        gains = self.skips or self.trainer.router_balance is not None
         corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
-        return self.trainer.scores_rollouts and self.skips and not corrects_sampling and model is self.trainer.model
+        return self.trainer.scores_rollouts and gains and not corrects_sampling and model is self.trainer.model
 
-    def _score_old(self, micro_batches: list[Rollouts]) -> None:
-        """The old log-probabilities that had to wait, micro-batch by micro-batch, of the rows that are run."""
-        self._old_log_probs_are_due = False
+    def _score_policy(self, micro_batches: list[Rollouts]) -> None:
+        """Run the rows of a generation batch without gradient, micro-batch by micro-batch, and keep the old
+        log-probabilities where they had to wait."""
         for inputs in micro_batches:
             if self.loss_without_forward(inputs) is None:
                 with self.computing_loss(inputs):
-                    inputs["old_per_token_logps"] = self.trainer.completion_log_probs(inputs)
+                    log_probs = self.trainer.completion_log_probs(inputs)
+                if self._old_log_probs_are_due:
+                    inputs["old_per_token_logps"] = log_probs
+        self._old_log_probs_are_due = False
 
     def _score_rollouts(self, model: PreTrainedModel, tokens: TokenBatch) -> ScoredTokens:
         """All rows of a generation batch, in as many forwards as their lengths ask for."""
@@ -288,12 +315,16 @@ class FastPath(Feature):
         # (B, T), 0 in the rows of others
         return sum((self._score_packs(model, tokens, batch)[0] for batch in plan), start=nothing), None, None
 
-    def _score_packs(self, model: PreTrainedModel, tokens: TokenBatch, packs: MicroBatch) -> ScoredTokens:
+    def _score_packs(
+        self, model: PreTrainedModel, tokens: TokenBatch, packs: MicroBatch, whole: bool = False
+    ) -> ScoredTokens:
         form = mask_form(self.trainer.accelerator.unwrap_model(model).config)
         if isinstance(form, str):  # packs have no branches then, and need no mask
             form = MaskForm()
-        packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple, form)
+        packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple, form, whole)
         self.speed.uses[SpeedPart.SHARED_PROMPTS] += sum(len(pack) - 1 for pack in packs if pack)
+        if packed.row_counts is not None:
+            self.trainer.router_balance.row_counts = packed.row_counts
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
@@ -304,6 +335,8 @@ class FastPath(Feature):
         packs = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}
         if packed.position_ids is not None:
             packs["position_ids"] = packed.position_ids
+        if hasattr(unwrapped.config.get_text_config(), "output_router_logits"):
+            packs["output_router_logits"] = False  # a configuration may ask for a loss that expects a plain mask
 
         def run(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
             with scored_only(backbone, packed):

@@ -43,6 +43,7 @@ class Row:
         live (`bool`): True if the row must be run; rows without advantage need not.
         completion (`tuple[int, ...]`, *optional*): The completion's tokens. Without them, the row is taken to share
             nothing but its prompt.
+        runs_last (`bool`): True if the last token runs, too, and a row without a completion runs its prompt.
     """
 
     prompt: Hashable
@@ -50,16 +51,17 @@ class Row:
     completion_length: int
     live: bool = True
     completion: tuple[int, ...] = ()
+    runs_last: bool = False
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Tokens of the completion that run. The last one predicts nothing, so it does not."""
-        return self.completion[:-1]
+        """Tokens of the completion that run. The last one predicts nothing, so by default it does not."""
+        return self.completion if self.runs_last else self.completion[:-1]
 
     @property
     def unshared_length(self) -> int:
         """Tokens that run after the prompt when the row shares none of them."""
-        return max(self.completion_length - 1, 0)
+        return self.completion_length if self.runs_last else max(self.completion_length - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
 
     Returns:
         `list[MicroBatch]`: Longest first, none empty, at most `slots`; each live row with a completion is in exactly
-        one pack. Empty when no row is live.
+        one pack, and so are rows without one that run their prompt. Empty when no row is live.
 
     Raises:
         `ValueError`: The rows cannot fit: a row is wider than the budget, or the slots are too few for them.
@@ -176,7 +178,7 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
 
     ```
     """
-    live = [i for i, row in enumerate(rows) if row.live and row.completion_length > 0]
+    live = [i for i, row in enumerate(rows) if row.live and (row.completion_length > 0 or row.runs_last)]
     if not live:
         return []
     groups: dict[Hashable, list[int]] = defaultdict(list)

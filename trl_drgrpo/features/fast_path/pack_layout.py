@@ -9,7 +9,8 @@ starts at position 0 and ends with its own last token:
   branch.
   A sliding window is one more condition: an ancestor's position must be less than a window away.
 
-The last token of a completion predicts nothing and does not run. One position may predict several tokens, where a
+The last token of a completion predicts nothing and does not run, unless every token counts in a loss of its own
+(`router_balance.py`). One position may predict several tokens, where a
 branch follows. A token that several rows share is scored once, and their gradients add up there.
 
 Either way a token's log-probability is the same function of the weights as in its padded row (math.md, section 4).
@@ -92,6 +93,8 @@ class Packed:
         sources (`torch.Tensor` of shape `(B, T)`, int64): For each token of the padded layout, its place among the n,
             the same one for rows that share it; 0 where there is none.
         scored (`torch.Tensor` of shape `(B, T)`, bool): Tokens that have a place.
+        row_counts (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Rows that contain each token; 0 for padding.
+            Only where whole rows run.
     """
 
     input_ids: torch.Tensor
@@ -101,6 +104,7 @@ class Packed:
     targets: torch.Tensor
     sources: torch.Tensor
     scored: torch.Tensor
+    row_counts: torch.Tensor | None = None
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
         """Put per-token values `(1, n)` into the padded layout `(B, T)`: 0 where nothing was scored. Keeps the
@@ -130,8 +134,9 @@ def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
         hook.remove()
 
 
-def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None) -> list[Row]:
-    """Return the planner's rows for tensors in TRL's layout, all of them live by default.
+def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None, whole: bool = False) -> list[Row]:
+    """Return the planner's rows for tensors in TRL's layout, all of them live by default. Of `whole` rows every token
+    runs.
 
     The key of a prompt is its tokens: rows with equal prompts may share one, whatever dataset row they come from.
     """
@@ -141,7 +146,7 @@ def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None) -> list[Row]
         prompt = tuple(itertools.compress(ids[:prompt_width], mask))
         completion = tuple(itertools.compress(ids[prompt_width:], mask[prompt_width:]))
         is_live = live is None or live[number]
-        rows.append(Row(prompt, len(prompt), len(completion), is_live, completion))
+        rows.append(Row(prompt, len(prompt), len(completion), is_live, completion, whole))
     return rows
 
 
@@ -151,6 +156,7 @@ def pack_rows(
     pad_token_id: int = 0,
     multiple: int = 1,
     form: MaskForm = MaskForm(),  # frozen
+    whole: bool = False,
 ) -> Packed:
     """Lay out the packs of a micro-batch.
 
@@ -161,13 +167,14 @@ def pack_rows(
         pad_token_id (`int`, *optional*, defaults to `0`): Fills the rest of a pack.
         multiple (`int`, *optional*, defaults to `1`): The width is padded to a multiple of this.
         form ([`MaskForm`], *optional*): Form of block masks that the model takes.
+        whole (`bool`, *optional*, defaults to `False`): Run every token of the rows, and count the rows of each.
 
     Returns:
         [`Packed`].
     """
     device = tokens.input_ids.device
     # The layout is made of small Python loops over packs: on the CPU, where they do not wait for an accelerator.
-    rows = rows_of(tokens)
+    rows = rows_of(tokens, whole=whole)
     if batch:
         lines = [Line(pack, rows) for pack in batch]
     else:
@@ -199,6 +206,12 @@ def pack_rows(
         tree = torch.stack([line.mask(width) for line in lines]).unsqueeze(1).to(device)  # (N, 1, W, W)
         positions = torch.tensor([line.positions + [0] * (width - len(line.ids)) for line in lines]).to(device)
         packed_mask = form.masks(tree, positions, [line.ends for line in lines])
+    row_counts = None
+    if whole:
+        row_counts = torch.zeros_like(packed_ids)
+        if batch:  # the two tokens that run otherwise belong to no row
+            row_counts = torch.stack([line.row_counts(width) for line in lines])
+        row_counts = row_counts.to(device)
     predictors, targets = torch.tensor(scores or [(0, IGNORED)]).T
     return Packed(
         input_ids=packed_ids.to(device),
@@ -208,6 +221,7 @@ def pack_rows(
         targets=targets.unsqueeze(0).to(device),
         sources=sources.to(device),
         scored=scored.to(device),
+        row_counts=row_counts,
     )
 
 
@@ -218,6 +232,7 @@ class Line:
         ids, positions (`list[int]`): Tokens, and their depths.
         ends (`list[int]`): For each token, the end of the tokens that follow it, on any branch.
         predictors (`dict[int, list[int]]`): For each row, the places that predict its completion's tokens.
+        last_places (`list[int]`): The place of the last token of each row.
     """
 
     def __init__(self, pack: Sequence[int], rows: Sequence[Row]):
@@ -226,6 +241,7 @@ class Line:
         self.positions = list(range(prompt_length))
         self.ends = [0] * prompt_length
         self.predictors: dict[int, list[int]] = {}
+        self.last_places: list[int] = []
         path = list(range(prompt_length))  # places of the tokens of the row, from the root
         previous = ()
         # In the order of their tokens each row shares the most with the row before it, so one path is enough.
@@ -241,6 +257,7 @@ class Line:
             self.ends += [0] * len(branch)
             # The last token of the prompt predicts the first of the completion.
             self.predictors[row] = path[prompt_length - 1 :][: rows[row].completion_length]
+            self.last_places.append(path[-1])
             previous = inputs
         self._end(path)
 
@@ -252,6 +269,13 @@ class Line:
     def branches(self) -> bool:
         """Tell whether it is more than one chain of tokens; a chain needs no mask."""
         return self.positions[-1] + 1 < len(self.ids)
+
+    def row_counts(self, width: int) -> torch.Tensor:
+        """Count the rows that contain each token `(W,)`: depth first, those whose last token is before its end."""
+        rows_at_place = torch.bincount(torch.tensor(self.last_places), minlength=width)
+        rows_before_place = torch.nn.functional.pad(rows_at_place.cumsum(dim=0), (1, 0))
+        counts = rows_before_place[self.ends] - rows_before_place[: len(self.ends)]
+        return torch.nn.functional.pad(counts, (0, width - len(self.ends)))
 
     def mask(self, width: int) -> torch.Tensor:
         """Return the mask `(W, W)`: True where row q sees column k, its ancestor or itself.

@@ -38,6 +38,7 @@ PLAN = "micro_batch_plan"
 class WindowTotals(TypedDict):
     """Numbers of a window on all ranks."""
 
+    slots: NotRequired[int]  # micro-batches of the window on each rank
     rows: int
     loss_tokens: int
     leaves_out: bool  # whether rows that have tokens are not run
@@ -93,14 +94,18 @@ class Window:
         skip (`bool`): True if rows without advantage may be skipped.
         budget ([`Budget`]): Size that no micro-batch exceeds.
         costs ([`Costs`]): Cost model of the plan.
+        whole (`bool`, *optional*, defaults to `False`): True if every token of every row runs.
     """
 
-    def __init__(self, micro_batches: list[Rollouts], *, skip: bool, budget: Budget, costs: Costs):
+    def __init__(
+        self, micro_batches: list[Rollouts], *, skip: bool, budget: Budget, costs: Costs, whole: bool = False
+    ):
         self.slots = len(micro_batches)
         self.nominal_rows = micro_batches[0]["completion_ids"].size(0)
         self.inputs = _joined(micro_batches)
         self.loss_tokens: list[int] = trained_mask(self.inputs).sum(dim=1).tolist()
-        self.rows = rows_of(token_batch(self.inputs), is_live(self.inputs, skip).tolist())
+        live = None if whole else is_live(self.inputs, skip).tolist()
+        self.rows = rows_of(token_batch(self.inputs), live, whole)
         self.costs = costs
         self.plan = plan_window(self.rows, self.slots, budget, costs)
 
@@ -138,6 +143,7 @@ class Window:
             rows = max([1, *(rows for rows, _ in sizes)])
             planned.append(self._micro_batch(batch, rows, sum(tokens for _, tokens in sizes)))
         planned[-1]["micro_batch_plan"]["window"] = {
+            "slots": self.slots,
             "rows": sum(summary["rows"] for summary in everyone),
             "loss_tokens": sum(summary["loss_tokens"] for summary in everyone),
             "leaves_out": any(summary["leaves_out"] for summary in everyone),
@@ -236,7 +242,8 @@ class WindowMetrics:
     - `clip_ratio/*`: over all rows. A token without advantage is never counted as clipped, so rows that were left out
       add 0 to the numerator and their tokens to the denominator;
     - `kl`: over all rows (none is left out with a KL term);
-    - `entropy`: over the rows that were run.
+    - `entropy`: over the rows that were run;
+    - `aux_loss`: the mean over stock micro-batches, of which each planned one has its share.
 
     Args:
         clips_rows (`bool`): True if importance ratios are per sequence, so that clip ratios count rows, not tokens.
@@ -254,8 +261,8 @@ class WindowMetrics:
         """Return the metrics of the window, one value each, and start the next window.
 
         Args:
-            window (`dict`): `rows` and `loss_tokens` of the window on all ranks, and `leaves_out`: True if it leaves
-                out rows that have tokens.
+            window (`dict`): `rows` and `loss_tokens` of the window on all ranks, `slots` on each, and `leaves_out`:
+                True if it leaves out rows that have tokens.
         """
         logged = self._logged
         self._logged = []
@@ -268,6 +275,9 @@ class WindowMetrics:
             for rows, tokens, metrics in logged:
                 values += metrics.get(name, [])
                 weights += [rows if unit == "rows" else tokens] * len(metrics.get(name, []))
+            if name == "aux_loss":
+                result[name] = [sum(values) / window["slots"]]
+                continue
             extreme = {"min": min, "max": max}.get(name.rpartition("_")[2])
             if is_of_clips and extreme:
                 ratios = [value for value in values if not math.isnan(value)]  # NaN: fillers alone

@@ -25,7 +25,7 @@ from trl_drgrpo.features.resume.checkpoints import (
 )
 from trl_drgrpo.features.resume.fitting import refuse_misfit
 from trl_drgrpo.features.resume.settings import ON_RESUME, geometry
-from trl_drgrpo.upstream.batches import Rollouts
+from trl_drgrpo.upstream.batches import EXPERT_WEIGHTS, Rollouts
 
 if TYPE_CHECKING:
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
@@ -136,6 +136,8 @@ def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoi
         needed.add("ref_per_token_logps")
     if trainer.args.use_vllm and trainer.args.vllm_importance_sampling_correction:
         needed.add("importance_sampling_ratio")
+    if trainer.args.router_aux_scope == "batch":
+        needed.add(EXPERT_WEIGHTS)
     rank, device = trainer.accelerator.process_index, trainer.accelerator.device
     rollouts = load_rollouts(checkpoint, rank, device, state["files"])
     missing = needed.difference(*(rollouts or []))

@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionC
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards, replay
 from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
-from trl_drgrpo.features.fast_path.speed import Speed
+from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
 from trl_drgrpo.upstream import kv_cache
 from trl_drgrpo.upstream.kv_cache import CACHE
 from trl_drgrpo.upstream.private_state import swapped
@@ -258,11 +258,66 @@ def test_prompts_of_running_states_run_once(tokenizer, family, caplog):
     assert said == ([f"Fast path without group cache, recorded steps: {refusal}."] if refusal else [])
 
 
-def test_steps_that_change_running_states_are_not_recorded(tokenizer, replaying):
+RECORDED_STATES = [family for family in SELECTED if family not in WITHOUT_GROUPS]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(each, marks=() if each in ("Qwen3_5Text", "Lfm2") else pytest.mark.slow)
+        for each in RECORDED_STATES
+    ],
+)
+def test_steps_of_running_states_are_replayed_over_the_same_addresses(family, tokenizer, replaying, caplog):
     speed = Speed()
-    assert_same_tokens(with_states("Qwen3_5Text", tokenizer), speed=speed)
-    assert not replaying
-    assert speed.facts()["recorded steps"] == "its steps change running states"
+    assert_same_tokens(with_states(family, tokenizer), max_new_tokens=40, speed=speed)
+    assert speed.facts()["recorded steps"] == "yes"
+    assert speed.uses[SpeedPart.RECORDED_STEPS] > len(replaying) > 1  # rows left
+
+
+def test_running_states_that_move_or_are_not_replayed_are_refused(tokenizer, replaying, monkeypatch):
+    """A step that fails, or is compared, begins from the states that it was given: the tokens stay the same."""
+    recorded, failures = replay.record, []
+
+    def reason(change):
+        model, speed = with_states("Qwen3_5Text", tokenizer), Speed()
+        with monkeypatch.context() as patched:
+            change(patched)
+            assert_same_tokens(model, max_new_tokens=20, speed=speed)
+        return speed.facts()["recorded steps"]
+
+    def failing(step, device):  # behind the step, as a capture does
+        step()
+        failures.append(device)
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    def failing_once(step, device):
+        return recorded(step, device) if failures else failing(step, device)
+
+    def stale(step, device):  # the states that are written lie elsewhere
+        logits, again = recorded(step, device)
+
+        def replayed():
+            states = step.__self__._running_states()
+            values = [state.clone() for state in states]
+            logits.copy_(again())
+            for state, value in zip(states, values, strict=True):
+                state.copy_(value)
+            return logits
+
+        return logits, replayed
+
+    update = kv_cache.LinearAttentionLayer.update_recurrent_state
+
+    def moving(layer, *args, **kwargs):
+        layer.recurrent_states[0] = update(layer, *args, **kwargs).clone()
+        return layer.recurrent_states[0]
+
+    assert reason(lambda patched: patched.setattr(replay, "record", failing_once)) == "yes"
+    assert "called a synchronizing" in reason(lambda patched: patched.setattr(replay, "record", failing))
+    assert reason(lambda patched: patched.setattr(replay, "record", stale)) == "its running states differ"
+    moved = reason(lambda patched: patched.setattr(kv_cache.LinearAttentionLayer, update.__name__, moving))
+    assert moved == "its steps put running states elsewhere"
 
 
 @pytest.mark.parametrize("family", ["Qwen3_5Text", "FalconH1"])
@@ -379,7 +434,10 @@ def replaying(monkeypatch):
         groups = step.__self__._groups
 
         def memory():
-            return [buffer.data_ptr() for layer in groups.layers for buffer in (layer.keys, layer.values)]
+            buffers = [buffer for layer in groups.groups for buffer in (layer.keys, layer.values)]
+            for layer in groups.states:
+                buffers += [*layer.conv_states.values(), *layer.recurrent_states.values()]
+            return [buffer.data_ptr() for buffer in buffers if buffer is not None]
 
         def again():
             assert memory() == recorded_over

@@ -1,6 +1,7 @@
 """Packs of rows against each row alone, and which models may run them."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -68,6 +69,25 @@ def alone(model, row):
     prompt, completion = PROMPTS[row], COMPLETIONS[row]
     logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
     return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("packs", [[(row,) for row in range(11)], TOGETHER, [(4, 2, 0), (10, 9)]])
+def test_every_token_of_whole_rows_runs_and_counts_for_each_of_them(packs):
+    expected = Counter()
+    for row in itertools.chain.from_iterable(packs):
+        tokens = PROMPTS[row] + COMPLETIONS[row]
+        expected.update(tuple(tokens[: end + 1]) for end in range(len(tokens)))
+    packed = packed_rows(packs, multiple=8, whole=True)
+    positions = packed.position_ids
+    if positions is None:  # no branches
+        positions = torch.arange(packed.input_ids.size(1)).expand_as(packed.input_ids)
+    counts = Counter()
+    for line in zip(packed.input_ids.tolist(), positions.tolist(), packed.row_counts.tolist(), strict=True):
+        path = []
+        for token, position, rows in zip(*line, strict=True):
+            path = [*path[:position], token]
+            counts[tuple(path)] += rows
+    assert +counts == expected
 
 
 # Windows that begin within prompts, shared prefixes and completions. GptOss and Gemma2 attend eagerly.

@@ -95,7 +95,7 @@ def test_fillers_make_ranks_equal_and_hold_nothing(stock):
             assert not batch[key][run:].any(), key
         tokens = [summary["batches"][place][1] for summary in (mine, other) if place < len(summary["batches"])]
         assert batch[PLAN]["loss_tokens"] == sum(tokens)
-    assert batches[-1][PLAN]["window"] == {"rows": 12, "loss_tokens": 46, "leaves_out": True}
+    assert batches[-1][PLAN]["window"] == {"slots": 3, "rows": 12, "loss_tokens": 46, "leaves_out": True}
     assert all(batch[PLAN]["rows"] > 0 for batch in slots(window, keep_slots=True))  # in lockstep
 
 

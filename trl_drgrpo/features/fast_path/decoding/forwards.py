@@ -246,8 +246,6 @@ class Forwards:
 
     def _record_steps(self, device: torch.device) -> None:
         reason = why_not_recorded(self._model, device) or _why_not_replayed.get(self._model)
-        if reason is None and self._groups.states:  # a step runs twice where it is recorded or compared
-            reason = "its steps change running states"
         if reason:
             self._speed.off(reason, SpeedPart.RECORDED_STEPS, expected=device.type != "cuda")
             return

@@ -5,6 +5,9 @@ A step of a small batch is thousands of kernels, each done before Python has lau
 launched at once. A new recording is made when buffers grow or rows leave. A model that waits for its GPU within a
 step (to count the tokens of an expert), or whose second step depends on more than tokens and positions, is not
 recorded: its steps run as before.
+
+Running states are written in place, at fixed addresses. So a step that runs twice, to be recorded or compared, begins
+both times from the same states, and a model whose steps put them elsewhere is not recorded.
 """
 
 import gc
@@ -18,6 +21,8 @@ import torch
 from trl_drgrpo.features.fast_path.decoding.group_cache import GroupCache, Refused
 
 Step = Callable[[], torch.Tensor]
+
+AGREEMENT = 1e-2  # of running states after a replay and after the step itself, the same kernels over the same shapes
 
 
 class Replay:
@@ -49,7 +54,8 @@ class Replay:
         layers = self._groups.groups
         for layer in layers:
             layer.make_room(layer.keys, layer.values)
-        memory = self._groups.grid, [layer.keys.data_ptr() for layer in layers]
+        states = self._running_states()
+        memory = self._groups.grid, [buffer.data_ptr() for buffer in (*(layer.keys for layer in layers), *states)]
         is_new = memory != self._recorded_over
         if is_new:
             self._again = None  # frees its memory
@@ -59,29 +65,56 @@ class Replay:
         self._positions.copy_(positions)
         for fixed in self._fixed:
             fixed.point()
-        logits = self._recorded() if is_new else self._replayed()
+        values = []
+        if is_new or self._differs is not None:
+            values = [state.clone() for state in states]
+        logits = self._recorded(values) if is_new else self._replayed(values)
+        if [state.data_ptr() for state in self._running_states()] != [state.data_ptr() for state in states]:
+            self._put_back(values)
+            raise Refused("its steps put running states elsewhere")
         for layer in layers:
             layer.tokens += 1
         return logits
 
+    def _running_states(self) -> list[torch.Tensor]:
+        states: list[torch.Tensor | None] = []
+        for layer in self._groups.states:
+            states += [*layer.conv_states.values(), *layer.recurrent_states.values()]
+        return [state for state in states if state is not None]  # some layers have convolutions alone
+
+    def _put_back(self, values: list[torch.Tensor]) -> None:
+        for state, value in zip(self._running_states(), values, strict=True):
+            state.copy_(value)
+
     def _run_again(self) -> torch.Tensor:
         return self._run(self._tokens, self._positions)
 
-    def _recorded(self) -> torch.Tensor:
+    def _recorded(self, values: list[torch.Tensor]) -> torch.Tensor:
         device = self._tokens.device
         with suppress(RuntimeError):  # a kernel may wait once, when it is loaded
             logits, self._again = record(self._run_again, device)
             return logits
+        self._put_back(values)
         try:
             logits, self._again = record(self._run_again, device)
         except RuntimeError as error:
+            self._put_back(values)
             raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         return logits
 
-    def _replayed(self) -> torch.Tensor:
+    def _replayed(self, values: list[torch.Tensor]) -> torch.Tensor:
         assert self._again is not None
         logits = self._again()
-        if self._differs is not None and (wrong := self._differs(logits, self._run_again())):
+        if self._differs is None:
+            return logits
+        replayed = [state.clone() for state in self._running_states()]
+        self._put_back(values)
+        wrong = self._differs(logits, self._run_again())
+        for state, expected in zip(replayed, self._running_states(), strict=True):
+            if not torch.allclose(state, expected, rtol=AGREEMENT, atol=AGREEMENT * expected.abs().max().item()):
+                wrong = wrong or "its running states differ"
+        if wrong:
+            self._put_back(values)
             raise Refused(wrong)
         self._differs = None
         return logits
