@@ -18,6 +18,7 @@ from transformers import (
     LlamaConfig,
     Qwen2Config,
     Qwen2VLConfig,
+    Qwen3Config,
     Qwen3MoeConfig,
 )
 
@@ -291,6 +292,24 @@ def test_the_setup_of_a_recipe():
 def test_adapters_that_fit_nothing_are_refused():
     with pytest.raises(InputError, match="lora_target_modules"):
         Skeleton(qwen(), Setup(adapter=Adapter(4, ("nowhere",))))
+
+
+def test_measurements_of_others_with_unfused_logits():
+    """Qwen3-1.7B with TRL 1.12, whose backward holds three float32 copies of the logits: 2.744 GiB measured on an RTX
+    3070. All but the logits comes from the plan; `recipes/studies/memory.md` has the arithmetic."""
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    widths = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config = Qwen3Config(vocab_size=151_936, num_hidden_layers=28, head_dim=128, tie_word_embeddings=True, **widths)
+    batches = {"batch": 8, "accumulation": 4, "steps_per_generation": 4, "prompt": 11, "completion": 96}
+    setup = Setup(dtype="bfloat16", bits=4, nested=True, adapter=Adapter(8, linears), exact=False, **batches)
+    planner = Planner(config, setup)
+    parts = planner.estimate(setup).phases["train"]
+    # TRL's adapters are in bfloat16, this package's in float32.
+    adapters = (parts["adapters"] + parts["optimizer state"] + parts["gradients"]) / 2
+    checkpointed = 28 * 2048 * 2 * 8 * (11 + 96)
+    logits = 3 * 4 * 8 * 96 * 151_936
+    total = parts["embeddings and head"] + parts["layers"] + adapters + checkpointed + logits
+    assert total / 2**30 == pytest.approx(2.744, rel=0.015)
 
 
 def test_tied_embeddings_count_once():
