@@ -130,6 +130,11 @@ class DrGRPOConfig(GRPOConfig):
         fast_generation (`bool`, *optional*, defaults to `True`):
             Without vLLM: run each prompt once for all its completions, and drop finished rows from the decoding batch.
             The same seed samples the same tokens as without it, up to rounding.
+        generation_rows (`int`, *optional*):
+            Without vLLM: rows that are generated at a time, one round after the other, where the keys and values of
+            all rows do not fit into memory. All rows by default. With `fast_generation` the same seed samples the
+            same tokens in any number of rounds, up to rounding. In transformers' own loop each round draws its random
+            numbers behind those of the one before, which makes other samples of the same distribution.
 
         > Which prompts train
 
@@ -280,6 +285,7 @@ class DrGRPOConfig(GRPOConfig):
     micro_batching: Literal["exact", "upstream"] = "exact"
     share_prompts: bool = True
     fast_generation: bool = True
+    generation_rows: int | None = None
     dynamic_sampling: bool | str = False
     max_sampling_rounds: int = 10
     curriculum: bool = False

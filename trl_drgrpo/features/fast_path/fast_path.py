@@ -358,4 +358,4 @@ class FastPath(Feature):
         if trainer.use_vllm or trainer.use_transformers_continuous_batching:
             return nullcontext()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        return shared_prefill(model, reason is None, limits, self.speed)
+        return shared_prefill(model, reason is None, limits, self.speed, args.generation_rows)
