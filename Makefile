@@ -144,10 +144,11 @@ bench: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/fast_path.py
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/generation.py
 
-# On a machine with CUDA: what only a GPU can say, in under ten minutes, without a network.
+# On a machine with CUDA: what only a GPU can say, without a network, in two calls of under ten minutes: `make gpu` with
+# the tests for GPUs and what changed last, `make gpu CALL=2` with whole steps against stock TRL.
+CALL ?= 1
 gpu: $(VENV)/.dev
-	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py
-	$(OFFLINE) $(VENV)/bin/python -m pytest -m gpu tests/trainer/test_gpu.py
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py --call $(CALL)
 
 # Whole steps against stock TRL, one change at a time (about 40 minutes).
 bench-steps: $(VENV)/.dev
