@@ -18,7 +18,7 @@ NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_AR
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps gpu bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps gpu rival bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -149,6 +149,15 @@ bench: $(VENV)/.dev
 CALL ?= 1
 gpu: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py --call $(CALL)
+
+# On a machine with CUDA: ours, Unsloth, stock TRL and stock TRL with continuous batching, side by side. PACKAGES is a
+# folder that `rival.py --collect` has filled where there is a network.
+MODEL ?= Qwen3 1.7B
+TASKS ?= gradient speed
+PACKAGES ?=
+rival: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/rival.py --model "$(MODEL)" --tasks $(TASKS) \
+		$(if $(PACKAGES),--packages $(PACKAGES))
 
 # Whole steps against stock TRL, one change at a time (about 40 minutes).
 bench-steps: $(VENV)/.dev

@@ -1,7 +1,7 @@
 """Short runs of real model shapes with random weights, timed by phase: full, LoRA and QLoRA, ours and stock TRL's.
 
-Shapes are those of Qwen2.5 unless said otherwise, built from configurations, so nothing is downloaded. Every completion
-is forced to its limit, and in three of ten groups all rewards are equal.
+Shapes are those of Qwen2.5 unless said otherwise, built from configurations, so nothing is downloaded. Every
+completion is forced to its limit, and in three of ten groups all rewards are equal.
 """
 
 import gc

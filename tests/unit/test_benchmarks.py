@@ -44,6 +44,23 @@ def test_everything_for_a_gpu_runs_in_small_on_a_cpu(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_rivals_without_unsloth_run_in_small_on_a_cpu(tmp_path):
+    output = tmp_path / "rival.json"
+    arms = ("ours", "stock")
+    done = run(
+        "rival.py", "--small", "--output", str(output), "--arms", *arms, "--tasks", "gradient", "speed", "memory"
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    (call,) = json.loads(output.read_text())["calls"]
+    lines = {(line["task"], line["arm"]): line for line in call["lines"]}
+    for arm in arms:
+        # Both train Dr. GRPO: their gradient is the one that is written out in plain PyTorch.
+        assert lines["gradient", arm]["difference"] < 1e-5
+        assert 0 < lines["speed", arm]["generation_s"] < lines["speed", arm]["step_s"]
+        assert lines["memory", arm]["rows"][0]["step_s"] > 0
+
+
+@pytest.mark.slow
 def test_the_price_of_diagnostics_and_step_rewards_is_measured():
     done = run("overhead.py", "--steps", "2")
     assert done.returncode == 0, done.stderr[-2000:]
