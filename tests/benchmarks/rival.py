@@ -12,7 +12,7 @@ Run on a machine with CUDA, each call under ten minutes: `make rival MODEL="Qwen
 (in 4 bits), `make rival MODEL="Qwen3 4B" TASKS=memory`. Results go to `recipes/results/rival.json`; a call adds to it.
 
 For a machine without a network, `--collect FOLDER` downloads here what the arms need there besides torch and
-transformers, into FOLDER/unsloth and FOLDER/trl, each below 64 MiB. There `--packages FOLDER` finds it. Unsloth gets a
+transformers, into FOLDER/unsloth and FOLDER/trl, 64 MiB at most. There `--packages FOLDER` finds it. Unsloth gets a
 folder of its own because it needs an older TRL. `--small` runs everything with tiny shapes on a CPU.
 """
 
@@ -45,8 +45,7 @@ PACKAGES = {
     "unsloth": (
         *("unsloth==2026.10.9", "unsloth_zoo==2026.10.9", "trl==1.15.0", "datasets==4.8.5", "huggingface_hub==1.33.0"),
         *("peft==0.21.0", "torchao==0.18.0", "msgspec==0.22.0", "tyro==1.0.17", "docstring_parser==0.18.0"),
-        *("shtab==1.13.0", "typeguard==4.6.1", "multiprocess==0.70.19", "dill==0.4.1", "xxhash==4.1.0"),
-        *("nest_asyncio==1.6.0", "cut_cross_entropy==25.1.1", "bitsandbytes==0.50.2"),
+        *("shtab==1.13.0", "typeguard==4.6.1", "nest_asyncio==1.6.0", "cut_cross_entropy==25.1.1"),
     ),
     "trl": (
         *("trl==1.16.0", "datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19", "xxhash==4.1.0"),
@@ -54,7 +53,7 @@ PACKAGES = {
     ),
 }
 LIBRARY = "libbitsandbytes_cuda130.so"  # of torch 2.11 with CUDA 13.0
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 64 * 2**20  # that can be carried at once
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,23 @@ SMALL = Sizes(16, 8, 8, 8)
 
 def collect(folder):
     """Download the packages of each process, without what a run does not read."""
+    total = 0
     for name, requirements in PACKAGES.items():
         target = folder / name
         shutil.rmtree(target, ignore_errors=True)
         platforms = [f"--platform=manylinux_2_{version}_x86_64" for version in (17, 24, 28)]
         place = ["--target", str(target), "--python-version", PYTHON, "--platform=manylinux2014_x86_64", *platforms]
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", *place]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--no-deps",
+            "--only-binary=:all:",
+            *place,
+        ]
         subprocess.run([*command, *requirements], check=True)
         for library in (target / "bitsandbytes").glob("libbitsandbytes_*"):
             if library.name != LIBRARY:
@@ -89,8 +99,9 @@ def collect(folder):
             shutil.rmtree(unread, ignore_errors=True)
         size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
         print(f"{target}: {size / 2**20:.1f} MiB", flush=True)
-        if size > MOST_BYTES:
-            sys.exit(f"rival: {target} has {size / 2**20:.1f} MiB; expected at most 64. Remove what no arm reads.")
+        total += size
+    if total > MOST_BYTES:
+        sys.exit(f"rival: {folder} has {total / 2**20:.1f} MiB; expected at most 64. Remove what no arm reads.")
 
 
 # The same run in every arm ------------------------------------------------------------------------------------------
@@ -406,7 +417,9 @@ def environment(arm, packages, scratch):
     """The environment of an arm's process: its packages come before those that are installed."""
     paths = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "benchmarks")]
     if packages is not None:
-        paths.insert(0, str(packages / ("unsloth" if arm == "unsloth" else "trl")))
+        # Unsloth's TRL hides the newer one, whose folder has what both need.
+        names = ("unsloth", "trl") if arm == "unsloth" else ("trl",)
+        paths = [*(str(packages / name) for name in names), *paths]
     quiet = {"HF_HUB_OFFLINE": "1", "UNSLOTH_DISABLE_STATISTICS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     quiet |= {"UNSLOTH_COMPILE_LOCATION": f"{scratch}/unsloth", "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false"}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths)}
