@@ -42,7 +42,6 @@ from trl_drgrpo.single_gpu.policies import adapters_tokenizer, load_policy, load
 from trl_drgrpo.single_gpu.vocabulary import check_vocabulary, context_length, embedding_rows
 from trl_drgrpo.upstream.batches import CreditedBatch, RolloutBatch, ScoredBatch, checked_advantages, refuse_infinite
 from trl_drgrpo.upstream.hooks import Feature, LossTerm
-from trl_drgrpo.upstream.private_state import checkpoints_as_configured
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 from trl_drgrpo.upstream.versions import untested_versions
@@ -272,7 +271,10 @@ class DrGRPOTrainer(HostTrainer):
             with ExitStack() as running:
                 checkpoint = running.enter_context(self.resume.started(resume_from_checkpoint))
                 running.enter_context(progress_by_default(self))
-                running.enter_context(checkpoints_as_configured(self.model, self.args.gradient_checkpointing_kwargs))
+                if self.args.gradient_checkpointing_kwargs:
+                    from trl_drgrpo.upstream.checkpoints import checkpoints_as_configured
+
+                    running.enter_context(checkpoints_as_configured(self.model))
                 for feature in self.features:
                     running.enter_context(feature.around_train())
                 return super().train(checkpoint, *args, **kwargs)

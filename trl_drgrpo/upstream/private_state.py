@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -40,42 +40,6 @@ def swapped(owner: Any, **values: Any):
                 setattr(owner, name, before[name])
             else:
                 delattr(owner, name)
-
-
-# Of the options of checkpointing, those that the model takes. The others go to torch.
-_FOR_THE_MODEL = ("offload", "every_n_layers")
-
-
-@contextmanager
-def checkpoints_as_configured(model: Any, options: Mapping[str, Any] | None) -> Iterator[None]:
-    """Inside the block, checkpointing that is switched on again has all its options.
-
-    transformers takes `offload` and `every_n_layers` out of `gradient_checkpointing_kwargs` when training starts. TRL
-    switches checkpointing off while it generates or scores, and on again with all of them as options of torch's
-    `checkpoint`, which refuses them in the next forward.
-    """
-    if not set(options or ()) & set(_FOR_THE_MODEL):
-        yield
-        return
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    enable = base.gradient_checkpointing_enable
-
-    def enable_with_options(gradient_checkpointing_kwargs: Any = None, **for_the_model: Any) -> None:
-        for_torch = dict(gradient_checkpointing_kwargs or {})
-        for name in _FOR_THE_MODEL:
-            if name in for_torch:
-                for_the_model[name] = for_torch.pop(name)
-        if not _can_pin():
-            for_the_model["offload"] = False  # they are on the host already
-        enable(gradient_checkpointing_kwargs=for_torch or None, **for_the_model)
-
-    with swapped(base, gradient_checkpointing_enable=enable_with_options):
-        yield
-
-
-def _can_pin() -> bool:
-    """Tell whether memory of the host can be pinned for a device."""
-    return torch.accelerator.is_available()
 
 
 def _known_mean(values: Sequence[float]) -> float | None:

@@ -261,7 +261,7 @@ def test_too_little_memory_says_what_to_change(model, shared):
         "generation: got 6 completions of up to 40 tokens for 1 prompts of up to 400 that do not fit"
     )
     assert ("each prompt is held 6 times" in said) == (not shared)
-    assert "set generation_rows below 6 (" in said
+    assert "et generation_rows below 6 (" in said
     assert said.endswith("(Tried to allocate 2 GiB)")
 
 

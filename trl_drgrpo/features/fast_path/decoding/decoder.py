@@ -9,38 +9,20 @@ one, as many random numbers are drawn as there (`exponential`), and a token is c
 `torch.multinomial`.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards, does_not_fit
-from trl_drgrpo.features.fast_path.noise import random_state
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
 from trl_drgrpo.upstream.kv_cache import ROW_BY_ROW, moved_in_decoding, why_no_cache, why_no_dynamic_cache
 from trl_drgrpo.upstream.private_state import swapped
 
-logger = logging.getLogger(__name__)
-
 BLOCK = 2**16  # numbers at a time: half a megabyte
-
-
-class Round(NamedTuple):
-    """Rows of a call that are generated together.
-
-    Args:
-        first (`int`), end (`int`): The first of them, and the first that is none of them.
-        rows (`int`): Rows of the whole call.
-    """
-
-    first: int
-    end: int
-    rows: int
 
 
 def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
@@ -147,7 +129,8 @@ def decode(
     streamer: Any = None,
     limits: Sequence[int] | None = None,
     speed: Speed | None = None,
-    part: Round | None = None,
+    first_row: int = 0,
+    rows_drawn: int | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """Writes tokens until every row has ended: the loop, in the form that `generate(custom_generate=...)` calls.
@@ -158,13 +141,13 @@ def decode(
         logits_processor, stopping_criteria, generation_config, model_kwargs: As transformers prepared them.
         synced_gpus, streamer: Part of the call; not supported, and not asked for by a trainer.
         limits, speed: As in [`shared_prefill`].
-        part ([`Round`], *optional*): The rows' places in the whole call, for which random numbers are drawn.
+        first_row, rows_drawn (`int`): Where random numbers are drawn for more rows than these: which of them is the
+            first of these, and how many they are.
 
     Returns:
         `torch.Tensor` of shape `(B, L + T)`, int64: Prompts and what was sampled, padded behind a row's end.
     """
     rows, device = input_ids.size(0), input_ids.device
-    part = part or Round(0, rows, rows)
     pad_token_id = generation_config.pad_token_id or 0
     sampled: list[torch.Tensor] = []  # one column of all rows per step
     live = torch.arange(rows, device=device)  # rows that are still in the batch
@@ -179,7 +162,7 @@ def decode(
         while True:
             scores = logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=device))
             if generation_config.do_sample:
-                tokens = _sampled(scores, part.first + live, part.rows)
+                tokens = _sampled(scores, first_row + live, rows_drawn or rows)
             else:
                 tokens = scores.argmax(dim=-1)
             tokens = tokens.masked_fill(ended, pad_token_id)
@@ -238,16 +221,14 @@ def shared_prefill(
     """
     generate, speed = model.generate, speed or Speed()
 
-    def generate_round(is_ours: bool, part: Round | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        limits_of_rows = limits[part.first : part.end] if part and limits is not None else limits
+    def generate_rows(is_ours: bool, limits: Sequence[int] | None, kwargs: dict[str, Any], **of_round: int) -> Any:
         if is_ours:
-            kwargs["custom_generate"] = partial(decode, limits=limits_of_rows, speed=speed, part=part)
-        elif limits_of_rows is not None and "input_ids" in kwargs:
+            kwargs["custom_generate"] = partial(decode, limits=limits, speed=speed, **of_round)
+        elif limits is not None and "input_ids" in kwargs:
             # A loop that went on longer would draw more random numbers, and later samples would be others.
-            width = kwargs["input_ids"].size(1)
-            kwargs["stopping_criteria"] = StoppingCriteriaList([_RowLimits(limits_of_rows, width)])
+            kwargs["stopping_criteria"] = StoppingCriteriaList([_RowLimits(limits, kwargs["input_ids"].size(1))])
         try:
-            return generate(*args, **kwargs)
+            return generate(**kwargs)
         except torch.OutOfMemoryError as error:
             if not isinstance(ids := kwargs.get("input_ids"), torch.Tensor):
                 raise
@@ -256,68 +237,22 @@ def shared_prefill(
             ) from error
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
-        is_ours = shares and _is_decoded_here(model, args, kwargs, speed)
-        parts = _rounds(args, kwargs, rows_at_once)
-        if len(parts) == 1:
-            return generate_round(is_ours, None, args, kwargs)
-        device = kwargs["input_ids"].device
-        rewind = random_state(device)
-        longest = 0
-        state_after_longest = rewind
-        outputs = []
-        for part in parts:
-            if is_ours:
-                # Each round draws the numbers of all rows and takes its own, so the tokens are those of one round. Not
-                # with transformers' loop, which draws for the rows that it has: every round would sample the same.
-                rewind()
-            rows = {name: kwargs[name][part.first : part.end] for name in _BY_ROW if name in kwargs}
-            output = generate_round(is_ours, part, args, {**kwargs, **rows})
-            outputs.append(output)
-            if output.size(1) > longest:
-                longest = output.size(1)
-                state_after_longest = random_state(device)
-        if is_ours:
-            state_after_longest()  # where one round, which goes on until its longest row ends, leaves the generator
-        pad_token_id = _pad_token(model, kwargs.get("generation_config"))
-        padded = [functional.pad(output, (0, longest - output.size(1)), value=pad_token_id) for output in outputs]
-        return torch.cat(padded)
+        if args:  # whose rows nobody can tell
+            speed.off("generate is called with positional arguments", *GENERATION)
+            return generate(*args, **kwargs)
+        is_ours = shares and _is_decoded_here(model, kwargs, speed)
+        if rows_at_once is not None:
+            from trl_drgrpo.features.fast_path.decoding.rounds import in_rounds
+
+            return in_rounds(partial(generate_rows, is_ours), limits, kwargs, rows_at_once, draws_all=is_ours)
+        return generate_rows(is_ours, limits, kwargs)
 
     with swapped(model, generate=decoding_shared):
         yield
 
 
-_BY_ROW = ("input_ids", "attention_mask")  # arguments of `generate` that have a row for each completion
-
-
-def _rounds(args: tuple[Any, ...], kwargs: dict[str, Any], rows_at_once: int | None) -> list[Round]:
-    """Return the rounds of a call of `generate`: one, if its rows are few, or if they cannot be told apart."""
-    ids = kwargs.get("input_ids")
-    rows = len(ids) if isinstance(ids, torch.Tensor) else 0
-    if rows_at_once is None or rows <= rows_at_once:
-        return [Round(0, rows, rows)]
-    others = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor) and name not in _BY_ROW]
-    if args or others:
-        _say_one_round(", ".join(others) or "positional arguments")
-        return [Round(0, rows, rows)]
-    return [Round(first, min(first + rows_at_once, rows), rows) for first in range(0, rows, rows_at_once)]
-
-
-@cache
-def _say_one_round(arguments: str) -> None:
-    logger.warning("generation_rows has no effect: generate is called with %s, not cut by rows.", arguments)
-
-
-def _pad_token(model: Any, config: Any) -> int:
-    """Return the token that `generate` pads with."""
-    for settings in (config, model.generation_config):
-        token = getattr(settings, "pad_token_id", None)
-        if token is not None:
-            return token
-    return 0
-
-
-def _is_decoded_here(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], speed: Speed) -> bool:
-    reason = "generate is called with positional arguments" if args else why_not_decoded(model, kwargs)
+def _is_decoded_here(model: Any, kwargs: dict[str, Any], speed: Speed) -> bool:
+    reason = why_not_decoded(model, kwargs)
     if reason:
         speed.off(reason, *GENERATION)
     return reason is None
