@@ -238,7 +238,8 @@ def shared_prefill(
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
         if args:  # whose rows nobody can tell
-            speed.off("generate is called with positional arguments", *GENERATION)
+            if shares:
+                speed.off("generate is called with positional arguments", *GENERATION)
             return generate(*args, **kwargs)
         is_ours = shares and _is_decoded_here(model, kwargs, speed)
         if rows_at_once is not None:
